@@ -1,0 +1,1 @@
+"""Images in, clipped embeddings out: extraction, storage, the public transform."""

@@ -1,0 +1,1 @@
+"""One user's mathematics: heads, their sensitivities, solvers and statistics."""

@@ -1,0 +1,1 @@
+"""Public encoders: image readers, SimCLR pretraining, conversion, probes."""

@@ -1,0 +1,1 @@
+"""All users: partition, accounting, noise, one secure sum, release."""

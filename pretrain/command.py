@@ -1,0 +1,68 @@
+"""How every command ends: its result, or one line that says what was wrong."""
+
+import contextlib
+import io
+import re
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+class Command(Protocol):
+    """A parsed subcommand: the dataclass whose fields were the options."""
+
+    def run(self) -> int | None:
+        """Checks its fields, does the work, returns an exit code (None: 0)."""
+        ...
+
+
+def run_command(parse: Callable[[], Command]) -> int:
+    """Parses and runs a command; a bad input becomes one `error:` line and exit code 2.
+
+    Args:
+        parse: reads `sys.argv`; leaves by `SystemExit` on a wrong option, as tyro and argparse do.
+
+    Returns:
+        The exit code: the command's own, 2 for a bad input, 130 for an interruption.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            command = parse()
+    except SystemExit as stop:
+        if stop.code != USAGE_ERROR:
+            raise
+        return _fail(_one_line(box.getvalue()))
+    try:
+        return command.run() or 0
+    except (ValueError, OSError) as error:
+        return _fail(" ".join(_message(error).split()))
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _message(error: ValueError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _one_line(box: str) -> str:
+    """The words of a multi-line error box, frames and rulers removed."""
+    words = re.sub(r"[\u2500-\u257f]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
+    return " ".join(words) or "unreadable options"
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

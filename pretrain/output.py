@@ -1,0 +1,66 @@
+"""What is written to disk appears whole or not at all."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def default_directory(command: str) -> Path:
+    """`runs/<UTC time>-<command>` below the working directory: never the same one twice."""
+    stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{command}"
+    path, attempt = Path("runs") / stem, 1
+    while path.exists():
+        attempt += 1
+        path = Path("runs") / f"{stem}-{attempt}"
+    return path
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Checks, before any work is done, that `path` may be created.
+
+    Raises:
+        FileExistsError: `path` exists and `overwrite` is off.
+    """
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"output directory must not exist (or pass --overwrite), got {path}")
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields an empty directory beside `path`, renamed to `path` only if the block succeeds.
+
+    An error or an interruption inside the block removes what was written. With `overwrite` an
+    existing `path` stays as it is until the new one is complete.
+
+    Raises:
+        FileExistsError: `path` exists and `overwrite` is off.
+    """
+    refuse_existing(path, overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.mkdir()
+    try:
+        yield partial
+        if path.exists():
+            old = path.with_name(f".{path.name}.{os.getpid()}.old")
+            path.rename(old)
+            partial.rename(path)
+            shutil.rmtree(old)
+        else:
+            partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`, renamed over `path` only if the block succeeds."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,203 @@
+"""Partitions: every row once, purity, sizes, determinism, streaming."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from train_distributed.partition import Partition, even_sizes, split, uneven_sizes
+
+seeds = st.integers(0, 2**31)
+label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def random_split(labels, users, scheme, seed):
+    options = {
+        "dirichlet": {"concentration": 0.3},
+        "by-writer": {"writers": (torch.arange(len(labels)) * 7) % users},
+    }
+    return split(labels, users, scheme, generator=generator(seed), **options.get(scheme, {}))
+
+
+@pytest.mark.parametrize("scheme", ["iid", "one-class", "dirichlet", "by-writer"])
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(data=st.data(), values=label_lists, seed=seeds)
+def test_every_row_has_one_user_and_every_user_a_row(scheme, data, values, seed):
+    labels = torch.tensor(values)
+    users = data.draw(st.integers(len(set(values)) if scheme == "one-class" else 1, len(values)))
+    if scheme == "by-writer":
+        assume(users % 7)  # else i·7 mod users is not onto
+    partition = random_split(labels, users, scheme, seed)
+    assert torch.equal(partition.order.sort().values, torch.arange(len(labels)))
+    assert partition.users == users
+    assert partition.counts.min() >= 1
+    assert partition.counts.sum() == len(labels)
+    again = random_split(labels, users, scheme, seed)
+    assert torch.equal(again.order, partition.order)
+    assert torch.equal(again.offsets, partition.offsets)
+
+
+@pytest.mark.parametrize("scheme", ["iid", "one-class", "dirichlet"])
+def test_another_seed_is_another_partition(scheme):
+    labels = torch.arange(200) % 5
+    first, second = (random_split(labels, 20, scheme, seed) for seed in (1, 2))
+    assert not torch.equal(first.order, second.order)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(data=st.data(), values=label_lists, seed=seeds)
+def test_one_class_users_are_pure_and_proportional(data, values, seed):
+    labels = torch.tensor(values)
+    users = data.draw(st.integers(len(set(values)), len(values)))
+    partition = random_split(labels, users, "one-class", seed)
+    sizes = {}
+    for user in range(users):
+        held = labels[partition.rows(user)].unique()
+        assert len(held) == 1
+        sizes.setdefault(int(held), []).append(int(partition.counts[user]))
+    for held, counts in sizes.items():
+        assert max(counts) - min(counts) <= 1
+        rows = values.count(held)
+        spread = (rows - 1) / max(1, len(values) - len(sizes))
+        assert abs(len(counts) - 1 - spread * (users - len(sizes))) < 1
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(rows=st.integers(1, 200), data=st.data())
+def test_even_sizes_differ_by_at_most_one(rows, data):
+    sizes = even_sizes(rows, data.draw(st.integers(1, rows)))
+    assert sizes.sum() == rows
+    assert sizes.max() - sizes.min() <= 1
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(rows=st.integers(1, 200), data=st.data(), seed=seeds)
+def test_iid_takes_unequal_sizes(rows, data, seed):
+    users = data.draw(st.integers(1, rows))
+    sizes = uneven_sizes(rows, users, 0.2, generator(seed))
+    partition = split(torch.zeros(rows).long(), users, sizes=sizes, generator=generator(seed))
+    assert sizes.min() >= 1
+    assert torch.equal(partition.counts, sizes)
+    assert torch.equal(partition.order.sort().values, torch.arange(rows))
+
+
+def test_uneven_sizes_become_even_as_the_concentration_grows():
+    spreads = [
+        uneven_sizes(10_000, 100, alpha, generator()).double().std() for alpha in (0.1, 1, 10, 1e6)
+    ]
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[0] > 200  # Dirichlet(.1): about 100·√9.8 ≈ 300
+    assert spreads[-1] < 1
+
+
+def test_iid_without_generator_keeps_the_order():
+    partition = split(torch.zeros(7).long(), 3)
+    assert [partition.rows(user).tolist() for user in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def proportions(concentration):
+    """(500 users, 10) class proportions of 50 rows each."""
+    labels = torch.arange(25_000) % 10
+    partition = split(labels, 500, "dirichlet", concentration=concentration, generator=generator(3))
+    held = labels[partition.order].view(500, 50)
+    return torch.nn.functional.one_hot(held, 10).double().mean(1)
+
+
+@pytest.mark.parametrize("concentration", [0.1, 1.0, 10.0, 1e6])
+def test_dirichlet_variance_is_that_of_its_concentration(concentration):
+    # Dirichlet-multinomial: Var = p(1-p)/n · (n + α)/(1 + α); the last users are forced, so 400.
+    p, n = 0.1, 50
+    expected = p * (1 - p) / n * (n + concentration) / (1 + concentration)
+    drawn = (proportions(concentration)[:400] - p).square().mean()
+    assert drawn == pytest.approx(expected, rel=0.15)
+
+
+def test_by_writer_groups_by_id():
+    writers = torch.tensor([30, 10, 30, 20, 10, 30])
+    partition = split(torch.zeros(6).long(), None, "by-writer", writers=writers)
+    assert [partition.rows(user).tolist() for user in range(3)] == [[1, 4], [3], [0, 2, 5]]
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    chunk_rows=st.integers(1, 100),
+    seed=seeds,
+)
+def test_buckets_visit_every_user_once_within_the_chunk(sizes, chunk_rows, seed):
+    counts = torch.tensor(sizes)
+    rows = int(counts.sum())
+    partition = split(torch.zeros(rows).long(), len(sizes), sizes=counts, generator=generator(seed))
+    seen = {}
+    for bucket in partition.buckets(chunk_rows):
+        assert bucket.rows.numel() <= chunk_rows or len(bucket.users) == 1
+        assert bucket.rows.shape[1] == bucket.counts.max() <= 1.25 * bucket.counts.min()
+        for user, held, mask in zip(bucket.users, bucket.rows, bucket.mask, strict=True):
+            assert (held[~mask] == held[0]).all()
+            assert int(user) not in seen
+            seen[int(user)] = held[mask]
+    assert len(seen) == len(sizes)
+    assert all(torch.equal(partition.rows(user), held) for user, held in seen.items())
+
+
+def test_buckets_are_few_where_sizes_agree():
+    partition = split(torch.zeros(50_000).long(), 1_000)
+    assert len(list(partition.buckets(10_000))) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"users": 7}, r"users must be in \[1, 6\], the number of rows, got 7"),
+        ({"users": 0}, r"users must be in \[1, 6\], the number of rows, got 0"),
+        ({"users": None}, "users must be in .* got None"),
+        ({"scheme": "sorted"}, "scheme must be one of iid, .* got 'sorted'"),
+        ({"num_classes": 2}, r"labels must be in \[0, 2\), got 2"),
+        ({"labels": torch.tensor([0, -1])}, r"labels must be in \[0, 1\), got -1"),
+        ({"labels": torch.zeros(0).long()}, "labels must be a non-empty integer vector"),
+        (
+            {"labels": torch.zeros(3)},
+            "labels must be a non-empty integer vector, got torch.float32",
+        ),
+        ({"users": 2, "scheme": "one-class"}, "users must be >= 3, one per class present, got 2"),
+        ({"sizes": torch.tensor([1, 2, 4])}, "sizes must sum to the 6 rows, got 7"),
+        ({"sizes": torch.tensor([3, 3])}, "sizes must be 3 integers"),
+        ({"sizes": torch.tensor([3, 3, 0])}, "users must each hold a row, got 0 for user 2"),
+        ({"sizes": torch.tensor([5, 2, -1])}, "users must each hold a row, got -1 for user 2"),
+        ({"concentration": 1.0}, "concentration must be None for scheme 'iid', got 1.0"),
+        ({"scheme": "dirichlet"}, "concentration must be given for scheme 'dirichlet'"),
+        (
+            {"scheme": "dirichlet", "concentration": 1.0},
+            "generator must be given for scheme 'dirichlet'",
+        ),
+        (
+            {"scheme": "dirichlet", "concentration": 0.0, "generator": generator()},
+            "concentration must be finite and > 0, got 0.0",
+        ),
+        ({"scheme": "by-writer"}, "writers must be given for scheme 'by-writer'"),
+        (
+            {"scheme": "by-writer", "writers": torch.zeros(6).long()},
+            "users must be 1, the number of writers, or None, got 3",
+        ),
+        ({"scheme": "by-writer", "writers": torch.zeros(5)}, r"writers must have shape \(6,\)"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    defaults = {"labels": torch.tensor([0, 1, 2, 0, 1, 2]), "users": 3}
+    with pytest.raises(ValueError, match=message):
+        split(**(defaults | arguments))
+
+
+def test_bad_buckets_and_sizes_are_named():
+    with pytest.raises(ValueError, match="chunk_rows must be >= 1, got 0"):
+        split(torch.zeros(4).long(), 2).buckets(0)
+    with pytest.raises(ValueError, match=r"users must be in \[1, 3\]"):
+        uneven_sizes(3, 4, 1.0, generator())
+    with pytest.raises(ValueError, match="concentration must be finite and > 0, got -1"):
+        uneven_sizes(4, 2, -1, generator())
+    with pytest.raises(ValueError, match="offsets must run from 0 to 4"):
+        Partition(torch.arange(4), torch.tensor([0, 2]))

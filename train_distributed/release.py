@@ -41,8 +41,8 @@ class Release:
         """(n,) int64 classes of raw (n, p) embeddings, which pass the public transform first."""
         return (self.transform(embeddings).double() @ self.weights).argmax(1)
 
-    def accuracy(self, embeddings: EmbeddingSet, split: int = TEST) -> float:
-        """Share of a split's rows that are classified as labelled.
+    def confusion(self, embeddings: EmbeddingSet, split: int = TEST) -> Tensor:
+        """(K, K) int64: rows of a split by label and predicted class.
 
         Raises:
             ValueError: the split is empty.
@@ -50,11 +50,13 @@ class Release:
         rows = np.flatnonzero(embeddings.split == split)
         if not len(rows):
             raise ValueError(f"split must hold rows, got none in split {split}")
-        hits = 0
+        classes = self.weights.shape[1]
+        counts = torch.zeros(classes * classes, dtype=torch.int64)
         for part in np.array_split(rows, math.ceil(len(rows) / 8192)):
-            predicted = self.predict(embeddings.embeddings[part]).numpy()
-            hits += int((predicted == embeddings.labels[part]).sum())
-        return hits / len(rows)
+            predicted = self.predict(embeddings.embeddings[part])
+            labels = torch.from_numpy(embeddings.labels[part])
+            counts += torch.bincount(labels * classes + predicted, minlength=classes * classes)
+        return counts.unflatten(0, (classes, classes))
 
     def save(self, directory: Path | str, *, overwrite: bool = False) -> None:
         """Writes model.safetensors and report.json, whole or not at all."""
@@ -131,7 +133,7 @@ def release(
     report |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
     report |= suitability(privacy, noise, seeded=generator is not None) | {"versions": versions()}
     if isinstance(embeddings, EmbeddingSet) and (embeddings.split == TEST).any():
-        report["test_accuracy"] = released.accuracy(embeddings)
+        report |= _test_report(released, embeddings)
     return replace(released, report=report)
 
 
@@ -156,6 +158,18 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+def _test_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
+    confusion = released.confusion(embeddings)
+    hits, rows = confusion.diagonal(), confusion.sum(1)
+    shares = {
+        name: int(hit) / int(of)
+        for name, hit, of in zip(released.class_names, hits, rows, strict=True)
+        if of
+    }
+    accuracy = int(hits.sum()) / int(rows.sum())
+    return {"test_accuracy": accuracy, "test_accuracy_per_class": shares}
 
 
 def _stream(

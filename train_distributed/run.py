@@ -1,6 +1,5 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -138,7 +137,7 @@ class Run:
             min_survivors=self.min_survivors,
             **self.options.given(),
         )
-        released.report["configuration"] = json.loads(json.dumps(asdict(self), default=str))
+        released.report["configuration"] = _jsonable(asdict(self))
         self._write(released, out)
 
     def _transform(self, private: EmbeddingSet) -> PublicTransform:
@@ -198,3 +197,12 @@ class Run:
             if name in released.report:
                 print(f"{name:20} {released.report[name]}")
         print(f"{'written':20} {out}")
+
+
+def _jsonable(value: Any) -> Any:
+    """Nested settings with paths and infinities as words."""
+    if isinstance(value, dict):
+        return {name: _jsonable(each) for name, each in value.items()}
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return str(value) if isinstance(value, Path) else value

@@ -4,17 +4,17 @@ Users stand on a ring in an order drawn from the session's digest; each has k/2 
 side. Everyone can compute the graph, so the server cannot choose anyone's neighbours.
 
 With C corrupt and at most D dropped of w users in random places, and X ~ hypergeometric(w-1, C, k)
-corrupt neighbours, Y ~ hypergeometric(w-1, D, k) dropped ones, (k, t) is chosen so that each of
-these has probability at most 2^-bits over all users together:
+corrupt neighbours, Y ~ hypergeometric(w-1, D, k) dropped ones, (k, t) is the sparsest choice for
+which these are improbable for all users together:
 
-- *some user has more than c corrupt neighbours*: w P[X > c]. Then t > (k + c)/2 keeps a user's two
-  secrets apart even from a server that tells neighbours different stories: c corrupt neighbours
-  give shares of both, each honest one of the k - c gives one, and two times t shares would need
-  2t ≤ 2c + (k - c).
-- *some user loses so many neighbours that its mask cannot be opened*: w P[Y > k - t]. The run then
-  aborts; nothing is revealed.
+- *some user has more than c corrupt neighbours*: w P[X > c] ≤ 2^-40. Then t > (k + c)/2 keeps a
+  user's two secrets apart even from a server that tells neighbours different stories: c corrupt
+  neighbours give shares of both, each honest one of the k - c gives one, and two times t shares
+  would need 2t ≤ 2c + (k - c).
 - *the honest survivors are not connected*: only k/2 consecutive corrupt or dropped users cut the
-  ring, probability at most w ((C + D)/w)^(k/2). Disconnected parts would reveal their own sums.
+  ring, probability at most w ((C + D)/w)^(k/2) ≤ 2^-40. The server would learn each part's sum.
+- *some user loses so many neighbours that its mask cannot be opened*: w P[Y > k - t] ≤ 2^-20. This
+  costs the run, never privacy: it aborts and nothing is revealed.
 
 k grows with log w. Where no ring satisfies all three, all users are neighbours and the counts are
 exact: c = C, and D dropouts leave w - 1 - D ≥ t.
@@ -32,7 +32,8 @@ from scipy.special import gammaln
 from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.prg import derive, stream
 
-FAILURE_BITS = 40
+SECRECY_BITS = 40  # -log2 of the probability that secrecy is lost, over all users
+ABORT_BITS = 20  # likewise that a run within the stated dropouts aborts
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,13 @@ class Degree:
     threshold: int  # t, shares that open a secret
 
 
-def choose_degree(
-    users: int,
-    corrupt_fraction: float,
-    dropout_fraction: float,
-    failure_bits: int = FAILURE_BITS,
-) -> Degree:
-    """The sparsest graph whose failure probabilities are all at most 2^-failure_bits.
+def choose_degree(users: int, corrupt_fraction: float, dropout_fraction: float) -> Degree:
+    """The sparsest graph that is safe and survives the stated dropouts.
 
     Args:
         users: w >= 2.
         corrupt_fraction: of the users, rounded down to whole users; in [0, 1).
         dropout_fraction: likewise.
-        failure_bits: > 0.
 
     Raises:
         ValueError: an argument outside its range, or fractions that no graph survives.
@@ -64,12 +59,12 @@ def choose_degree(
         raise ValueError(f"users must be >= 2, got {users}")
     corrupt = whole_users(users, corrupt_fraction, "corrupt_fraction")
     dropped = whole_users(users, dropout_fraction, "dropout_fraction")
-    allowed = 2.0**-failure_bits / users
+    lost, aborted = 2.0**-SECRECY_BITS / users, 2.0**-ABORT_BITS / users
     for degree in range(2, users - 1, 2):
-        most_corrupt = _exceeded_with(users - 1, corrupt, degree, allowed)
+        most_corrupt = _exceeded_with(users - 1, corrupt, degree, lost)
         threshold = (degree + most_corrupt) // 2 + 1
-        most_dropped = _exceeded_with(users - 1, dropped, degree, allowed)
-        connected = ((corrupt + dropped) / users) ** (degree / 2) <= allowed
+        most_dropped = _exceeded_with(users - 1, dropped, degree, aborted)
+        connected = ((corrupt + dropped) / users) ** (degree / 2) <= lost
         if connected and degree - most_dropped >= threshold:
             return Degree(degree, threshold)
     threshold = (users - 1 + corrupt) // 2 + 1

@@ -25,8 +25,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from train_distributed.secure_sum.errors import MalformedMessage
-from train_distributed.secure_sum.graph import FAILURE_BITS, Degree, choose_degree, neighbours
+from train_distributed.secure_sum.graph import Degree, choose_degree, neighbours
 from train_distributed.secure_sum.keys import KEY_BYTES, TAG_BYTES, PublicKeys, agree
 from train_distributed.secure_sum.prg import derive
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
@@ -56,7 +58,6 @@ class SecAgg:
         server: PublicKeys,
         corrupt_fraction: float,
         dropout_fraction: float,
-        failure_bits: int = FAILURE_BITS,
         context: bytes = b"",
     ) -> "SecAgg":
         """Chooses the graph and binds it into the session.
@@ -69,13 +70,12 @@ class SecAgg:
             server: pinned keys of the one server.
             corrupt_fraction: of users that may collude with the server.
             dropout_fraction: of users that may drop out.
-            failure_bits: see `choose_degree`.
             context: what else must be agreed.
 
         Raises:
             ValueError: an argument outside its range.
         """
-        graph = choose_degree(len(users), corrupt_fraction, dropout_fraction, failure_bits)
+        graph = choose_degree(len(users), corrupt_fraction, dropout_fraction)
         session = Session(
             nonce=nonce,
             dimension=dimension,
@@ -91,12 +91,14 @@ class SecAgg:
         """User -> its neighbours."""
         return neighbours(self.session.digest, self.session.order, self.graph.degree)
 
-    def sealing_key(self, private: bytes, public: bytes, sender: int, receiver: int) -> bytes:
+    def sealing_key(
+        self, private: X25519PrivateKey, public: bytes, sender: int, receiver: int
+    ) -> bytes:
         """The key under which `sender` encrypts its shares for `receiver`, and no other message."""
         purpose = b"shares" + self.session.digest + struct.pack(">II", sender, receiver)
         return derive(agree(private, public), purpose)
 
-    def pair_seed(self, private: bytes, public: bytes, user: int, peer: int) -> bytes:
+    def pair_seed(self, private: X25519PrivateKey, public: bytes, user: int, peer: int) -> bytes:
         """The seed of the mask that `user` and `peer` share; either's key gives it."""
         ends = struct.pack(">II", min(user, peer), max(user, peer))
         return derive(agree(private, public), b"mask" + self.session.digest + ends)

@@ -15,7 +15,7 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, public_half
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, exchange_key
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import add_stream, subtract_stream
 from train_distributed.secure_sum.secagg import (
@@ -191,10 +191,10 @@ class SecAggServer:
     def _send_unmask(self) -> dict[int, bytes]:
         dropped = self._sharing - self._survivors
         sets = self._session.bitmap(self._survivors) + self._session.bitmap(dropped)
-        messages = {}
+        threshold, messages = self._setup.graph.threshold, {}
         for user in self._here:
-            signers = sorted(self._near(user, self._here))
-            if len(signers) >= self._setup.graph.threshold:
+            signers = sorted(self._near(user, self._here))[:threshold]
+            if len(signers) == threshold:
                 signed = b"".join(self._agreed[peer] for peer in signers)
                 messages[user] = self._write(Kind.UNMASK, user, sets + signed)
         return messages
@@ -235,16 +235,18 @@ class SecAggServer:
         if user in self._survivors:
             good = self._setup.commitment(user, secret) == advert[2 * KEY_BYTES :]
         else:
-            good = public_half(secret) == advert[KEY_BYTES : 2 * KEY_BYTES]
+            public = exchange_key(secret).public_key().public_bytes_raw()
+            good = public == advert[KEY_BYTES : 2 * KEY_BYTES]
         if not good:
             raise InconsistentShares(f"shares must give what user {user} advertised, they do not")
         return secret
 
     def _cancel(self, dropped: int, key: bytes) -> None:
         """Takes out what the survivors added for the masks they share with a dropped user."""
+        private = exchange_key(key)
         for peer in self._near(dropped, self._survivors):
             public = self._advertised(peer)[KEY_BYTES : 2 * KEY_BYTES]
-            seed = self._setup.pair_seed(key, public, dropped, peer)
+            seed = self._setup.pair_seed(private, public, dropped, peer)
             (subtract_stream if peer < dropped else add_stream)(self._total, seed)
 
     def _advertised(self, user: int) -> bytes:

@@ -15,7 +15,7 @@ from train_distributed.secure_sum.errors import (
     WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, decrypt, encrypt, public_half
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, decrypt, encrypt, exchange_key
 from train_distributed.secure_sum.opening import set_bytes
 from train_distributed.secure_sum.prg import add_stream, new_seed, subtract_stream
 from train_distributed.secure_sum.secagg import (
@@ -66,7 +66,8 @@ class SecAggUser:
         check_vector(vector, setup.session.dimension)
         self._setup, self._session = setup, setup.session
         self._user, self._keys, self._vector, self._journal = user, keys, vector, journal
-        self._sealing, self._masking, self._seed = new_seed(), new_seed(), new_seed()
+        self._sealing, self._masking = exchange_key(new_seed()), exchange_key(new_seed())
+        self._seed = new_seed()
         self._peers: dict[int, _Peer] = {}
         self._inbox: dict[int, bytes] = {}
         self._survivors = frozenset[int]()
@@ -94,9 +95,9 @@ class SecAggUser:
         """
         self._journal.claim(self._session.digest, "submit", b"")
         self._expected = Kind.NEIGHBOURS
-        keys = public_half(self._sealing) + public_half(self._masking)
+        keys = [key.public_key().public_bytes_raw() for key in (self._sealing, self._masking)]
         commitment = self._setup.commitment(self._user, self._seed)
-        return self._write(Kind.ADVERTISE, keys + commitment, EVERYONE)
+        return self._write(Kind.ADVERTISE, b"".join([*keys, commitment]), EVERYONE)
 
     def receive(self, message: bytes) -> bytes:
         """The answer to the server's next message.
@@ -129,7 +130,7 @@ class SecAggUser:
         threshold = self._setup.graph.threshold
         both = zip(
             split(self._seed, threshold, points),
-            split(self._masking, threshold, points),
+            split(self._masking.private_bytes_raw(), threshold, points),
             strict=True,
         )
         sealed = {
@@ -215,8 +216,8 @@ class SecAggUser:
         return self._setup.sealing_key(self._sealing, peers[peer].sealing, *ends)
 
     def _forget(self) -> None:
-        self._inbox, self._peers = {}, {}
-        self._sealing = self._masking = self._seed = b""
+        self._inbox, self._peers, self._seed = {}, {}, b""
+        del self._sealing, self._masking
         self._vector = np.zeros(0, np.uint64)
 
     def _write(self, kind: Kind, payload: bytes, receiver: int = SERVER) -> bytes:

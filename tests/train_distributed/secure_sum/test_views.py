@@ -99,13 +99,10 @@ def _shares_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, ser
     return sent, combine(parties.session, commit, openings).total
 
 
-@pytest.mark.parametrize("servers", [2, 3, 4])
-@pytest.mark.parametrize("honest", range(4))
+@pytest.mark.parametrize(("servers", "honest"), [(j, h) for j in (2, 3, 4) for h in range(j)])
 def test_any_servers_but_one_see_the_same_for_inputs_of_equal_sum(
     servers: int, honest: int, make_shares: Callable, fixed_keys: dict[int, PrivateKeys]
 ) -> None:
-    if honest >= servers:
-        pytest.skip(f"there is no server {honest} of {servers}")
     w, first, second = 5, *_two_inputs(5)
     keep, honest_server = servers - 1, FIRST_SERVER + honest
     names = {*range(w), *range(FIRST_SERVER, FIRST_SERVER + servers)}

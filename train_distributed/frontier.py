@@ -16,7 +16,7 @@ PAPER_CONSTANT = 1 / 32  # the published 1 beside c = 34.854, in units of c
 
 
 def frontier_transforms(public: EmbeddingSet) -> dict[str, PublicTransform]:
-    """ "raw": only scaled and clipped, as published; "pca-q": centred, whitened, clipped hard."""
+    """By name: raw is only scaled and clipped, as published; pca-q centred, white, clipped hard."""
     fitted = {
         f"pca-{q}": TransformOptions(components=q).fit(public)
         for q in COMPONENTS

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
 from tqdm import tqdm
 
 from embed import EmbeddingSet
@@ -27,7 +28,7 @@ EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
 class Sweep:
     """Compare methods over ε and partitions; a killed sweep continues where it stopped."""
 
-    experiment: Literal["frontier"]
+    experiment: tyro.conf.Positional[Literal["frontier"]]
     """frontier: blind averaging as published against our statistics and transform."""
     embeddings: Path
     """Embedding set: split 0 is spread over users, split 1 tests."""

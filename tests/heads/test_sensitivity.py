@@ -146,8 +146,8 @@ def schedules(name: str) -> Iterator[tuple[int, Head, int, int, Method]]:
     """Size, head, batch size, epochs and method: each value meets each other one's values."""
     for turn, (head, batch_size) in enumerate(itertools.product(heads_of(name), BATCHES)):
         epochs = (1, 2, 3, 10)[(turn + turn // len(BATCHES)) % 4]
-        for n, method in ((1 + turn * 7 % 25, "gram"), (25 - turn % 2, "primal")):
-            yield n, head, batch_size, epochs, method
+        yield 1 + turn * 7 % 25, head, batch_size, epochs, "gram"
+        yield 25 - turn % 2, head, batch_size, epochs, "primal"
 
 
 @pytest.mark.parametrize("name", HEADS)

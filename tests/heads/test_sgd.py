@@ -1,6 +1,7 @@
 """Projected SGD: golden values, both paths, padding, and a plain autograd loop."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,7 +179,8 @@ def test_one_user_float32_and_type(method: Method) -> None:
         ({"smoothness": float("nan")}, "smoothness must be finite.*got nan"),
     ],
 )
-def test_bad_options_name_argument_rule_and_value(change: dict, message: str) -> None:
+def test_bad_options_name_argument_rule_and_value(change: dict[str, Any], message: str) -> None:
     x, y = rows(users=2, n=4)
+    options: dict[str, Any] = {"epochs": 1, "batch_size": 2} | change
     with pytest.raises(ValueError, match=message):
-        fit_sgd(HEADS[0], x, y, **({"epochs": 1, "batch_size": 2} | change))
+        fit_sgd(HEADS[0], x, y, **options)

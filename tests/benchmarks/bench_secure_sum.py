@@ -143,8 +143,8 @@ def main() -> None:
     memory = [server_memory(users, options.dimension) for users in options.memory]
     for row in memory:
         print(
-            f"last server, {row['users']} users: {row['kept_bytes']} B kept, "
-            f"{row['peak_bytes']} B peak"
+            f"last server, {row['users']} users: {row['kept_bytes']} bytes kept, "
+            f"{row['peak_bytes']} bytes at most"
         )
     if options.write:
         result = {"machine": machine(), "fractions": fractions, "cost": rows, "memory": memory}

@@ -32,8 +32,8 @@ class SumResult:
     survivors: tuple[int, ...]  # rows of `vectors` that the sum contains
     bytes_per_client: int  # sent and received, of the user with most
     bytes_server: int  # sent and received, of the server with most
-    seconds_per_client: float  # computing, mean over users
-    seconds_server: float  # computing, of the server with most
+    seconds_per_client: float  # CPU time, mean over users
+    seconds_server: float  # CPU time, of the server with most
 
 
 def simulate_sum(
@@ -97,11 +97,11 @@ class _Meter:
 
     def at(self, party: int, work: Callable[[], T]) -> T:
         """Does a party's work and books its time."""
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             return work()
         finally:
-            self._seconds[party] += time.perf_counter() - start
+            self._seconds[party] += time.process_time() - start
 
     def sent(self, message: bytes, *parties: int) -> bytes:
         """Books a message at its sender and its receivers."""

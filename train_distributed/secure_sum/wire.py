@@ -125,6 +125,17 @@ def payload_of(message: bytes) -> bytes:
     return message[_HEADER.size : -SIGNATURE_BYTES]
 
 
+def receiver_of(message: bytes) -> int:
+    """Whom a message claims to be for; a relay delivers by it, the receiver checks it.
+
+    Raises:
+        TruncatedMessage: too short to say.
+    """
+    if len(message) < OVERHEAD:
+        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+    return _HEADER.unpack_from(message)[5]
+
+
 def words_to_bytes(words: NDArray[np.uint64]) -> bytes:
     """A vector as it travels."""
     return words.astype(WORD, copy=False).tobytes()

@@ -145,12 +145,13 @@ class Journal:
 
     def read(self) -> dict[str, list[Cell]]:
         """Cells by job; starts the file if there is none, or if it belongs to another sweep."""
-        lines = self._lines()
-        if not lines or lines[0] != {"sweep": self.identity}:
-            lines = [{"sweep": self.identity}]
+        lines, first = self._lines(), {"sweep": self.identity}
+        if not lines or lines[0] != first:
+            lines = [first]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return {line["job"]: [Cell(**cell) for cell in line["cells"]] for line in lines[1:]}
+        jobs: list[Any] = lines[1:]
+        return {job["job"]: [Cell(**cell) for cell in job["cells"]] for job in jobs}
 
     def append(self, key: str, cells: list[Cell]) -> None:
         """Records a job, on disk before it returns."""

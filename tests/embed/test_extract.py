@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def embed(images: ImageSet, encoder: nn.Module, out: Path, **options: Any) -> EmbeddingSet | None:
-    chosen = ExtractOptions(**({"batch_size": 4, "shard_rows": 10} | options))
+    defaults: dict[str, Any] = {"batch_size": 4, "shard_rows": 10}
+    chosen = ExtractOptions(**defaults | options)
     return extract(
         images, encoder, out, encoder_name="test", preprocess=Preprocess(), options=chosen
     )

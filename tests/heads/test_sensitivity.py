@@ -173,7 +173,7 @@ def test_every_size_with_a_batch_that_does_not_divide_it(name: str) -> None:
 def test_padded_users_never_exceed(name: str) -> None:
     """Users of all sizes in one call, padded with rows that must not matter."""
     data = {clip_norm: padded(clip_norm) for clip_norm in CLIP_NORMS}
-    for _, head, batch_size, epochs, method in itertools.islice(schedules(name), 3, None, 17):
+    for _, head, batch_size, epochs, method in itertools.islice(schedules(name), 3, None, 29):
         x, y, counts = data[head.clip_norm]
         train = partial(fit_sgd, epochs=min(epochs, 4), batch_size=batch_size, method=method)
         weights = train(head, x.flatten(0, 1), y.flatten(0, 1), counts=counts.repeat(2))
@@ -288,13 +288,13 @@ def search(name: str, **switches) -> float:
     """The search of `test_sgd_never_exceeds_and_attains`, on the plain reference."""
     found = []
     for n, head, batch_size, epochs, _ in schedules(name):
-        if head.clip_norm == 1.0:
+        if head.clip_norm == 1.0 and head.radius is None:
             train = partial(plain_sgd, epochs=epochs, batch_size=batch_size, **switches)
             found.append(ratio(head, neighbours(n, 1.0), train))
     return max(found)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_reference_itself_obeys(name: str) -> None:
     assert search(name) <= ROUNDING
 

@@ -96,7 +96,7 @@ def test_groups_are_charged_for_every_user_they_touch():
 
 
 def test_a_sum_that_could_wrap_around_is_refused():
-    method, _, _ = parts("softmax")
+    method, _, _ = parts("class-sums")
     sizes = torch.full((USERS,), 2**60)
     guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
     with pytest.raises(ValueError, match=r"must be < 2\^63, got"):

@@ -1,0 +1,267 @@
+"""Images to embeddings on disk: streaming, sharded, resumable after a kill at any moment.
+
+Rows are written in place into a preallocated file below `<out>.partial`; an empty file per
+finished shard records progress; the finished set is renamed to `<out>`.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
+from embed.store import EmbeddingSet, hash_rows, write_companions, write_header
+from pretrain.datasets import ImageSet
+from pretrain.encoder import encoder_hash
+from pretrain.output import new_file
+from pretrain.preprocess import Preprocess
+
+AHEAD = 3  # batches decoded while one is computed
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractOptions:
+    """How to compute and store embeddings."""
+
+    dtype: str = "float32"  # of the stored rows: float32 or float16
+    compute: str = "auto"  # auto, float32, bfloat16 or float16
+    batch_size: int | None = None  # None: what suits the device
+    shard_rows: int = 2048  # rows between two points of resumption
+    shard: tuple[int, int] = (0, 1)  # this process is i of n
+    device: str = "cpu"
+    compiled: bool | None = None  # None: on a GPU, for large sets
+
+    def __post_init__(self) -> None:
+        index, count = self.shard
+        if not 0 <= index < count:
+            raise ValueError(f"shard i/n must have 0 <= i < n, got {index}/{count}")
+        if self.dtype not in ("float32", "float16"):
+            raise ValueError(f"dtype must be float32 or float16, got {self.dtype}")
+        if self.compute not in ("auto", *DTYPES):
+            raise ValueError(f"compute must be auto or one of {list(DTYPES)}, got {self.compute}")
+        if self.shard_rows < 1 or (self.batch_size is not None and self.batch_size < 1):
+            raise ValueError(
+                f"shard_rows and batch_size must be >= 1, got {self.shard_rows}, {self.batch_size}"
+            )
+
+
+def extract(
+    images: ImageSet,
+    encoder: nn.Module,
+    out: Path,
+    *,
+    encoder_name: str,
+    preprocess: Preprocess,
+    options: ExtractOptions,
+) -> EmbeddingSet | None:
+    """Embeds all images into the directory `out`, or this process's share of them.
+
+    A later call with the same arguments goes on where an interrupted one stopped.
+
+    Returns:
+        The finished set, or None while other shards are still missing.
+
+    Raises:
+        ValueError: `<out>.partial` or `out` holds something else, an image is damaged or of
+            another size, or the encoder returns NaN.
+        OSError: no space left; finished shards are kept.
+    """
+    device = torch.device(options.device)
+    dtype = choose_dtype(device) if options.compute == "auto" else DTYPES[options.compute]
+    batch_size = options.batch_size or choose_batch_size(device)
+    compiled = options.compiled
+    if compiled is None:
+        compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
+    meta = {
+        "data": images.name,
+        "data_hash": _labels_hash(images),
+        "rows": len(images),
+        "class_names": list(images.class_names),
+        "encoder": encoder_name,
+        "encoder_hash": encoder_hash(encoder),
+        "preprocess": asdict(preprocess),
+        "image_shape": list(images.images(slice(0, 1)).shape[1:]),
+        "dtype": options.dtype,
+        "compute": str(dtype).removeprefix("torch."),
+        "compiled": compiled,
+        "batch_size": batch_size,
+        "shard_rows": options.shard_rows,
+        "versions": {name: version(name) for name in ("torch", "timm", "numpy", "pillow")},
+    }
+    if out.exists() and not out.with_name(out.name + ".partial").exists():
+        return _already(out, meta)
+    job = _Job(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    forward = fast_forward(encoder, device, dtype, compiled=compiled)
+    return job.run(lambda pixels: forward(preprocess(pixels.to(device))), options.shard)
+
+
+class _Job:
+    """The partial directory of one extraction: `set/`, `finished/`, `meta.json`, `lock`."""
+
+    def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
+        self.out, self.meta, self.images, self.dim = out, meta, images, dim
+        self.partial = out.with_name(out.name + ".partial")
+        self.rows, self.dtype = self.partial / "set" / "embeddings.npy", np.dtype(meta["dtype"])
+        self.finished = self.partial / "finished"
+        self.shards = -(-len(images) // meta["shard_rows"])
+
+    def run(self, forward: Callable[[Tensor], Tensor], share: tuple[int, int]) -> Any:
+        self.partial.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._prepare()
+        index, count = share
+        mine = [s for s in range(index, self.shards, count) if not self._marker(s).exists()]
+        total = sum(len(range(*self._range(s))) for s in mine)
+        with tqdm(total=total, unit="image", disable=None, smoothing=0.05) as bar:
+            for shard, block in self._computed(mine, forward, bar):
+                self._write(shard, block)
+        with self._locked():
+            return self._finish()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.partial / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _marker(self, shard: int) -> Path:
+        return self.finished / f"{shard:06d}"
+
+    def _range(self, shard: int) -> tuple[int, int]:
+        size = self.meta["shard_rows"]
+        return shard * size, min(len(self.images), (shard + 1) * size)
+
+    def _prepare(self) -> None:
+        """Creates the empty set, or checks that the existing one is of this extraction."""
+        plan = self.partial / "meta.json"
+        if plan.exists():
+            found = json.loads(plan.read_text())
+            _check_same(found, self.meta, self.partial)
+            return
+        for directory in (self.rows.parent, self.finished):
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+        try:
+            write_companions(
+                self.rows.parent,
+                labels=self.images.labels,
+                users=self.images.users,
+                split=self.images.split,
+                meta=self.meta,
+            )
+            with self.rows.open("wb") as file:
+                write_header(file, (len(self.images), self.dim), self.dtype)
+                row = self.dim * self.dtype.itemsize
+                os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
+        except OSError:
+            shutil.rmtree(self.partial)
+            raise
+        with new_file(plan) as partial:
+            partial.write_text(json.dumps(self.meta))
+
+    def _computed(
+        self, shards: list[int], forward: Callable[[Tensor], Tensor], bar: Any
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        size = self.meta["batch_size"]
+        spans = [
+            (shard, start, min(stop, start + size))
+            for shard in shards
+            for begin, stop in [self._range(shard)]
+            for start in range(begin, stop, size)
+        ]
+        block: list[np.ndarray] = []
+        for (shard, start, stop), pixels in _decoded_ahead(self.images, spans):
+            if list(pixels.shape[1:]) != self.meta["image_shape"]:
+                expected = tuple(self.meta["image_shape"])
+                raise ValueError(
+                    f"{self.images.name}: all images must have shape {expected}, "
+                    f"got {pixels.shape[1:]} in rows {start} to {stop - 1}"
+                )
+            rows = forward(torch.from_numpy(pixels)).numpy().astype(self.dtype)
+            bad = ~np.isfinite(rows).all(1)
+            if bad.any():
+                row = start + int(bad.argmax())
+                raise ValueError(
+                    f"embeddings must be finite in {self.dtype}, got others in row {row}"
+                )
+            block.append(rows)
+            bar.update(len(rows))
+            if stop == self._range(shard)[1]:
+                yield shard, np.concatenate(block)
+                block = []
+
+    def _write(self, shard: int, block: np.ndarray) -> None:
+        with self.rows.open("r+b") as file:
+            header = os.fstat(file.fileno()).st_size - len(self.images) * block[0].nbytes
+            file.seek(header + self._range(shard)[0] * block[0].nbytes)
+            file.write(np.ascontiguousarray(block).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        self._marker(shard).touch()
+
+    def _finish(self) -> EmbeddingSet | None:
+        """Renames the set once every shard is there; the last process of all does it."""
+        if self.rows.exists():
+            if not all(self._marker(s).exists() for s in range(self.shards)):
+                return None
+            whole = EmbeddingSet.open(self.rows.parent)
+            meta = {**self.meta, "content_hash": hash_rows(whole.blocks())}
+            with new_file(self.rows.parent / "meta.json") as partial:
+                partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+            self.rows.parent.rename(self.out)
+        shutil.rmtree(self.partial, ignore_errors=True)
+        return EmbeddingSet.open(self.out)
+
+
+def _decoded_ahead(
+    images: ImageSet, spans: list[tuple[int, int, int]]
+) -> Iterator[tuple[tuple[int, int, int], np.ndarray]]:
+    """Each span with its pixels, in order, decoded by threads while earlier ones are used."""
+    waiting: deque[tuple[tuple[int, int, int], Future[np.ndarray]]] = deque()
+    with ThreadPoolExecutor(AHEAD, "decode") as pool:
+        try:
+            for span in spans:
+                waiting.append((span, pool.submit(images.images, slice(span[1], span[2]))))
+                if len(waiting) > AHEAD:
+                    ready, future = waiting.popleft()
+                    yield ready, future.result()
+            while waiting:
+                ready, future = waiting.popleft()
+                yield ready, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _labels_hash(images: ImageSet) -> str:
+    columns = [images.labels, images.split, np.zeros(0) if images.users is None else images.users]
+    return hash_rows(column.reshape(-1, 1) for column in columns)
+
+
+def _check_same(found: dict[str, Any], meta: dict[str, Any], where: Path) -> None:
+    changed = sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
+    if changed:
+        key = changed[0]
+        raise ValueError(
+            f"{where} must hold the same extraction ({', '.join(changed)} differ), "
+            f"got {key} = {found.get(key)}, not {meta.get(key)}"
+        )
+
+
+def _already(out: Path, meta: dict[str, Any]) -> EmbeddingSet:
+    held = EmbeddingSet.open(out)
+    _check_same({k: v for k, v in held.meta.items() if k != "content_hash"}, meta, out)
+    return held

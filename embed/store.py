@@ -1,0 +1,172 @@
+"""Embeddings with their labels, users and split, on disk or in memory."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretrain.output import new_directory
+
+TRAIN, TEST = 0, 1
+FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
+BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSet:
+    """N embedded images.
+
+    Raises:
+        ValueError: at construction, where the arrays do not fit together.
+    """
+
+    embeddings: np.ndarray  # (N, p) float16, float32 or float64; memory-mapped if opened
+    labels: np.ndarray  # (N,) int64
+    users: np.ndarray | None = None  # (N,) int64
+    split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # 0 train, 1 test
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        x = self.embeddings
+        if x.ndim != 2 or not x.size or x.dtype not in FLOATS:
+            raise ValueError(f"embeddings must be a float (N, p), got {x.dtype} {x.shape}")
+        if not self.split.size:
+            object.__setattr__(self, "split", np.zeros(len(x), np.uint8))
+        for name in ("labels", "users", "split"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if values.shape != (len(x),) or not np.issubdtype(values.dtype, np.integer):
+                raise ValueError(
+                    f"{name} must be {len(x)} integers, got {values.dtype} {values.shape}"
+                )
+            if values.min() < 0 or (name == "split" and values.max() > TEST):
+                rule = "0 or 1" if name == "split" else ">= 0"
+                raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
+            target = np.uint8 if name == "split" else np.int64
+            object.__setattr__(self, name, values.astype(target, copy=False))
+        count = len(self.meta.get("class_names", ()))
+        if count and self.labels.max() >= count:
+            raise ValueError(f"labels must be < {count} class names, got {self.labels.max()}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def dim(self) -> int:
+        """Number of columns p."""
+        return self.embeddings.shape[1]
+
+    @classmethod
+    def open(cls, directory: Path | str) -> "EmbeddingSet":
+        """Memory-maps the set that `save` or `python -m embed run` wrote.
+
+        Raises:
+            ValueError: naming the file that is missing, damaged or does not fit.
+        """
+        path = Path(directory)
+        if not path.is_dir():
+            raise ValueError(f"embeddings must be an existing directory, got {path}")
+        meta = _read_meta(path / "meta.json")
+        arrays = {name: _read_array(path / f"{name}.npy") for name in ("embeddings", "labels")}
+        arrays["split"] = _read_array(path / "split.npy")
+        if (path / "users.npy").exists():
+            arrays["users"] = _read_array(path / "users.npy")
+        try:
+            return cls(**arrays, meta=meta)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def subset(self, rows: np.ndarray | slice) -> "EmbeddingSet":
+        """The rows selected by a mask, indices or a slice, in memory unless it is a slice."""
+        meta = {k: v for k, v in self.meta.items() if k != "content_hash"}
+        return EmbeddingSet(
+            embeddings=self.embeddings[rows],
+            labels=self.labels[rows],
+            users=None if self.users is None else self.users[rows],
+            split=self.split[rows],
+            meta=meta,
+        )
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The rows in order, in blocks of bounded size, (b, p)."""
+        size = max(1, BLOCK_BYTES // (self.dim * self.embeddings.itemsize))
+        for start in range(0, len(self), size):
+            yield np.asarray(self.embeddings[start : start + size])
+
+    def content_hash(self) -> str:
+        """SHA-256 of the embedding values; read from `meta` if it is there."""
+        return self.meta.get("content_hash") or hash_rows(self.blocks())
+
+    def save(self, directory: Path, *, overwrite: bool = False) -> None:
+        """Writes the set; it appears whole or not at all."""
+        with new_directory(Path(directory), overwrite=overwrite) as partial:
+            write_rows(partial / "embeddings.npy", self.blocks(), self.embeddings.shape)
+            write_companions(
+                partial,
+                labels=self.labels,
+                users=self.users,
+                split=self.split,
+                meta={**self.meta, "content_hash": self.content_hash()},
+            )
+
+
+def hash_rows(blocks: Iterable[np.ndarray]) -> str:
+    """SHA-256 over the values of all rows, as float32, however they are split into blocks."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(np.ascontiguousarray(block, dtype=np.float32).tobytes())
+    return digest.hexdigest()
+
+
+def write_rows(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> None:
+    """Streams blocks of rows, all of one dtype, into an npy file of the given shape."""
+    with path.open("wb") as file:
+        for index, block in enumerate(blocks):
+            if not index:
+                write_header(file, shape, block.dtype)
+            file.write(np.ascontiguousarray(block).tobytes())
+
+
+def write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """The npy header of a row-major array."""
+    described = np.lib.format.dtype_to_descr(dtype)
+    fields = {"descr": described, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)
+
+
+def write_companions(
+    directory: Path,
+    *,
+    labels: np.ndarray,
+    users: np.ndarray | None,
+    split: np.ndarray,
+    meta: dict[str, Any],
+) -> None:
+    """Everything of a set beside the embeddings themselves."""
+    np.save(directory / "labels.npy", labels.astype(np.int64))
+    np.save(directory / "split.npy", split.astype(np.uint8))
+    if users is not None:
+        np.save(directory / "users.npy", users.astype(np.int64))
+    (directory / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be a readable JSON object, got: {error}") from error
+    if not isinstance(meta, dict):
+        raise ValueError(f"{path} must be a JSON object, got {type(meta).__name__}")
+    return meta
+
+
+def _read_array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} must be a complete npy file, got: {error}") from error

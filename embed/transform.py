@@ -1,0 +1,295 @@
+"""From embeddings to rows [a, clip(x)] of norm at most c, with public statistics only."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from embed.moments import moments, norm_quantile, principal_directions, whitening_scale
+from embed.store import EmbeddingSet, hash_rows
+from pretrain.output import new_file
+
+CHUNK = 8192  # rows transformed at a time
+
+
+def add_constant_and_clip(
+    x: Tensor, clip_norm: float, constant: float = 1.0, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Rows [a, min(1, sqrt(c² - a²)/‖x‖) x], whose exact norm is at most c.
+
+    The true norm of the stored floats, not of their unrounded values, is bounded: a row that
+    rounding left above c is scaled down further.
+
+    Args:
+        x: (n, p) float16, bfloat16, float32 or float64, finite.
+        clip_norm: c > a.
+        constant: a >= 0, exactly representable in the result's dtype; 0 still adds the column.
+        dtype: of the result; None: that of x.
+
+    Returns:
+        (n, p + 1) rows, the constant first.
+    """
+    dtype = dtype or x.dtype
+    if x.ndim != 2 or not x.is_floating_point():
+        raise ValueError(f"x must be a float (n, p), got {x.dtype} of shape {tuple(x.shape)}")
+    check_bounds(clip_norm, constant)
+    if float(torch.tensor(constant, dtype=dtype)) != constant:
+        raise ValueError(f"constant must be representable in {dtype}, got {constant}")
+    check_finite(x, "x")
+    out = torch.empty(len(x), x.shape[1] + 1, dtype=dtype, device=x.device)
+    for start in range(0, len(x), CHUNK):
+        rows = slice(start, start + CHUNK)
+        out[rows, 0] = constant
+        out[rows, 1:] = _clip(x[rows], clip_norm**2 - constant**2, dtype)
+    return out
+
+
+def check_bounds(clip_norm: float, constant: float) -> None:
+    """Raises ValueError unless c is finite and c > a >= 0."""
+    if not (constant >= 0 and clip_norm > constant and math.isfinite(clip_norm)):
+        raise ValueError(f"clip_norm must be > constant >= 0, got {clip_norm} and {constant}")
+
+
+def _clip(x: Tensor, bound: float, dtype: torch.dtype) -> Tensor:
+    """Rows scaled and rounded so that their exact squared norm is at most `bound`."""
+    wide = x.to(torch.float64)
+    largest = wide.abs().amax(1, keepdim=True).clamp_min(1e-300)  # squares must not overflow
+    squared = (wide / largest).square().sum(1, keepdim=True)
+    limit = bound * (1 - 1e-14)  # float64's own error in sums of squares
+    shrink = ((limit / squared).sqrt() / largest).clamp_max(1)
+    scaled = (wide * shrink).to(dtype)
+    step = torch.finfo(dtype).eps
+    while (excess := scaled.to(torch.float64).square().sum(1, keepdim=True) > limit).any():
+        # Rounding to nearest went up: aim lower, at last at zero.
+        scaled = torch.where(excess, (wide * (shrink * max(0.0, 1 - step))).to(dtype), scaled)
+        step *= 2
+    return scaled
+
+
+def check_finite(x: Tensor, name: str, first_row: int = 0) -> None:
+    """Raises ValueError naming the first row of `x` that holds a NaN or an infinity.
+
+    Args:
+        x: (n, p).
+        name: what x is called in the error.
+        first_row: number of the row at which x starts.
+    """
+    bad = ~torch.isfinite(x).all(1)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        value = x[row][~torch.isfinite(x[row])][0].item()
+        raise ValueError(f"{name} must be finite, got {value} in row {first_row + row}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicTransform:
+    """x -> [a, clip(Pᵀ(x - m)/s, sqrt(c² - a²))], everything estimated from public embeddings.
+
+    With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1.
+    """
+
+    mean: Tensor  # (p,) m
+    basis: Tensor  # (p, q) P
+    scale: Tensor  # (q,) s: divides; whitening and the clip quantile together
+    clip_norm: float  # c
+    constant: float  # a
+    row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
+    second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
+    fitted_on: str = ""  # content hash of the public set; empty for the identity
+
+    @property
+    def dim(self) -> int:
+        """Columns of a transformed row, the constant included."""
+        return self.basis.shape[1] + 1
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance of the transformed public rows, (dim, dim); zero for the constant."""
+        return self.second_moment - torch.outer(self.row_mean, self.row_mean)
+
+    @classmethod
+    def fit(
+        cls,
+        public: "Tensor | np.ndarray | EmbeddingSet",
+        *,
+        components: int | None = None,
+        whiten: bool = True,
+        shrinkage: float = 0.01,
+        clip_quantile: float = 0.1,
+        clip_norm: float = 2**0.5,
+        constant: float = 1.0,
+    ) -> "PublicTransform":
+        """Estimates the transform from public embeddings.
+
+        Args:
+            public: (n, p) embeddings that are nobody's secret.
+            components: q principal directions to keep; None: all p.
+            whiten: divide each direction by its (shrunk) standard deviation.
+            shrinkage: share of the mean variance mixed into every direction's, in [0, 1].
+            clip_quantile: features are divided by this quantile of the public norms, so that
+                a low one clips nearly every row and only directions remain.
+            clip_norm: c.
+            constant: a.
+
+        Raises:
+            ValueError: an option out of range, or rows that are not finite.
+        """
+        blocks = _checked_blocks(public)
+        p = next(iter(blocks())).shape[1]
+        q = p if components is None else components
+        if not 1 <= q <= p:
+            raise ValueError(f"components must be in [1, {p}], got {components}")
+        for name, value in {"shrinkage": shrinkage, "clip_quantile": clip_quantile}.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        check_bounds(clip_norm, constant)
+        mean, second = moments(blocks())
+        covariance = second - torch.outer(mean, mean)
+        variances, basis = principal_directions(covariance, q)
+        average = covariance.trace() / p
+        scale = torch.ones(q, dtype=torch.float64)
+        if whiten:
+            scale = whitening_scale(variances, average, shrinkage)
+        projected = ((b.to(torch.float64) - mean) @ basis / scale for b in blocks())
+        quantile = norm_quantile(projected, clip_quantile)
+        if not quantile > 0:
+            raise ValueError(f"public rows must differ, got norm {quantile} at the clip quantile")
+        fitted = cls(
+            mean=mean.float(),
+            basis=basis.float().contiguous(),
+            scale=(scale * quantile).float(),
+            clip_norm=clip_norm,
+            constant=constant,
+            row_mean=torch.empty(0),
+            second_moment=torch.empty(0),
+            fitted_on=content_hash(public),
+        )
+        row_mean, second_moment = moments(fitted(b) for b in blocks())
+        return replace(fitted, row_mean=row_mean, second_moment=second_moment)
+
+    @classmethod
+    def identity(
+        cls, dim: int, clip_norm: float = 2**0.5, constant: float = 1.0
+    ) -> "PublicTransform":
+        """No centring, no rotation: only the constant and the clip; second moment unknown, I."""
+        return cls(
+            mean=torch.zeros(dim),
+            basis=torch.eye(dim),
+            scale=torch.ones(dim),
+            clip_norm=clip_norm,
+            constant=constant,
+            row_mean=torch.zeros(dim + 1, dtype=torch.float64),
+            second_moment=torch.eye(dim + 1, dtype=torch.float64),
+        )
+
+    def __call__(self, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Transforms (n, p) embeddings to (n, dim) rows of norm at most `clip_norm`.
+
+        Raises:
+            ValueError: another number of columns, or a row that is not finite.
+        """
+        if x.ndim != 2 or x.shape[1] != len(self.mean):
+            raise ValueError(f"x must be (n, {len(self.mean)}), got {tuple(x.shape)}")
+        out = torch.empty(len(x), self.dim, dtype=dtype)
+        for start in range(0, len(x), CHUNK):
+            rows = slice(start, start + CHUNK)
+            features = self.features(_tensor(x[rows]), first_row=start)
+            out[rows] = add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
+        return out
+
+    def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
+        """Pᵀ(x - m)/s before clipping, (n, q); `first_row` is where x starts, for errors."""
+        check_finite(x, "x", first_row)
+        centred = x.to(self.mean.dtype) - self.mean
+        return (centred @ self.basis) / self.scale
+
+    def save(self, path: Path) -> None:
+        """Writes the transform as safetensors, whole or not at all."""
+        tensors = {k: v.contiguous() for k, v in self.tensors().items()}
+        with new_file(path) as partial:
+            save_file(tensors, partial, {"fitted_on": self.fitted_on})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but `fitted_on`, for a file that holds more than the transform."""
+        bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
+        return {
+            "mean": self.mean,
+            "basis": self.basis,
+            "scale": self.scale,
+            "bounds": bounds,
+            "row_mean": self.row_mean,
+            "second_moment": self.second_moment,
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], fitted_on: str = "") -> "PublicTransform":
+        """Reads what `tensors` gave.
+
+        Raises:
+            ValueError: a tensor is missing or the shapes do not fit together.
+        """
+        names = {"mean", "basis", "scale", "bounds", "row_mean", "second_moment"}
+        if names - tensors.keys():
+            raise ValueError(f"transform must hold {sorted(names)}, got {sorted(tensors)}")
+        fields: dict[str, Any] = {name: tensors[name] for name in names - {"bounds"}}
+        clip_norm, constant = tensors["bounds"].tolist()
+        p, q = fields["basis"].shape
+        expected = {
+            "mean": (p,),
+            "scale": (q,),
+            "row_mean": (q + 1,),
+            "second_moment": (q + 1, q + 1),
+        }
+        for name, shape in expected.items():
+            if tuple(fields[name].shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {fields[name].shape}")
+        return cls(**fields, clip_norm=clip_norm, constant=constant, fitted_on=fitted_on)
+
+    @classmethod
+    def load(cls, path: Path) -> "PublicTransform":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: missing, damaged or something else.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} must be a saved transform, got: {error}") from error
+        return cls.from_tensors(tensors, metadata.get("fitted_on", ""))
+
+
+def content_hash(rows: Tensor | np.ndarray | EmbeddingSet) -> str:
+    """SHA-256 of the embedding values, however they are held."""
+    if isinstance(rows, EmbeddingSet):
+        return rows.content_hash()
+    return hash_rows([rows.cpu().numpy() if isinstance(rows, Tensor) else rows])
+
+
+def _checked_blocks(
+    public: Tensor | np.ndarray | EmbeddingSet,
+) -> Callable[[], Iterator[Tensor]]:
+    rows = public.embeddings if isinstance(public, EmbeddingSet) else public
+    if rows.ndim != 2 or len(rows) < 2:
+        raise ValueError(f"public must be (n, p) with n >= 2, got {tuple(rows.shape)}")
+
+    def blocks() -> Iterator[Tensor]:
+        for start in range(0, len(rows), CHUNK):
+            block = _tensor(rows[start : start + CHUNK])
+            check_finite(block, "public", start)
+            yield block
+
+    return blocks
+
+
+def _tensor(x: Tensor | np.ndarray) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))

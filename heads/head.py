@@ -1,0 +1,156 @@
+"""What softmax, SVM and logistic heads have in common: constants, sensitivity, loss, gradient."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Bound = Literal["tight", "paper"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(ABC):
+    """An L2-regularised linear head on clipped embeddings, as a value that knows its theorem.
+
+    J(W) = Λ/2 ‖W‖² + 1/n Σ loss(Wᵀx, y),  ‖x‖ ≤ c (constant column included),  W ∈ R^{d×K}.
+
+    Every guarantee is for *replacing one record* (bounded differential privacy).
+    """
+
+    num_classes: int  # K
+    l2_reg: float  # Λ
+    clip_norm: float  # c
+    radius: float | None = None  # R: ‖W‖ ≤ R, per composition
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2:
+            raise ValueError(f"num_classes must be >= 2, got {self.num_classes}")
+        _require_positive("l2_reg", self.l2_reg)
+        _require_positive("clip_norm", self.clip_norm)
+        if self.radius is not None:
+            _require_positive("radius", self.radius)
+
+    @property
+    @abstractmethod
+    def compositions(self) -> int:
+        """How many models one record moves, each by `sensitivity`: 1 jointly, K one-vs-rest."""
+
+    @property
+    @abstractmethod
+    def lipschitz(self) -> float:
+        """L of the data term in one composition's weights (regulariser excluded)."""
+
+    @property
+    @abstractmethod
+    def curvature(self) -> float:
+        """Largest eigenvalue that the Hessian of the data term can have at ‖x‖ = c."""
+
+    @abstractmethod
+    def paper_smoothness(self, dim: int) -> float:
+        """The paper's β, a bound on the Frobenius norm of the Hessian: valid, needlessly large.
+
+        Args:
+            dim: d, constant column included.
+        """
+
+    @property
+    @abstractmethod
+    def norm_dims(self) -> tuple[int, ...]:
+        """Dimensions of W (..., d, K) over which one composition's norm runs."""
+
+    @abstractmethod
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """Encodes labels (..., n) for `data_loss` and `residual`: (..., n, K)."""
+
+    @abstractmethod
+    def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each row from its scores (..., n, K): (..., n)."""
+
+    @abstractmethod
+    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Derivative of `data_loss` by the scores: (..., n, K)."""
+
+    @property
+    def smoothness(self) -> float:
+        """β = Λ + curvature (spectral norm of the Hessian of J)."""
+        return self.l2_reg + self.curvature
+
+    def sensitivity(self, n: int, *, bound: Bound = "tight") -> float:
+        """L2 sensitivity of one composition of one head when one of its n records is replaced.
+
+        tight: 2L/(Λn). The regulariser's gradient is the same function on both neighbours, so a
+        visit of the differing record moves the iterate by α_m·2L/b at most; every other step
+        contracts by (1 − α_m Λ) and projection never expands, so a visit at step t of T
+        contributes at most 2L/(bΛT), and the visits sum to 2L/(Λ b ⌈n/b⌉) ≤ 2L/(Λn). It holds
+        for `fit_sgd` as it stands (whole epochs, nominal batch size, m = 1, 2, …) and for the
+        minimiser.
+        paper: 2(ΛR + L)/(Λn), Thm 4.1 and Ex. 3.16 of Kirschte et al. 2024.
+
+        Raises:
+            ValueError: n < 1, an unknown bound, or bound="paper" without a radius.
+        """
+        if n < 1:
+            raise ValueError(f"n must be >= 1, got {n}")
+        if bound == "tight":
+            return 2 * self.lipschitz / (self.l2_reg * n)
+        if bound == "paper":
+            if self.radius is None:
+                raise ValueError("radius must be given for bound='paper', got None")
+            return 2 * (self.l2_reg * self.radius + self.lipschitz) / (self.l2_reg * n)
+        raise ValueError(f"bound must be 'tight' or 'paper', got {bound!r}")
+
+    def loss(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """J(W): mean over rows, regulariser included.
+
+        Args:
+            weights: (..., d, K).
+            x: (..., n, d).
+            y: (..., n) int64 in [0, K).
+
+        Returns:
+            (...) one value per user.
+        """
+        data = self.data_loss(x @ weights, self.targets(y, x.dtype)).mean(-1)
+        return data + self.l2_reg / 2 * weights.square().sum((-2, -1))
+
+    def gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """∇J(W), shapes as in `loss`: (..., d, K)."""
+        residual = self.residual(x @ weights, self.targets(y, x.dtype))
+        return self.l2_reg * weights + x.mT @ residual / x.shape[-2]
+
+
+class OneVsRest(Head):
+    """K independent binary problems: class k against all others, weights column by column."""
+
+    @property
+    def compositions(self) -> int:
+        """K: replacing one record moves every class's column."""
+        return self.num_classes
+
+    @property
+    def lipschitz(self) -> float:
+        """L = c per class: |loss'| ≤ 1."""
+        return self.clip_norm
+
+    @property
+    def norm_dims(self) -> tuple[int, ...]:
+        """Each column has a norm of its own."""
+        return (-2,)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """+1 in the column of the label, −1 elsewhere."""
+        return one_hot(y, self.num_classes, dtype).mul_(2).sub_(1)
+
+
+def one_hot(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """Rows of the identity: (...) int64 -> (..., K)."""
+    encoded = torch.zeros(*y.shape, num_classes, dtype=dtype, device=y.device)
+    return encoded.scatter_(-1, y.unsqueeze(-1), 1)
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be finite and > 0, got {value}")

@@ -1,0 +1,31 @@
+"""One-vs-rest logistic regression."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from heads.head import OneVsRest
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticHead(OneVsRest):
+    """One-vs-rest logistic regression on clipped embeddings: ln(1 + e^{−z}), z = ±w_kᵀx."""
+
+    @property
+    def curvature(self) -> float:
+        """c²/4 per class."""
+        return self.clip_norm**2 / 4
+
+    def paper_smoothness(self, dim: int) -> float:
+        """β = √((c²/4 + Λ)² + pΛ²): the paper's bound for the SVM with this curvature."""
+        return math.sqrt((self.curvature + self.l2_reg) ** 2 + (dim - 1) * self.l2_reg**2)
+
+    def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Sum over the K binary problems."""
+        return functional.softplus(scores * -targets).sum(-1)
+
+    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """∓σ(−z)."""
+        return (scores * targets).neg_().sigmoid_().mul_(targets).neg_()

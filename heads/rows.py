@@ -1,0 +1,77 @@
+"""What the solvers ask of their input, checked once at the door."""
+
+import torch
+from torch import Tensor
+
+NEAR = 1e-4  # relative distance to the clip norm within which float32 norms are not trusted
+SLACK = 1e-12  # relative rounding of a norm computed in float64
+
+
+def check_rows(x: Tensor, y: Tensor, num_classes: int, clip_norm: float) -> None:
+    """Refuses rows on which a stated sensitivity would not hold.
+
+    Args:
+        x: (..., n, d) float, rows ‖x‖ ≤ clip_norm.
+        y: (..., n) int64 in [0, num_classes).
+        num_classes: K.
+        clip_norm: c.
+
+    Raises:
+        ValueError: wrong shapes or types, no rows, a label out of range, a row that is not
+            finite or longer than the clip norm.
+    """
+    check_labels(x, y, num_classes)
+    norms = torch.linalg.vector_norm(x, dim=-1)
+    unsure = ~(norms <= clip_norm * (1 - NEAR))  # a NaN is unsure too
+    if not unsure.any():
+        return
+    for part in unsure.nonzero().split(4096):
+        rows = x[tuple(part.T)]
+        exact = torch.linalg.vector_norm(rows.double(), dim=-1)
+        wrong = ~(exact <= clip_norm * (1 + SLACK))
+        if wrong.any():
+            index, norm = part[wrong][0].tolist(), exact[wrong][0].item()
+            raise ValueError(
+                f"x must have finite rows of norm <= clip_norm = {clip_norm}, "
+                f"got norm {norm} in row {index}"
+            )
+
+
+def check_labels(x: Tensor, y: Tensor, num_classes: int) -> None:
+    """Refuses shapes, types and labels that do not fit together.
+
+    Raises:
+        ValueError: as in `check_rows`, norms excepted.
+    """
+    if x.ndim not in (2, 3) or x.shape[:-1] != y.shape:
+        raise ValueError(
+            "x must be (n, d) or (users, n, d) with y (n,) or (users, n), "
+            f"got x {tuple(x.shape)} and y {tuple(y.shape)}"
+        )
+    if x.numel() == 0:
+        raise ValueError(f"x must hold at least one row and column, got shape {tuple(x.shape)}")
+    if y.dtype != torch.int64:
+        raise ValueError(f"y must be int64, got {y.dtype}")
+    low, high = y.min().item(), y.max().item()
+    if low < 0 or high >= num_classes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"y must lie in [0, {num_classes}), got {wrong}")
+
+
+def check_counts(counts: Tensor | None, x: Tensor) -> Tensor | None:
+    """The number of true rows per user of a padded batch, or None where all rows are true.
+
+    Padding rows are the last ones of a user; what they hold is ignored.
+
+    Raises:
+        ValueError: counts of another shape than (users,), below 1 or above n.
+    """
+    if counts is None:
+        return None
+    users, n = x.shape[:2] if x.ndim == 3 else (1, x.shape[0])
+    if counts.shape != (users,):
+        raise ValueError(f"counts must be of shape ({users},), got {tuple(counts.shape)}")
+    if counts.min() < 1 or counts.max() > n:
+        wrong = counts[(counts < 1) | (counts > n)][0].item()
+        raise ValueError(f"counts must lie in [1, {n}], got {wrong}")
+    return None if (counts == n).all() else counts.to(x.device, torch.int64)

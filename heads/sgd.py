@@ -1,0 +1,218 @@
+"""Projected SGD (Algorithms 1 and 2), all users at once, on the weights or in the Gram matrix."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from heads.head import Head
+from heads.projection import ball_scale, project_ball
+from heads.rows import check_counts, check_rows
+
+Method = Literal["auto", "gram", "primal"]
+Rows = slice | Tensor  # of a batch: a view in the given order, or (users, b) indices
+
+
+def fit_sgd(
+    head: Head,
+    x: Tensor,
+    y: Tensor,
+    *,
+    epochs: int,
+    batch_size: int,
+    smoothness: float | None = None,
+    generator: torch.Generator | None = None,
+    counts: Tensor | None = None,
+    method: Method = "auto",
+) -> Tensor:
+    """Trains every user's head by projected SGD from zero; `head.sensitivity(n)` holds.
+
+    Step m of a user: W ← Π_R(W − α_m (ΛW + 1/b Σ_batch ∇loss)), α_m = min(1/β, 1/(Λm)). Every
+    epoch visits every record once. A short last batch is divided by the nominal batch size b like
+    any other, m counts a user's own batches from 1, and only whole epochs are run: the bound needs
+    all three. A user with n < b rows has b = n.
+
+    The stated sensitivity also needs β ≥ `head.smoothness`. A `smoothness` below what the given
+    rows themselves need is refused here; the lower one that lies between the two (rows shorter
+    than the clip norm) serves reproduction, not release.
+
+    Args:
+        head: loss, Λ, c, and R if the iterates are projected.
+        x: (users, n, d) or (n, d) float, rows ‖x‖ ≤ head.clip_norm, constant column first.
+        y: (users, n) or (n,) int64 in [0, K).
+        epochs: whole passes, at least 1.
+        batch_size: nominal b, at least 1.
+        smoothness: β of the step size; None: head.smoothness.
+        generator: draws a new order for every user and epoch; None: the given order.
+        counts: (users,) true rows of each user where `x` is padded at the end.
+        method: "gram" keeps coefficients A (n, K) with W = XᵀA; "primal" keeps W; "auto" takes
+            the smaller. The iterates are the same up to rounding.
+
+    Returns:
+        (users, d, K) or (d, K) weights, of x's type and device.
+
+    Raises:
+        ValueError: an argument out of its range, rows longer than the clip norm.
+    """
+    check_rows(x, y, head.num_classes, head.clip_norm)
+    counts = check_counts(counts, x)
+    if epochs < 1:
+        raise ValueError(f"epochs must be >= 1, got {epochs}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    beta = _step_smoothness(head, x, smoothness)
+    batched = x.ndim == 3
+    x, y = (x, y) if batched else (x.unsqueeze(0), y.unsqueeze(0))
+    if method == "auto":
+        method = "gram" if x.shape[1] < x.shape[2] else "primal"
+    schedule = _Schedule(beta, head.l2_reg, epochs, batch_size, x.shape[:2], counts, x, generator)
+    if method == "gram":
+        weights = _fit_gram(head, x, y, schedule)
+    elif method == "primal":
+        weights = _fit_primal(head, x, y, schedule)
+    else:
+        raise ValueError(f"method must be 'auto', 'gram' or 'primal', got {method!r}")
+    return weights if batched else weights.squeeze(0)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One batch of every user."""
+
+    rows: Rows
+    shrink: float | Tensor  # 1 − α_m Λ, per user (users, 1, 1) if padded; 1 where no batch is left
+    rate: float | Tensor  # α_m / b, nominal b; 0 where no batch is left
+    first: bool  # of an epoch
+
+
+class _Schedule:
+    """Which rows every user visits at which rate."""
+
+    def __init__(
+        self,
+        beta: float,
+        l2_reg: float,
+        epochs: int,
+        batch_size: int,
+        shape: torch.Size,
+        counts: Tensor | None,
+        like: Tensor,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.beta, self.l2_reg, self.epochs = beta, l2_reg, epochs
+        self.users, self.n = shape
+        self.batch_size = min(batch_size, self.n)
+        self.counts, self.like, self.generator = counts, like, generator
+        place = torch.arange(self.n, device=like.device)
+        self.mask = None if counts is None else (place < counts[:, None]).to(like.dtype)[..., None]
+
+    def __iter__(self) -> Iterator[_Step]:
+        batches = math.ceil(self.n / self.batch_size)
+        for epoch in range(self.epochs):
+            order = self._order()
+            for batch in range(batches):
+                start = batch * self.batch_size
+                stop = min(start + self.batch_size, self.n)
+                rows = slice(start, stop) if order is None else order[:, start:stop]
+                shrink, rate = self._rates(epoch, batch, batches)
+                yield _Step(rows, shrink, rate, first=batch == 0)
+
+    def _order(self) -> Tensor | None:
+        """(users, n): a permutation of each user's own rows, padding left at the end."""
+        if self.generator is None:
+            return None
+        keys = torch.rand(
+            self.users, self.n, generator=self.generator, device=self.generator.device
+        ).to(self.like.device)
+        if self.mask is not None:
+            keys = keys.where(self.mask.squeeze(-1) > 0, 2.0)
+        return keys.argsort(1)
+
+    def _rates(self, epoch: int, batch: int, batches: int) -> tuple[float | Tensor, float | Tensor]:
+        if self.counts is None:
+            alpha = min(1 / self.beta, 1 / (self.l2_reg * (epoch * batches + batch + 1)))
+            return 1 - alpha * self.l2_reg, alpha / self.batch_size
+        nominal = self.counts.clamp(max=self.batch_size)
+        own_batches = -(-self.counts // nominal)
+        own_step = (epoch * own_batches + batch + 1).to(self.like.dtype)
+        alpha = (1 / (self.l2_reg * own_step)).clamp(max=1 / self.beta)
+        alpha = alpha.where(batch < own_batches, 0.0)[:, None, None]
+        return 1 - alpha * self.l2_reg, alpha / nominal[:, None, None]
+
+
+def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
+    weights = x.new_zeros(x.shape[0], x.shape[2], head.num_classes)
+    targets = head.targets(y, x.dtype)
+    for step in schedule:
+        batch = _take(x, step.rows)
+        residual = _residual(head, batch @ weights, targets, step.rows, schedule.mask)
+        weights = weights * step.shrink - batch.mT @ (residual * step.rate)
+        if head.radius is not None:
+            weights = project_ball(weights, head.radius, head.norm_dims)
+    return weights
+
+
+def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
+    """The same iterates through G = XXᵀ and W = XᵀA; ‖W‖² is carried along from batch values."""
+    gram = x @ x.mT
+    targets = head.targets(y, x.dtype)
+    coefficients = x.new_zeros(*x.shape[:2], head.num_classes)
+    norm2 = x.new_zeros(())
+    for step in schedule:
+        if head.radius is not None and step.first:  # afresh, so that rounding does not pile up
+            norm2 = (coefficients * (gram @ coefficients)).sum(head.norm_dims, keepdim=True)
+        scores = _take(gram, step.rows) @ coefficients
+        move = _residual(head, scores, targets, step.rows, schedule.mask).mul_(step.rate)
+        coefficients.mul_(step.shrink)
+        _subtract(coefficients, step.rows, move)
+        if head.radius is not None:
+            cross = (scores * move).sum(head.norm_dims, keepdim=True)
+            square = (move * (_block(gram, step.rows) @ move)).sum(head.norm_dims, keepdim=True)
+            norm2 = step.shrink**2 * norm2 - 2 * step.shrink * cross + square
+            scale = ball_scale(norm2.clamp(min=0).sqrt(), head.radius)
+            coefficients.mul_(scale)
+            norm2 = norm2 * scale**2
+    return (coefficients.mT @ x).mT
+
+
+def _residual(
+    head: Head, scores: Tensor, targets: Tensor, rows: Rows, mask: Tensor | None
+) -> Tensor:
+    residual = head.residual(scores, _take(targets, rows))
+    return residual if mask is None else residual.mul_(_take(mask, rows))
+
+
+def _take(values: Tensor, rows: Rows) -> Tensor:
+    """values[:, rows]: (users, n, k) -> (users, b, k)."""
+    if isinstance(rows, slice):
+        return values[:, rows]
+    return values.gather(1, rows[..., None].expand(-1, -1, values.shape[2]))
+
+
+def _block(gram: Tensor, rows: Rows) -> Tensor:
+    """G of a batch with itself: (users, b, b)."""
+    if isinstance(rows, slice):
+        return gram[:, rows, rows]
+    return _take(gram, rows).gather(2, rows[:, None, :].expand(-1, rows.shape[1], -1))
+
+
+def _subtract(values: Tensor, rows: Rows, change: Tensor) -> None:
+    if isinstance(rows, slice):
+        values[:, rows] -= change
+    else:
+        values.scatter_add_(1, rows[..., None].expand_as(change), -change)
+
+
+def _step_smoothness(head: Head, x: Tensor, smoothness: float | None) -> float:
+    if smoothness is None:
+        return head.smoothness
+    longest = torch.linalg.vector_norm(x, dim=-1).max().item()
+    needed = head.l2_reg + head.curvature * min(1.0, longest / head.clip_norm) ** 2
+    if not needed * (1 - 1e-6) <= smoothness < math.inf:
+        raise ValueError(
+            f"smoothness must be finite and >= l2_reg + curvature = {needed:.6g}, got {smoothness}"
+        )
+    return smoothness

@@ -1,0 +1,54 @@
+"""Softmax regression: one composition whatever the number of classes."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heads.head import Head, one_hot
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxHead(Head):
+    """L2-regularised softmax regression on clipped embeddings.
+
+    J(W) = Λ/2 ‖W‖² + mean CE(softmax(Wᵀx), y),  ‖x‖ ≤ c (constant column included),  ‖W‖ ≤ R.
+    """
+
+    @property
+    def compositions(self) -> int:
+        """1: the whole matrix moves by `sensitivity` in Frobenius norm."""
+        return 1
+
+    @property
+    def lipschitz(self) -> float:
+        """L = √2·c of the data term (Thm N.1 of Kirschte et al. 2024, regulariser excluded)."""
+        return math.sqrt(2) * self.clip_norm
+
+    @property
+    def curvature(self) -> float:
+        """c²/2: diag(p) − ppᵀ has no eigenvalue above 1/2."""
+        return self.clip_norm**2 / 2
+
+    def paper_smoothness(self, dim: int) -> float:
+        """β = √(dKΛ² + ½(Λ + c²)²), Thm O.1 of Kirschte et al. 2024; `dim` is d."""
+        spread = dim * self.num_classes * self.l2_reg**2
+        return math.sqrt(spread + 0.5 * (self.l2_reg + self.clip_norm**2) ** 2)
+
+    @property
+    def norm_dims(self) -> tuple[int, ...]:
+        """One Frobenius norm for the whole matrix."""
+        return (-2, -1)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """One-hot rows."""
+        return one_hot(y, self.num_classes, dtype)
+
+    def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy −log softmax(s)_y."""
+        return scores.logsumexp(-1) - (scores * targets).sum(-1)
+
+    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """softmax(s) − one-hot(y)."""
+        return torch.softmax(scores, -1).sub_(targets)

@@ -1,0 +1,164 @@
+"""Sums over a user's rows that a classifier can be built from, exact under any partition."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from heads.head import one_hot
+from heads.rows import check_counts, check_labels
+
+
+class LeastSquaresStatistics(NamedTuple):
+    """One user's share of a ridge regression: class sums and scaled second moments."""
+
+    class_sums: Tensor  # (users, d, K)
+    second_moments: Tensor  # (users, d(d+1)/2): α·svec(Σ x xᵀ)
+
+
+def class_sums(x: Tensor, y: Tensor, num_classes: int, *, counts: Tensor | None = None) -> Tensor:
+    """Σ x e_yᵀ over each user's rows; `class_sums_sensitivity` bounds what one record moves.
+
+    The constant row sums to a times the class counts. Floating-point rows are summed in float64
+    and integer rows in int64, so rows on a fixed grid give the same total, bit for bit, under
+    every partition.
+
+    Args:
+        x: (users, n, d) or (n, d), constant column first.
+        y: (users, n) or (n,) int64 in [0, K).
+        num_classes: K.
+        counts: (users,) true rows of each user where `x` is padded at the end.
+
+    Returns:
+        (users, d, K) or (d, K), float64 or int64.
+
+    Raises:
+        ValueError: shapes, types or labels that do not fit together.
+    """
+    check_labels(x, y, num_classes)
+    x = _masked(_wide(x), check_counts(counts, x))
+    if x.dtype == torch.int64:  # no integer matrix product is fast, and none is needed
+        sums = x.new_zeros(*x.shape[:-2], num_classes, x.shape[-1])
+        index = y.unsqueeze(-1).expand_as(x)
+        return sums.scatter_add_(-2, index, x).mT
+    return x.mT @ one_hot(y, num_classes, x.dtype)
+
+
+def second_moments(x: Tensor, *, counts: Tensor | None = None) -> Tensor:
+    """Σ x xᵀ over each user's rows, upper triangle row by row, unscaled.
+
+    Args:
+        x: (users, n, d) or (n, d), float (summed in float64) or int64 (exact).
+        counts: as in `class_sums`.
+
+    Returns:
+        (users, d(d+1)/2) or (d(d+1)/2,).
+    """
+    x = _masked(_wide(x), check_counts(counts, x))
+    d = x.shape[-1]
+    moments = x.mT @ x
+    row, column = torch.triu_indices(d, d, device=x.device)
+    return moments[..., row, column]
+
+
+def least_squares_statistics(
+    x: Tensor, y: Tensor, num_classes: int, alpha: float, *, counts: Tensor | None = None
+) -> LeastSquaresStatistics:
+    """Class sums and α·svec(Σ x xᵀ); `least_squares_sensitivity` bounds the pair's movement.
+
+    svec scales off-diagonal entries by √2, so that |svec(M)| is the Frobenius norm of M.
+
+    Args:
+        x: as in `class_sums`, floating point.
+        y: as in `class_sums`.
+        num_classes: K.
+        alpha: weight of the second moments beside the class sums, > 0.
+        counts: as in `class_sums`.
+
+    Raises:
+        ValueError: as in `class_sums`, or alpha <= 0.
+    """
+    _check_alpha(alpha)
+    sums = class_sums(x, y, num_classes, counts=counts)
+    scale = svec_scale(x.shape[-1], alpha).to(x.device)
+    return LeastSquaresStatistics(sums, second_moments(x, counts=counts) * scale)
+
+
+def svec_scale(dim: int, alpha: float) -> Tensor:
+    """(d(d+1)/2,) float64 factors of the triangle: α on the diagonal, α√2 off it."""
+    row, column = torch.triu_indices(dim, dim)
+    return torch.where(row == column, alpha, alpha * math.sqrt(2)).double()
+
+
+def symmetric(triangle: Tensor, dim: int) -> Tensor:
+    """The symmetric d x d matrix whose upper triangle, row by row, is given."""
+    row, column = torch.triu_indices(dim, dim, device=triangle.device)
+    matrix = triangle.new_zeros(*triangle.shape[:-1], dim, dim)
+    matrix[..., row, column] = triangle
+    matrix[..., column, row] = triangle
+    return matrix
+
+
+def class_sums_sensitivity(clip_norm: float, constant: float) -> float:
+    """L2 sensitivity of class sums when one record [a, x], ‖x‖² ≤ c² − a², is replaced.
+
+    max(2√(c² − a²), √2·c): same label and x' = −x, or another label and any x, x' of full
+    length; both are attained.
+
+    Raises:
+        ValueError: constant outside (0, clip_norm).
+    """
+    if not 0 < constant < clip_norm:
+        raise ValueError(f"constant must lie in (0, clip_norm = {clip_norm}), got {constant}")
+    return max(2 * math.sqrt(clip_norm**2 - constant**2), math.sqrt(2) * clip_norm)
+
+
+def least_squares_sensitivity(
+    clip_norm: float, alpha: float, constant: float | None = None
+) -> float:
+    """L2 sensitivity of (class sums, α·svec(second moments)) when one record is replaced.
+
+    Without `constant`: moments of whole rows ‖x‖ ≤ c. With t = ⟨x, x'⟩, one label gives
+    ‖x − x'‖² + α²‖xxᵀ − x'x'ᵀ‖² ≤ 2(c² − t) + 2α²(c⁴ − t²), largest at t = −1/(2α²) or
+    t = −c²; another label gives 2c² + 2α²(c⁴ − t²), no more. So 2c if αc ≤ 1/√2, else
+    √2(αc² + 1/(2α)).
+
+    With `constant` a: class sums of rows [a, u] and moments of the features u alone, ‖u‖ ≤ r,
+    r² = c² − a² (the moments' constant row would repeat what the class sums say). One label gives
+    the bound above with r for c; another label gives √(2c² + 2α²r⁴) at u ⊥ u'. The larger one is
+    attained; with a² + α²r⁴ ≤ r² and αr ≤ 1/√2 it is 2r, that of the class sums alone.
+
+    Both are monotone in the lengths of the rows, so full length is the worst case.
+
+    Raises:
+        ValueError: alpha <= 0, or a constant outside (0, clip_norm).
+    """
+    _check_alpha(alpha)
+    if constant is None:
+        return _same_label_sensitivity(clip_norm, alpha)
+    class_sums_sensitivity(clip_norm, constant)  # checks the constant
+    reach2 = clip_norm**2 - constant**2
+    other_label = math.sqrt(2 * clip_norm**2 + 2 * alpha**2 * reach2**2)
+    return max(_same_label_sensitivity(math.sqrt(reach2), alpha), other_label)
+
+
+def _same_label_sensitivity(length: float, alpha: float) -> float:
+    if alpha * length <= math.sqrt(0.5):
+        return 2 * length
+    return math.sqrt(2) * (alpha * length**2 + 1 / (2 * alpha))
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha must be finite and > 0, got {alpha}")
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x.long()
+
+
+def _masked(x: Tensor, counts: Tensor | None) -> Tensor:
+    if counts is None:
+        return x
+    return x * (torch.arange(x.shape[-2], device=x.device) < counts[:, None])[..., None]

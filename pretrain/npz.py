@@ -1,0 +1,128 @@
+"""Rows of `.npz` members read on demand, so that memory follows the batch, not the file."""
+
+import os
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+LOCAL_HEADER = 30  # bytes before the file name in a zip entry's local header
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array inside an uncompressed npz member; rows are read with `pread`, thread-safely."""
+
+    file: IO[bytes]
+    offset: int  # of the first element, in the file
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    row_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        row = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+        object.__setattr__(self, "row_bytes", row)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop-1, shape (stop - start, ...)."""
+        size = (stop - start) * self.row_bytes
+        data = os.pread(self.file.fileno(), size, self.offset + start * self.row_bytes)
+        if len(data) != size:
+            raise ValueError(f"{self.file.name} must not change while it is read, got a short read")
+        return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
+
+
+@dataclass(frozen=True)
+class LoadedArray:
+    """The same for a compressed member, which is held in memory."""
+
+    array: np.ndarray
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows start..stop-1, shape (stop - start, ...)."""
+        return self.array[start:stop]
+
+
+Rows = StoredArray | LoadedArray
+
+
+class Npz:
+    """An npz archive whose checksums have been verified.
+
+    Raises:
+        ValueError: not a zip archive, truncated, or a member whose CRC does not match.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("rb")
+        try:
+            self._zip = zipfile.ZipFile(self._file)
+            damaged = self._zip.testzip()
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError) as error:
+            raise ValueError(f"{path} must be a complete npz archive, got: {error}") from error
+        except zipfile.zlib.error as error:  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(f"{path} must be a complete npz archive, got: {error}") from error
+        if damaged is not None:
+            raise ValueError(f"{path}: the checksum of every member must match, got {damaged}")
+        self.names = [name.removesuffix(".npy") for name in self._zip.namelist()]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def array(self, name: str) -> np.ndarray:
+        """The whole member `name`, in memory."""
+        rows = self.member(name)
+        return rows.array if isinstance(rows, LoadedArray) else rows.rows(0, len(rows))
+
+    def member(self, name: str) -> Rows:
+        """The member `name`; its rows stay on disk unless it is compressed."""
+        if name not in self:
+            raise ValueError(f"{self.path} must hold {name!r}, got {', '.join(self.names)}")
+        info = self._zip.getinfo(f"{name}.npy")
+        with self._zip.open(info) as stream:
+            shape, dtype = self._header(stream, name)
+            if info.compress_type != zipfile.ZIP_STORED:
+                values = np.frombuffer(stream.read(), dtype)
+                return LoadedArray(self._shaped(values, shape, name), dtype, shape)
+            start = stream.tell()
+        self._file.seek(info.header_offset)
+        local = self._file.read(LOCAL_HEADER)
+        names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+        stored = info.header_offset + LOCAL_HEADER + names
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if start + size != info.file_size:
+            raise ValueError(f"{self.path}: {name} must fill its header's shape {shape}")
+        return StoredArray(self._file, stored + start, dtype, shape)
+
+    def _header(self, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
+        try:
+            version = np.lib.format.read_magic(stream)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            shape, fortran, dtype = read(stream)
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{self.path}: {name} must be an npy array, got: {error}") from error
+        if dtype.hasobject or fortran or not shape:
+            raise ValueError(
+                f"{self.path}: {name} must be a plain row-major array of numbers or strings, "
+                f"got dtype {dtype}, shape {shape}"
+            )
+        return shape, dtype
+
+    def _shaped(self, values: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+        if values.size != np.prod(shape, dtype=np.int64):
+            raise ValueError(f"{self.path}: {name} must fill its header's shape {shape}")
+        return values.reshape(shape)

@@ -1,0 +1,106 @@
+"""Small residual networks for images of 28 to 64 pixels."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """A residual network of basic blocks; each stage after the first halves the resolution."""
+
+    widths: tuple[int, ...] = (32, 64, 128, 384)  # channels of each stage
+    blocks: tuple[int, ...] = (1, 1, 1, 1)  # blocks of each stage
+    stem_stride: int = 1  # 2 quarters the work at some cost in accuracy
+    pool: int = 1  # the last map is averaged over pool x pool cells
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"widths must be >= 1, got {self.widths}")
+        if len(self.blocks) != len(self.widths) or min(self.blocks) < 1:
+            raise ValueError(f"blocks must be >= 1 for each of {self.widths}, got {self.blocks}")
+        if self.stem_stride not in (1, 2) or self.pool < 1:
+            raise ValueError(
+                f"stem_stride must be 1 or 2 and pool >= 1, got {self.stem_stride}, {self.pool}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain fields for JSON."""
+        return {"kind": "small-resnet", **asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "ResNetConfig":
+        """Reads what `to_json` gave.
+
+        Raises:
+            ValueError: another kind of network or unknown fields.
+        """
+        known = {"kind", *cls.__dataclass_fields__}
+        if fields.get("kind") != "small-resnet" or fields.keys() != known:
+            raise ValueError(
+                f"architecture must be a small-resnet with fields {known}, got {fields}"
+            )
+        return cls(
+            widths=tuple(fields["widths"]),
+            blocks=tuple(fields["blocks"]),
+            stem_stride=fields["stem_stride"],
+            pool=fields["pool"],
+        )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al. 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
+        self.project = nn.Conv2d(inputs, outputs, 1, bias=False) if inputs != outputs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) -> (n, outputs, h / stride, w / stride)."""
+        shortcut = functional.avg_pool2d(x, 2, ceil_mode=True) if self.stride == 2 else x
+        if self.project is not None:
+            shortcut = self.project(shortcut)
+        y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        return functional.relu(self.norm2(self.conv2(y)) + shortcut, inplace=True)
+
+
+class SmallResNet(nn.Module):
+    """(n, 3, h, w) in [0, 1] -> (n, embedding_dim); small-image stem, no max-pooling."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding_dim = config.widths[-1] * config.pool**2
+        width = config.widths[0]
+        self.stem = nn.Conv2d(3, width, 3, config.stem_stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        stages = []
+        for index, (outputs, count) in enumerate(zip(config.widths, config.blocks, strict=True)):
+            for block in range(count):
+                stride = 2 if index and not block else 1
+                stages.append(BasicBlock(width, outputs, stride))
+                width = outputs
+        self.stages = nn.Sequential(*stages)
+        _initialise(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
+        x = functional.relu(self.norm(self.stem(2 * images - 1)), inplace=True)
+        x = self.stages(x)
+        if self.config.pool == 1:
+            return x.mean((2, 3))
+        return torch.flatten(functional.adaptive_avg_pool2d(x, self.config.pool), 1)
+
+
+def _initialise(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

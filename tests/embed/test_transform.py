@@ -1,0 +1,196 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+
+CLIP = math.sqrt(2)
+
+
+def true_norms(rows: torch.Tensor) -> np.ndarray:
+    wide = rows.numpy().astype(np.longdouble)
+    return np.sqrt((wide**2).sum(1))
+
+
+def adversarial_rows(count: int, dim: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows whose norm rounds to just around the clip bound, and extreme ones."""
+    rows = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    rows /= rows.norm(dim=1, keepdim=True)
+    kinds = torch.arange(count) % 6
+    ulps = torch.randint(-4, 5, (count, 1), generator=generator).double()
+    rows[kinds == 0] *= 1 + ulps[kinds == 0] * 2**-24
+    rows[kinds == 1] *= 1 + ulps[kinds == 1] * 2**-11
+    rows[kinds == 2] *= 1e4
+    rows[kinds == 3] = torch.eye(dim, dtype=torch.float64)[0] * (1 + ulps[kinds == 3] * 2**-23)
+    rows[kinds == 4] = rows[kinds == 4].sign() / math.sqrt(dim)  # every entry rounds alike
+    rows[kinds == 5] *= 1e-7  # subnormal in float16
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 3, 640])
+@pytest.mark.parametrize("constant", [0.0, 1.0])
+def test_norm_never_exceeds_the_bound(dtype: torch.dtype, dim: int, constant: float) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    x = adversarial_rows(3000, dim, generator).to(dtype)
+    rows = add_constant_and_clip(x, CLIP, constant)
+    assert rows.dtype == dtype
+    assert (rows[:, 0] == constant).all()
+    assert true_norms(rows.to(torch.float64)).max() <= CLIP
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_norm_never_exceeds_the_bound_over_a_million_rows(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for dim in (7, 64, 129, 500):
+        for _ in range(5):
+            x = adversarial_rows(50_000, dim, generator).to(dtype)
+            assert true_norms(add_constant_and_clip(x, CLIP)).max() <= CLIP
+
+
+@pytest.mark.parametrize("bound", [1e-9, 1e-4, 1e-3])
+def test_bounds_below_the_smallest_normal_float16(bound: float) -> None:
+    x = torch.full((4, 500), 1.0, dtype=torch.float16)
+    assert true_norms(add_constant_and_clip(x, bound, 0.0).double()).max() <= bound
+
+
+def test_short_rows_are_kept_bit_for_bit() -> None:
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0)) * 1e-3
+    assert torch.equal(add_constant_and_clip(x, CLIP)[:, 1:], x)
+    assert torch.equal(add_constant_and_clip(torch.zeros(2, 3), CLIP)[:, 1:], torch.zeros(2, 3))
+
+
+def test_long_rows_keep_their_direction_and_reach_the_bound() -> None:
+    x = torch.randn(100, 9, generator=torch.Generator().manual_seed(0)) * 1e30
+    clipped = add_constant_and_clip(x, CLIP)[:, 1:]
+    cosine = torch.nn.functional.cosine_similarity(clipped, x * 1e-30)
+    assert cosine.min() > 1 - 1e-6
+    assert clipped.norm(dim=1).min() > 1 - 1e-6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_are_named(bad: float) -> None:
+    x = torch.zeros(5, 2)
+    x[3, 1] = bad
+    with pytest.raises(ValueError, match=f"x must be finite, got {bad} in row 3"):
+        add_constant_and_clip(x, CLIP)
+    with pytest.raises(ValueError, match="in row 3"):
+        PublicTransform.identity(2)(x)
+    with pytest.raises(ValueError, match="public must be finite"):
+        PublicTransform.fit(x)
+
+
+@pytest.mark.parametrize(
+    ("clip_norm", "constant", "rule"),
+    [
+        (1.0, 1.0, "clip_norm must be > constant"),
+        (math.nan, 1.0, "clip_norm must be > constant"),
+        (math.inf, 1.0, "clip_norm must be > constant"),
+        (2.0, -1.0, "clip_norm must be > constant >= 0"),
+        (2.0, 0.1, "constant must be representable"),
+    ],
+)
+def test_bad_bounds(clip_norm: float, constant: float, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        add_constant_and_clip(torch.zeros(1, 2), clip_norm, constant)
+
+
+@pytest.fixture
+def public() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    mix = torch.randn(12, 12, generator=generator)
+    return torch.randn(4000, 12, generator=generator) @ mix + 5
+
+
+def test_whitened_features_are_uncorrelated(public: torch.Tensor) -> None:
+    transform = PublicTransform.fit(public, components=6, shrinkage=0.0)
+    features = transform.features(public).double()
+    covariance = torch.cov(features.T, correction=0)
+    expected = torch.eye(6, dtype=torch.float64) * covariance[0, 0]
+    assert torch.allclose(covariance, expected, atol=2e-5)
+    assert features.mean(0).abs().max() < 1e-5
+
+
+def test_basis_is_that_of_an_independent_pca(public: torch.Tensor) -> None:
+    transform = PublicTransform.fit(public, components=4, whiten=False)
+    _, _, directions = np.linalg.svd(public.numpy() - public.numpy().mean(0), full_matrices=False)
+    overlap = np.abs(directions[:4] @ transform.basis.numpy())
+    assert np.allclose(overlap, np.eye(4), atol=1e-3)
+
+
+def test_clip_quantile_is_the_share_of_public_rows_left_alone(public: torch.Tensor) -> None:
+    transform = PublicTransform.fit(public, clip_quantile=0.3)
+    norms = transform.features(public).norm(dim=1)
+    assert (norms <= 1).float().mean() == pytest.approx(0.3, abs=0.01)
+
+
+def test_public_moments_are_those_of_the_rows(public: torch.Tensor) -> None:
+    transform = PublicTransform.fit(public, components=5, clip_norm=3.0, constant=0.5)
+    rows = transform(public).double()
+    assert transform.dim == rows.shape[1] == 6
+    assert torch.allclose(transform.second_moment, rows.T @ rows / len(rows))
+    assert torch.allclose(transform.covariance, torch.cov(rows.T, correction=0), atol=1e-12)
+    assert true_norms(rows).max() <= 3.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_rows_are_bounded_even_far_from_the_public_ones(
+    public: torch.Tensor, dtype: torch.dtype
+) -> None:
+    rows = PublicTransform.fit(public)(public * 1e20, dtype=dtype)
+    assert true_norms(rows).max() <= CLIP
+
+
+def test_identity_only_clips() -> None:
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    rows = PublicTransform.identity(2)(x)
+    assert torch.allclose(rows, torch.tensor([[1, 0.6, 0.8], [1, 0.3, 0.4]]))
+
+
+def test_saved_transform_is_the_same(public: torch.Tensor, tmp_path: Path) -> None:
+    transform = PublicTransform.fit(public, components=3)
+    transform.save(tmp_path / "transform.safetensors")
+    loaded = PublicTransform.load(tmp_path / "transform.safetensors")
+    assert loaded.fitted_on == transform.fitted_on
+    assert torch.equal(loaded(public), transform(public))
+    assert torch.equal(loaded.covariance, transform.covariance)
+
+
+def test_damaged_transform_files_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "transform.safetensors"
+    with pytest.raises(ValueError, match="must be a saved transform"):
+        PublicTransform.load(path)
+    path.write_bytes(b"\0" * 40)
+    with pytest.raises(ValueError, match="must be a saved transform"):
+        PublicTransform.load(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"components": 13}, r"components must be in \[1, 12\], got 13"),
+        ({"components": 0}, r"components must be in \[1, 12\], got 0"),
+        ({"shrinkage": 2.0}, r"shrinkage must be in \[0, 1\], got 2.0"),
+        ({"clip_quantile": -0.1}, r"clip_quantile must be in \[0, 1\], got -0.1"),
+        ({"clip_norm": 0.5}, "clip_norm must be > constant"),
+    ],
+)
+def test_bad_options(public: torch.Tensor, options: dict[str, float], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        PublicTransform.fit(public, **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_constant_public_rows_are_an_error() -> None:
+    with pytest.raises(ValueError, match="public rows must differ"):
+        PublicTransform.fit(torch.ones(10, 3))
+
+
+def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
+    held = EmbeddingSet(embeddings=public.numpy(), labels=np.zeros(len(public), np.int64))
+    one, other = PublicTransform.fit(held), PublicTransform.fit(public)
+    assert one.fitted_on == other.fitted_on == held.content_hash()
+    assert torch.equal(one.basis, other.basis)

@@ -1,0 +1,16 @@
+"""Integers in, one sum out: fixed point, discrete noise, and two secure summation protocols."""
+
+from train_distributed.secure_sum.discrete_noise import NoiseSampler, add_noise, discrete_gaussian
+from train_distributed.secure_sum.fixed_point import FixedPoint, towards_zero
+from train_distributed.secure_sum.integer_privacy import IntegerRelease, default_step, plan
+
+__all__ = [
+    "FixedPoint",
+    "IntegerRelease",
+    "NoiseSampler",
+    "add_noise",
+    "default_step",
+    "discrete_gaussian",
+    "plan",
+    "towards_zero",
+]

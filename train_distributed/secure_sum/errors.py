@@ -1,0 +1,69 @@
+"""Every way a message or a request can be refused, by name.
+
+A refusal never changes the state of the machine that refuses: the next good message is taken as
+if the bad one had not been sent.
+"""
+
+
+class ProtocolError(ValueError):
+    """A message or request was refused; nothing was revealed, counted or released."""
+
+
+class TruncatedMessage(ProtocolError):
+    """Shorter than its header says, or than a header is."""
+
+
+class OversizedMessage(ProtocolError):
+    """Longer than its header says, or than this kind of message may be."""
+
+
+class MalformedMessage(ProtocolError):
+    """Wrong magic, version or kind, or a payload that does not follow its layout."""
+
+
+class WrongSession(ProtocolError):
+    """Belongs to another session, or to other session parameters."""
+
+
+class WrongSender(ProtocolError):
+    """The named sender is unknown, or not the party that this message must come from."""
+
+
+class WrongReceiver(ProtocolError):
+    """Addressed to another party."""
+
+
+class BadSignature(ProtocolError):
+    """Not signed by the party that it names as its sender, or changed since."""
+
+
+class BadSeal(ProtocolError):
+    """Ciphertext that this party's key does not open."""
+
+
+class ReplayedMessage(ProtocolError):
+    """This party has already taken a message of this kind from this sender."""
+
+
+class OutOfOrder(ProtocolError):
+    """Does not belong to the stage that the protocol is in."""
+
+
+class SetMismatch(ProtocolError):
+    """The parties do not speak of the same set of users."""
+
+
+class ContradictoryRequest(ProtocolError):
+    """A peer is named both as alive and as dropped: both of its secrets would be revealed."""
+
+
+class TooFewUsers(ProtocolError):
+    """Fewer users than the session's minimum, or than the threshold of shares."""
+
+
+class InconsistentShares(ProtocolError):
+    """Shares that do not reconstruct the secret its owner committed to."""
+
+
+class AlreadyOpened(ProtocolError):
+    """This party has already taken this step of this session, perhaps before a restart."""

@@ -1,0 +1,136 @@
+"""Keys of a party: Ed25519 to sign, X25519 to agree; sealing to a pinned public key.
+
+Sealing is a fresh X25519 exchange with the receiver's pinned key, HKDF-SHA256 over both public
+keys and the context, and AES-256-GCM; every key seals once, so its nonce may be zero.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from train_distributed.secure_sum.errors import BadSeal, BadSignature
+from train_distributed.secure_sum.prg import derive, new_seed
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+TAG_BYTES = 16
+SEAL_BYTES = KEY_BYTES + TAG_BYTES  # what a seal adds to its plaintext
+_NONCE = bytes(12)
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """What others pin about a party."""
+
+    verifying: bytes  # Ed25519, 32 bytes
+    sealing: bytes  # X25519, 32 bytes
+
+
+@dataclass(frozen=True)
+class PrivateKeys:
+    """What a party keeps; both halves are 32-byte seeds."""
+
+    signing: bytes
+    opening: bytes
+
+    @staticmethod
+    def generate() -> "PrivateKeys":
+        """Draws both halves from the operating system."""
+        return PrivateKeys(new_seed(), new_seed())
+
+    @property
+    def public(self) -> PublicKeys:
+        """The halves to publish."""
+        signing = Ed25519PrivateKey.from_private_bytes(self.signing)
+        return PublicKeys(signing.public_key().public_bytes_raw(), public_half(self.opening))
+
+
+def public_half(private: bytes) -> bytes:
+    """The X25519 public key of a 32-byte private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes) -> bytes:
+    """The X25519 shared secret (RFC 7748), to be passed through `derive`.
+
+    Raises:
+        BadSeal: a public key of small order, whose secret anyone could know.
+    """
+    try:
+        key = X25519PrivateKey.from_private_bytes(private)
+        return key.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise BadSeal(f"public key must not be of small order, got {public.hex()}") from error
+
+
+def sign(signing: bytes, message: bytes) -> bytes:
+    """Ed25519 signature (RFC 8032), 64 bytes."""
+    return Ed25519PrivateKey.from_private_bytes(signing).sign(message)
+
+
+def verify(verifying: bytes, signature: bytes, message: bytes) -> None:
+    """Checks an Ed25519 signature.
+
+    Raises:
+        BadSignature: not this key's signature of this message.
+    """
+    try:
+        _verifier(verifying).verify(signature, message)
+    except InvalidSignature as error:
+        raise BadSignature(f"must be signed by key {verifying.hex()}, is not") from error
+
+
+def seal(receiver: bytes, plaintext: bytes, context: bytes) -> bytes:
+    """Encrypts so that only the holder of the receiver's X25519 key reads it.
+
+    Args:
+        receiver: the pinned public key.
+        plaintext: what to hide.
+        context: what the ciphertext is bound to (session, sender, receiver).
+
+    Returns:
+        48 bytes more than the plaintext.
+    """
+    once = new_seed()
+    public = public_half(once)
+    key = derive(agree(once, receiver), b"seal" + public + receiver + context)
+    return public + AESGCM(key).encrypt(_NONCE, plaintext, None)
+
+
+def open_seal(opening: bytes, sealed: bytes, context: bytes) -> bytes:
+    """Decrypts what `seal` made for this key and context.
+
+    Raises:
+        BadSeal: it was not, or was changed.
+    """
+    if len(sealed) < SEAL_BYTES:
+        raise BadSeal(f"seal must be >= {SEAL_BYTES} bytes, got {len(sealed)}")
+    public = sealed[:KEY_BYTES]
+    info = b"seal" + public + public_half(opening) + context
+    return decrypt(derive(agree(opening, public), info), sealed[KEY_BYTES:])
+
+
+def encrypt(key: bytes, plaintext: bytes) -> bytes:
+    """AES-256-GCM under a key that encrypts this one message; adds 16 bytes."""
+    return AESGCM(key).encrypt(_NONCE, plaintext, None)
+
+
+def decrypt(key: bytes, ciphertext: bytes) -> bytes:
+    """Opens what `encrypt` made with this key.
+
+    Raises:
+        BadSeal: it was not, or was changed.
+    """
+    try:
+        return AESGCM(key).decrypt(_NONCE, ciphertext, None)
+    except InvalidTag as error:
+        raise BadSeal(f"ciphertext of {len(ciphertext)} bytes must open, does not") from error
+
+
+@lru_cache(maxsize=4096)
+def _verifier(verifying: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(verifying)

@@ -1,0 +1,64 @@
+"""Seeds and the masks they expand to: AES-256 in counter mode, one stream per seed.
+
+A stream is the AES-256-CTR keystream from counter zero, read as little-endian 64-bit words. The
+counter may start at zero because a seed is used for one stream only. 32 bytes come from the
+operating system or, for a mask that two parties share, from HKDF-SHA256 (RFC 5869).
+"""
+
+import secrets
+from collections.abc import Iterator
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from train_distributed.secure_sum.fixed_point import WORD
+
+SEED_BYTES = 32
+CHUNK_WORDS = 2**13  # 64 KiB: stays in the second-level cache
+_ZEROS = bytes(CHUNK_WORDS * WORD.itemsize)
+
+
+def new_seed() -> bytes:
+    """Draws 32 fresh bytes from the operating system."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def derive(secret: bytes, purpose: bytes) -> bytes:
+    """HKDF-SHA256 (RFC 5869, no salt) of a secret; 32 bytes, one value per purpose."""
+    return HKDF(algorithm=SHA256(), length=SEED_BYTES, salt=None, info=purpose).derive(secret)
+
+
+def stream(seed: bytes, count: int) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
+    """The first `count` words of a seed's stream, chunk by chunk.
+
+    Yields:
+        The chunk's place in the stream, and its words; the array is overwritten by the next chunk.
+
+    Raises:
+        ValueError: the seed is not 32 bytes.
+    """
+    if len(seed) != SEED_BYTES:
+        raise ValueError(f"seed must be {SEED_BYTES} bytes, got {len(seed)}")
+    cipher = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
+    words = np.empty(CHUNK_WORDS, WORD)
+    octets = memoryview(words).cast("B")
+    for start in range(0, count, CHUNK_WORDS):
+        length = min(CHUNK_WORDS, count - start)
+        used = length * WORD.itemsize
+        cipher.update_into(_ZEROS[:used], octets[:used])
+        yield slice(start, start + length), words[:length]
+
+
+def add_stream(total: NDArray[np.uint64], seed: bytes) -> None:
+    """Adds a seed's stream to `total` (d,), in place, modulo 2^64."""
+    for place, words in stream(seed, len(total)):
+        total[place] += words
+
+
+def subtract_stream(total: NDArray[np.uint64], seed: bytes) -> None:
+    """Subtracts a seed's stream from `total` (d,), in place, modulo 2^64."""
+    for place, words in stream(seed, len(total)):
+        total[place] -= words

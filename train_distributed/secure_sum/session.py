@@ -1,0 +1,101 @@
+"""What all parties of one secure sum agree on before the first message.
+
+Its digest stands in every message, so parties that disagree on anything in it refuse each other's
+messages. A retry is a new session: new nonce, fresh noise, one more composition.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from train_distributed.secure_sum.errors import MalformedMessage
+from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+
+FIRST_SERVER = 2**31  # users have smaller identities; server j has FIRST_SERVER + j
+EVERYONE = 2**32 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Parameters that are public, fixed beforehand, and the same for every party.
+
+    Raises:
+        ValueError: a field out of range.
+    """
+
+    nonce: bytes  # 32 bytes, fresh for every session
+    dimension: int  # d, numbers in a vector
+    minimum: int  # m_min, fewest users whose sum may be opened
+    users: Mapping[int, bytes]  # identity in [0, 2^31) -> Ed25519 public key
+    servers: Mapping[int, PublicKeys]  # FIRST_SERVER + j -> pinned keys, j = 0, 1, ...
+    context: bytes = field(default=b"")  # what else must be agreed: protocol, noise, model
+
+    def __post_init__(self) -> None:
+        if len(self.nonce) != KEY_BYTES:
+            raise ValueError(f"nonce must be {KEY_BYTES} bytes, got {len(self.nonce)}")
+        if not 1 <= self.dimension < 2**32:
+            raise ValueError(f"dimension must be in [1, 2^32), got {self.dimension}")
+        if not 1 <= self.minimum <= len(self.users):
+            raise ValueError(f"minimum must be in [1, {len(self.users)} users], got {self.minimum}")
+        if not all(0 <= user < FIRST_SERVER for user in self.users):
+            raise ValueError(f"users must have identities in [0, 2^31), got {sorted(self.users)}")
+        if len(set(self.users.values())) != len(self.users):
+            raise ValueError("users must have distinct keys, got one key twice")
+        expected = range(FIRST_SERVER, FIRST_SERVER + len(self.servers))
+        if not self.servers or set(self.servers) != set(expected):
+            raise ValueError(f"servers must be numbered from 2^31 on, got {sorted(self.servers)}")
+        object.__setattr__(self, "users", MappingProxyType(dict(self.users)))
+        object.__setattr__(self, "servers", MappingProxyType(dict(self.servers)))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of everything above."""
+        head = struct.pack(
+            ">QQQQ", self.dimension, self.minimum, len(self.users), len(self.servers)
+        )
+        users = b"".join(struct.pack(">I", u) + self.users[u] for u in self.order)
+        servers = b"".join(
+            keys.verifying + keys.sealing for _, keys in sorted(self.servers.items())
+        )
+        return hashlib.sha256(self.nonce + head + users + servers + self.context).digest()
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Users by rising identity; a set of users is a bitmap over this order."""
+        return tuple(sorted(self.users))
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """The place of each user in `order`."""
+        return {user: place for place, user in enumerate(self.order)}
+
+    def verifying_key(self, party: int) -> bytes | None:
+        """The key that must have signed a party's messages; None for a stranger."""
+        if party in self.users:
+            return self.users[party]
+        return self.servers[party].verifying if party in self.servers else None
+
+    def bitmap(self, users: Iterable[int]) -> bytes:
+        """One bit per user in `order`, lowest bit first; ceil(w / 8) bytes."""
+        bits = bytearray((len(self.order) + 7) // 8)
+        for user in users:
+            place = self.place[user]
+            bits[place // 8] |= 1 << place % 8
+        return bytes(bits)
+
+    def users_of(self, bitmap: bytes) -> frozenset[int]:
+        """The inverse of `bitmap`.
+
+        Raises:
+            MalformedMessage: a wrong length, or a bit beyond the last user.
+        """
+        expected = (len(self.order) + 7) // 8
+        if len(bitmap) != expected:
+            raise MalformedMessage(f"user set must be {expected} bytes, got {len(bitmap)}")
+        value = int.from_bytes(bitmap, "little")
+        if value >> len(self.order):
+            raise MalformedMessage(f"user set must hold {len(self.order)} users, got a later bit")
+        return frozenset(user for place, user in enumerate(self.order) if value >> place & 1)

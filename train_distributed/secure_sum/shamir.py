@@ -1,0 +1,77 @@
+"""Shamir's secret sharing of 32-byte secrets over the prime field of 2^256 + 297 elements.
+
+The secret is f(0) of a polynomial f of degree threshold - 1 whose other coefficients are uniform;
+the share of x is f(x). Any `threshold` shares fix f (Lagrange). Any threshold - 1 reveal nothing:
+for every candidate secret exactly one polynomial of that degree fits it and them, and each is
+equally likely.
+"""
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+
+from train_distributed.secure_sum.errors import InconsistentShares, TooFewUsers
+
+PRIME = 2**256 + 297  # the smallest prime above 2^256, so that every 32-byte secret is an element
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+
+def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
+    """Shares of a secret, of which any `threshold` reconstruct it and fewer reveal nothing.
+
+    Args:
+        secret: 32 bytes.
+        threshold: >= 1.
+        points: distinct x, each 0 < x < 2^32.
+
+    Returns:
+        The share of each point, 33 bytes, in the order of `points`.
+
+    Raises:
+        ValueError: an argument outside its range, or fewer points than the threshold.
+    """
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"secret must be {SECRET_BYTES} bytes, got {len(secret)}")
+    if not 1 <= threshold <= len(points):
+        raise ValueError(f"threshold must be in [1, {len(points)} points], got {threshold}")
+    if len(set(points)) != len(points) or not all(0 < x < 2**32 for x in points):
+        raise ValueError(f"points must be distinct and in (0, 2^32), got {list(points)}")
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    coefficients.append(int.from_bytes(secret, "big"))  # highest degree first
+    return [_evaluate(coefficients, x).to_bytes(SHARE_BYTES, "big") for x in points]
+
+
+def weights(points: Sequence[int]) -> list[int]:
+    """Lagrange weights λ with f(0) = Σ λ_i f(x_i): λ_i = Π_{j≠i} x_j / (x_j - x_i)."""
+    result = []
+    for i, x in enumerate(points):
+        others = [*points[:i], *points[i + 1 :]]
+        denominator = math.prod(other - x for other in others)
+        result.append(math.prod(others) * pow(denominator % PRIME, -1, PRIME) % PRIME)
+    return result
+
+
+def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """The secret of which `shares` (point -> share) are shares; uses `threshold` of them.
+
+    Raises:
+        TooFewUsers: fewer shares than the threshold.
+        InconsistentShares: the shares are not of one 32-byte secret, as far as this can be seen.
+    """
+    if len(shares) < threshold:
+        raise TooFewUsers(f"shares must be >= the threshold {threshold}, got {len(shares)}")
+    points = sorted(shares)[:threshold]
+    values = [int.from_bytes(shares[x], "big") for x in points]
+    secret = sum(w * v for w, v in zip(weights(points), values, strict=True)) % PRIME
+    if max(values) >= PRIME or secret >= 2 ** (8 * SECRET_BYTES):
+        raise InconsistentShares(f"shares must be of one 32-byte secret, got points {points}")
+    return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def _evaluate(coefficients: Sequence[int], x: int) -> int:
+    """f(x) by Horner's rule."""
+    value = 0
+    for coefficient in coefficients:
+        value = (value * x + coefficient) % PRIME
+    return value

@@ -1,0 +1,151 @@
+"""One envelope for every message: versioned, length-checked, addressed and signed.
+
+    magic 4 | version 1 | kind 1 | session digest 32 | sender 4 | receiver 4 | length 8 | payload
+    | Ed25519 signature 64, over the header and the payload's SHA-256
+
+Numbers are big-endian; vectors are little-endian 64-bit words. Nothing is optional, nothing may
+follow, and a message is refused before its payload is read.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_distributed.secure_sum.errors import (
+    MalformedMessage,
+    OversizedMessage,
+    TruncatedMessage,
+    WrongReceiver,
+    WrongSender,
+    WrongSession,
+)
+from train_distributed.secure_sum.fixed_point import WORD
+from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
+from train_distributed.secure_sum.session import EVERYONE, Session
+
+MAGIC, VERSION = b"BSUM", 1
+_HEADER = struct.Struct(">4sBB32sIIQ")
+_DOMAIN = b"secure sum, version 1"
+OVERHEAD = _HEADER.size + SIGNATURE_BYTES
+
+
+class Kind(IntEnum):
+    """What a payload is; both protocols."""
+
+    SHARE = 1  # user -> one server: sealed seed or masked vector
+    HOLDING = 2  # server -> everyone: whose seeds it holds
+    COMMIT = 3  # server -> everyone: the set it agrees to open
+    OPENING = 4  # server -> everyone: its partial sum over that set
+    ADVERTISE = 16  # user -> server: two public keys and a commitment
+    NEIGHBOURS = 17  # server -> user: the neighbours' ADVERTISE messages
+    KEY_SHARES = 18  # user -> server: encrypted shares, one per neighbour
+    INBOX = 19  # server -> user: the shares that neighbours encrypted for it
+    MASKED = 20  # user -> server: its vector under all masks
+    SURVIVORS = 21  # server -> user: who sent a masked vector
+    AGREED = 22  # user -> everyone: its signature on that set
+    UNMASK = 23  # server -> user: the neighbours' AGREED messages, and what to reveal
+    REVEAL = 24  # user -> server: one share per neighbour
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message whose header and signature have been checked."""
+
+    kind: Kind
+    sender: int
+    payload: bytes
+    raw: bytes  # the whole message, to be passed on
+
+
+def write(
+    session: Session, kind: Kind, sender: int, receiver: int, payload: bytes, signing: bytes
+) -> bytes:
+    """A signed message.
+
+    Args:
+        session: the session it belongs to.
+        kind: of its payload.
+        sender: identity of the signer.
+        receiver: identity it is for, or `EVERYONE`.
+        payload: as its kind prescribes.
+        signing: the sender's private Ed25519 key.
+    """
+    header = _HEADER.pack(MAGIC, VERSION, kind, session.digest, sender, receiver, len(payload))
+    return b"".join((header, payload, sign(signing, _signed(header, payload))))
+
+
+def read(session: Session, message: bytes, receiver: int, largest: Mapping[Kind, int]) -> Envelope:
+    """Checks a message from the outside in.
+
+    Args:
+        session: the session that this party takes part in.
+        message: what arrived.
+        receiver: this party's identity.
+        largest: the kinds that this party takes, and the longest payload of each, in bytes.
+
+    Raises:
+        ProtocolError: the subclass that names what is wrong; the session is left as it was.
+    """
+    if len(message) < OVERHEAD:
+        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+    magic, version, kind, digest, sender, to, length = _HEADER.unpack_from(message)
+    if (magic, version) != (MAGIC, VERSION):
+        raise MalformedMessage(
+            f"message must be {MAGIC!r} version {VERSION}, got {magic!r} {version}"
+        )
+    if kind not in largest:
+        expected = ", ".join(k.name for k in largest)
+        raise MalformedMessage(f"kind must be one of {expected}, got {kind}")
+    if digest != session.digest:
+        raise WrongSession(f"session must be {session.digest.hex()}, got {digest.hex()}")
+    limit = largest[Kind(kind)]
+    if len(message) > OVERHEAD + min(length, limit):
+        raise OversizedMessage(
+            f"{Kind(kind).name} payload must be <= {limit} bytes and {length} as its header says, "
+            f"got {len(message) - OVERHEAD}"
+        )
+    if len(message) < OVERHEAD + length:
+        raise TruncatedMessage(f"payload must be {length} bytes, got {len(message) - OVERHEAD}")
+    if to not in (receiver, EVERYONE):
+        raise WrongReceiver(f"receiver must be {receiver}, got {to}")
+    key = session.verifying_key(sender)
+    if key is None or sender == receiver:
+        raise WrongSender(f"sender must be another party of the session, got {sender}")
+    header, payload = message[: _HEADER.size], message[_HEADER.size : -SIGNATURE_BYTES]
+    verify(key, message[-SIGNATURE_BYTES:], _signed(header, payload))
+    return Envelope(Kind(kind), sender, payload, message)
+
+
+def words_to_bytes(words: NDArray[np.uint64]) -> bytes:
+    """A vector as it travels."""
+    return words.astype(WORD, copy=False).tobytes()
+
+
+def bytes_to_words(payload: bytes, count: int) -> NDArray[np.uint64]:
+    """The inverse of `words_to_bytes`; the result is read-only.
+
+    Raises:
+        MalformedMessage: not `count` words long.
+    """
+    if len(payload) != count * WORD.itemsize:
+        raise MalformedMessage(f"vector must be {count} words, got {len(payload)} bytes")
+    return np.frombuffer(payload, WORD)
+
+
+def check_vector(vector: NDArray[np.uint64], dimension: int) -> None:
+    """Checks a vector that a user wants to submit.
+
+    Raises:
+        ValueError: not (d,) uint64.
+    """
+    if vector.shape != (dimension,) or vector.dtype != np.uint64:
+        raise ValueError(f"vector must be ({dimension},) uint64, got {vector.shape} {vector.dtype}")
+
+
+def _signed(header: bytes, payload: bytes) -> bytes:
+    return _DOMAIN + header + hashlib.sha256(payload).digest()

@@ -28,7 +28,7 @@ def test_primal_noise():
     assert privacy.primal_noise(0.4, 30, 6.0, 0.1) == pytest.approx(0.1)  # .1 · 30 · .4 / 12
 
 
-@pytest.mark.parametrize("rows", [1, 3, 10, 100])
+@pytest.mark.parametrize("rows", [1, 3, 30])
 @pytest.mark.parametrize(("rho", "eta"), [(0.05, 0.1), (0.003, 0.01)])
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 3.0])
 def test_no_pair_and_output_of_a_dual_step_loses_more_than_alpha(rows, rho, eta, alpha):
@@ -44,12 +44,13 @@ def test_the_listing_with_twice_the_rate_is_caught():
 
 def losses(run, *, noise_scale=1.0, seed=0):
     pair, draw = audit.worst_pair(10, 3.0), torch.Generator().manual_seed(seed)
-    return [
+    first, second = (
         audit.trajectory_losses(
             pair, run, 2, truth=truth, replicas=40_000, generator=draw, noise_scale=noise_scale
         )
         for truth in (0, 1)
-    ]
+    )
+    return first, second
 
 
 @pytest.mark.parametrize("method", ["dvp", "pvp"])

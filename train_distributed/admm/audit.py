@@ -94,8 +94,8 @@ def largest_dual_loss(
     worst = 0.0
     for angle in (math.pi, math.pi - 1e-3, 3.1, 3.0, 2.5, 2.0, math.pi / 2, 0.1):
         pair = worst_pair(rows, angle)
-        turn = torch.linspace(-math.pi, math.pi, 181, dtype=torch.float64)
-        reach = torch.logspace(-2, 6, 33, dtype=torch.float64)
+        turn = torch.linspace(-math.pi, math.pi, 61, dtype=torch.float64)
+        reach = torch.logspace(-2, 6, 25, dtype=torch.float64)
         outputs = (reach[:, None, None] * torch.stack([turn.cos(), turn.sin()], -1)).flatten(0, 1)
         # Whatever the dual variable is, some linear term puts the noise across the difference.
         for aim in (-1.0, 0.0, 1.0):

@@ -131,7 +131,7 @@ def dual_step(
         dtype=torch.float64,
     ).T[..., None, None]
     noise = exponential_norm(nodes.shape, generator) / zeta
-    shift = settings.loss_weight / (2 * nodes.counts[:, None, None]) * noise
+    shift = settings.loss_weight / (2 * nodes.sizes) * noise
     return _advance(nodes, graph, settings, state, anchor=state.sent, shift=shift, phi=phi)
 
 

@@ -45,6 +45,11 @@ class Nodes:
         return torch.arange(self.x.shape[1]) < self.counts[:, None]
 
     @property
+    def sizes(self) -> Tensor:
+        """(P, 1, 1) float64, B_p."""
+        return self.counts.double()[:, None, None]
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(P, K, d), the shape of all nodes' classifiers."""
         return self.x.shape[0], self.y.shape[2], self.x.shape[2]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ class Result:
     """The classifiers that the nodes end with, and what the run cost."""
 
     weights: Tensor  # (P, K, d)
-    report: dict[str, object]
+    report: dict[str, Any]
 
 
 def run(
@@ -54,7 +55,7 @@ def run(
             observe(state)
     assert state is not None
     weights = state.sent
-    report: dict[str, object] = {
+    report: dict[str, Any] = {
         "configuration": asdict(settings) | {"nodes": graph.nodes, "edges": len(graph.edges)},
         **cost,
         "noise": "float" if private else "none",
@@ -73,7 +74,7 @@ def run(
     return Result(weights, report)
 
 
-def account(settings: Settings, problems: int, delta: float) -> dict[str, object]:
+def account(settings: Settings, problems: int, delta: float) -> dict[str, Any]:
     """Per-iteration and composed privacy of a run with K one-vs-rest problems.
 
     One record takes part in all problems, so an iteration costs K α(t).

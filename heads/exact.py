@@ -34,9 +34,14 @@ class Solution:
         each by 2⁻²⁴ of a norm that is at most (L + τ)/Λ. τ is the largest one of all users.
         """
         tolerance = self.tolerance.max().item()
-        reach = (self.head.lipschitz + tolerance) / self.head.l2_reg
-        rounding = torch.finfo(self.weights.dtype).eps * reach
-        return self.head.sensitivity(n) + 2 * tolerance / self.head.l2_reg + rounding
+        return certified_sensitivity(self.head, n, tolerance, self.weights.dtype)
+
+
+def certified_sensitivity(head: Head, n: int, tolerance: float, dtype: torch.dtype) -> float:
+    """`Solution.sensitivity` of a tolerance τ and a weight type, known before any row is seen."""
+    reach = (head.lipschitz + tolerance) / head.l2_reg
+    rounding = torch.finfo(dtype).eps * reach
+    return head.sensitivity(n) + 2 * tolerance / head.l2_reg + rounding
 
 
 def default_tolerance(head: Head, n: int) -> float:

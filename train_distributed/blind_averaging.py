@@ -1,0 +1,135 @@
+"""Blind averaging: every user trains a head, the weighted sum of all heads is released.
+
+Algorithm 3 of Kirschte et al. 2024, with local sizes of one's own: user i submits n_i W_i, and the
+sum is divided by Σ n_i. n_i·2L/(Λ n_i) is the same for all, so a record moves the sum by 2L/Λ
+whoever holds it.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from heads import Head, fit_exact, fit_sgd, project_ball
+from heads.exact import certified_sensitivity, default_tolerance
+from heads.head import Bound
+from train_distributed.users import Chunk
+
+Solver = Literal["exact", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlindAveraging:
+    """How every user turns its rows into one vector, and what a record moves of it.
+
+    A radius projects: at every step of SGD, and once after the exact solver (projection onto a
+    ball never expands, so the certified sensitivity stands).
+    """
+
+    head: Head
+    dim: int  # d, constant included
+    solver: Solver = "exact"
+    epochs: int = 150  # of SGD
+    batch_size: int = 20  # of SGD
+    bound: Bound = "tight"
+
+    def validate(self) -> None:
+        """Checks what the head cannot know.
+
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        if self.solver not in ("exact", "sgd"):
+            raise ValueError(f"solver must be 'exact' or 'sgd', got {self.solver!r}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        self.head.sensitivity(1, bound=self.bound)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.head.num_classes
+
+    @property
+    def dimension(self) -> int:
+        """Length of a submission, d K."""
+        return self.dim * self.head.num_classes
+
+    @property
+    def compositions(self) -> int:
+        """How many equal parts of a submission a record moves, each by `record_reach`."""
+        return self.head.compositions
+
+    @property
+    def scale(self) -> float:
+        """Factor under which a submission's sensitivity is the same in all directions."""
+        return 1.0
+
+    @property
+    def grid_powers(self) -> None:
+        """Trained weights lie on no grid: they are rounded, and the rounding is charged."""
+
+    def entry_bound(self, n: int) -> float:
+        """N ‖W‖ bounds every entry."""
+        return n * self.weight_bound(n)
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """u: L2 movement of one part of a submission when one record is replaced.
+
+        n s(n), s rising from 2L/(Λn) by what the solver leaves: the certificate and the cast to
+        float32 (exact), or float64 rounding, of at most (b + d) 2⁻⁵² of the weights a step (SGD).
+        """
+        n = int(sizes.max())  # rounding grows with n, the rest of n s(n) is constant
+        if self.solver == "exact":
+            tolerance = default_tolerance(self.head, n)
+            tight = n * certified_sensitivity(self.head, n, tolerance, torch.float32)
+        else:
+            batch = min(self.batch_size, n)
+            steps = self.epochs * math.ceil(n / batch)
+            rounding = n * steps * (batch + self.dim) * torch.finfo(torch.float64).eps
+            tight = n * self.head.sensitivity(n) * (1 + rounding)
+        if self.bound == "paper":
+            return max(tight, n * self.head.sensitivity(n, bound="paper"))
+        return tight
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        """(users,) r_i: movement of one part when all of a user's records are replaced, 2 R n_i.
+
+        Without projection ‖W‖ ≤ L/Λ all the same: from zero, W ← (1 − αΛ)W − αg with ‖g‖ ≤ L.
+        """
+        return 2 * sizes.double() * self.weight_bound(int(sizes.min()))
+
+    def weight_bound(self, n: int) -> float:
+        """The largest norm that one composition of a head can have."""
+        free = self.head.lipschitz + default_tolerance(self.head, n)
+        free *= (1 + 1e-6) / self.head.l2_reg  # rounding, float32 at most
+        return free if self.head.radius is None else min(free, self.head.radius * (1 + 1e-6))
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """n_i W_i without noise: (u, d K) float64."""
+        if self.solver == "exact":
+            free = _without_radius(self.head)
+            weights = fit_exact(free, chunk.x, chunk.y, counts=chunk.counts).weights.double()
+            if self.head.radius is not None:
+                weights = project_ball(weights, self.head.radius, self.head.norm_dims)
+        else:
+            weights = fit_sgd(
+                self.head,
+                chunk.x.double(),
+                chunk.y,
+                epochs=self.epochs,
+                batch_size=self.batch_size,
+                counts=chunk.counts,
+            )
+        return (weights * chunk.counts[:, None, None]).flatten(1)
+
+    def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
+        """(d, K) weights from the noised sum over `rows` rows."""
+        return total.unflatten(0, (self.dim, self.head.num_classes)) / rows
+
+
+def _without_radius(head: Head) -> Head:
+    return head if head.radius is None else replace(head, radius=None)

@@ -1,0 +1,110 @@
+"""The ways to spend the one secure sum, by name."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from embed import PublicTransform
+from heads import HuberSVMHead, LogisticHead, SoftmaxHead
+from train_distributed.blind_averaging import BlindAveraging
+from train_distributed.private_statistics import ClassSums, LeastSquares
+from train_distributed.users import Chunk
+
+HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
+STATISTICS = {"class-sums": ClassSums, "least-squares": LeastSquares}
+METHODS = (*STATISTICS, *HEADS)
+L2_REG = 1.0  # Λ where none is given
+
+
+class Method(Protocol):
+    """What every user submits, how far a record moves it, what the sum is good for."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """Length D of a submission."""
+        ...
+
+    @property
+    def compositions(self) -> int:
+        """C equal parts of a submission that a record moves, each by `record_reach`."""
+        ...
+
+    @property
+    def scale(self) -> float | Tensor:
+        """Factor, or (D,) factors, under which the submission's sensitivity is stated."""
+        ...
+
+    @property
+    def grid_powers(self) -> Tensor | None:
+        """(D,) int: entries are multiples of g**power if rows are multiples of g.
+
+        None: they are not, whatever the rows.
+        """
+        ...
+
+    def validate(self) -> None:
+        """Raises ValueError for a setting out of range."""
+        ...
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """L2 movement of one part of a scaled submission when one record is replaced."""
+        ...
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        """(users,) the same when all of a user's records are replaced."""
+        ...
+
+    def entry_bound(self, n: int) -> float:
+        """Largest |entry| of the scaled submission of a user with n rows."""
+        ...
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, D) float64 submissions, unscaled, without noise."""
+        ...
+
+    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
+        """(d, K) weights from the noised, unscaled sum; `noise_std` per entry of the scaled one."""
+        ...
+
+
+def build_method(
+    name: str, transform: PublicTransform, num_classes: int, options: Mapping[str, Any]
+) -> Method:
+    """The method of this name, with c and a from the transform.
+
+    Args:
+        name: one of METHODS.
+        transform: the public transform that makes the rows.
+        num_classes: K.
+        options: for statistics the fields of `ClassSums` or `LeastSquares`; for heads `l2_reg`,
+            `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
+
+    Raises:
+        ValueError: an unknown name or option, a value out of range.
+    """
+    if name not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
+    try:
+        method = _build(name, transform, num_classes, dict(options))
+    except TypeError as error:
+        raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
+    method.validate()
+    return method
+
+
+def _build(
+    name: str, transform: PublicTransform, num_classes: int, options: dict[str, Any]
+) -> Method:
+    if name in STATISTICS:
+        return STATISTICS[name](num_classes=num_classes, transform=transform, **options)
+    of_head = {"l2_reg": L2_REG} | {
+        key: options.pop(key) for key in ("l2_reg", "radius", "relaxation") if key in options
+    }
+    head = HEADS[name](num_classes=num_classes, clip_norm=transform.clip_norm, **of_head)
+    return BlindAveraging(head=head, dim=transform.dim, **options)

@@ -1,0 +1,109 @@
+"""What a release promises: to whom, how much, and against how many colluding users."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Unit = Literal["record", "user"]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """(ε, δ) for neighbours that differ by replacing records; numbers of rows n_i are public.
+
+    An adversary sees the released model and knows the noise of every dishonest user.
+    """
+
+    epsilon: float  # ε > 0; inf: no noise, not private
+    delta: float  # δ in (0, 1)
+    honest_fraction: float | None = None  # t: of all users; None: 0.5, and 1 for a single user
+    unit: Unit = "record"  # what is protected: records, or users with all that they hold
+    group_size: int = 1  # how many such units neighbours differ in
+
+    def validate(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be > 0, got {self.epsilon}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+        if self.honest_fraction is not None and not 0 < self.honest_fraction <= 1:
+            raise ValueError(f"honest_fraction must be in (0, 1], got {self.honest_fraction}")
+        if self.unit not in ("record", "user"):
+            raise ValueError(f"unit must be 'record' or 'user', got {self.unit!r}")
+        if self.group_size != int(self.group_size) or self.group_size < 1:
+            raise ValueError(f"group_size must be a whole number >= 1, got {self.group_size}")
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is promised at all."""
+        return math.isfinite(self.epsilon)
+
+    def fraction(self, users: int) -> Fraction:
+        """T as the decimal number that was written: 0.07 of 100 users is 7, not 7.000…1."""
+        if self.honest_fraction is None:
+            return Fraction(1) if users == 1 else Fraction(1, 2)
+        return Fraction(repr(float(self.honest_fraction)))
+
+
+def honest_users(users: int, fraction: Fraction, min_survivors: int | None = None) -> int:
+    """H = m_min − ⌊(1 − t) w⌋: honest users that are certain to be in a release.
+
+    Dishonest users may be among those that stay when others drop out, so "t times the survivors"
+    would be too many.
+
+    Args:
+        users: w, all that were invited.
+        fraction: t, the share of them that is honest.
+        min_survivors: m_min, below which nothing is ever opened; None: w.
+
+    Raises:
+        ValueError: m_min outside [1, w], or no certainly honest user.
+    """
+    least = users if min_survivors is None else min_survivors
+    if not 1 <= least <= users:
+        raise ValueError(f"min_survivors must be in [1, {users}], the number of users, got {least}")
+    honest = least - math.floor((1 - fraction) * users)
+    if honest < 1:
+        raise ValueError(
+            "min_survivors - floor((1 - honest_fraction) * users) must be >= 1, one certainly "
+            f"honest user, got {honest} (min_survivors {least}, honest_fraction "
+            f"{float(fraction)}, users {users})"
+        )
+    return honest
+
+
+def group_sensitivity(
+    record: float, reach: Tensor, sizes: Tensor, *, unit: Unit, group_size: int
+) -> float:
+    """How far the sum of submissions moves when a group of units is replaced, in L2.
+
+    Records spread over users in the worst way: max Σ min(g_i u, r_i) over Σ g_i = G, g_i ≤ n_i.
+    Each user's term is concave in g_i, so the G largest increments, taken greedily, are the
+    maximum: u for the first ⌊r_i/u⌋ records of a user, the remainder for the next one. Users: the
+    G largest r_i.
+
+    Args:
+        record: u, what one record moves one user's submission.
+        reach: (users,) r_i, what replacing all of a user's records moves it at most.
+        sizes: (users,) n_i.
+        unit: "record" or "user".
+        group_size: G, of such units.
+    """
+    if unit == "user":
+        largest = reach.double().sort(descending=True).values[:group_size]
+        return largest.sum().item()
+    whole = torch.minimum((reach.double() / record).floor(), sizes.double())
+    in_full = whole.sum().item()
+    if in_full >= group_size:
+        return group_size * record
+    rest = (reach.double() - whole * record).where(whole < sizes, 0.0)
+    missing = min(group_size - int(in_full), len(rest))
+    return in_full * record + rest.sort(descending=True).values[:missing].sum().item()

@@ -1,0 +1,170 @@
+"""The one sum over all users, with every user's share of the noise in it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train_distributed.guarantee import Guarantee
+from train_distributed.methods import Method
+from train_distributed.noise import gaussian
+from train_distributed.secure_sum import (
+    FixedPoint,
+    IntegerRelease,
+    NoiseSampler,
+    add_noise,
+    discrete_gaussian,
+    plan,
+)
+
+GRID_EXPONENTS = range(20, 7, -1)
+
+
+class Summation(Protocol):
+    """Takes submissions in any order, gives their noised total once."""
+
+    @property
+    def grid(self) -> float | None:
+        """Rows must be multiples of it before they are submitted; None: any rows."""
+        ...
+
+    @property
+    def local_std(self) -> float:
+        """Standard deviation of one user's noise, in scaled units."""
+        ...
+
+    def add(self, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions of u users."""
+        ...
+
+    def total(self) -> Tensor:
+        """(D,) float64 scaled, noised."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What to say about the noise and the sum."""
+        ...
+
+
+@dataclass
+class FloatSum:
+    """A simulation in floating point: the users' noises are drawn as the one Gaussian they add to.
+
+    m independent draws of N(0, s²) sum to N(0, m s²), so this is the same distribution. Marked
+    unsuitable for release, as all floating-point noise is.
+    """
+
+    dimension: int
+    local_std: float  # s, of each user's noise in the scaled submission; 0: none
+    generator: torch.Generator
+    grid: None = None
+    _sum: Tensor = field(init=False)
+    _users: int = 0
+
+    def __post_init__(self) -> None:
+        self._sum = torch.zeros(self.dimension, dtype=torch.float64)
+
+    def add(self, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions."""
+        self._sum += submissions.sum(0)
+        self._users += len(submissions)
+
+    def total(self) -> Tensor:
+        """(D,) float64."""
+        std = self.local_std * self._users**0.5
+        return self._sum + gaussian(self.dimension, std, self.generator) if std else self._sum
+
+    def report(self) -> dict[str, Any]:
+        """The kind of noise."""
+        return {
+            "noise": "float" if self.local_std else "none",
+            "local_noise_std": self.local_std,
+            "bytes_per_user": 8 * self.dimension,
+        }
+
+
+@dataclass
+class IntegerSum:
+    """What is deployed: integers modulo 2⁶⁴, every user's own discrete noise, nothing else."""
+
+    plan: IntegerRelease
+    code: FixedPoint  # of the scaled submission, or of whole steps where they differ by coordinate
+    grid: float | None  # rows must be multiples of it; None: any rows
+    sampler: NoiseSampler = discrete_gaussian
+    _sum: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sum = np.zeros(self.plan.dimension, np.uint64)
+
+    @classmethod
+    def of(cls, method: Method, guarantee: Guarantee, sizes: Tensor) -> "IntegerSum":
+        """The grid, noise and encoding of a method for users of these sizes.
+
+        Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
+        on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around.
+
+        Raises:
+            ValueError: the sum could wrap around.
+        """
+        bound, users = method.entry_bound(int(sizes.max())), guarantee.users
+        if method.grid_powers is None:
+            release = _plan(guarantee, method.dimension, None)
+            return cls(release, release.fixed_point(bound, users), grid=None)
+        for exponent in GRID_EXPONENTS:
+            grid = 2.0**-exponent
+            steps = (grid ** method.grid_powers.double() * method.scale).numpy()
+            release = _plan(guarantee, method.dimension, steps)
+            finest = float(np.min(steps))
+            try:
+                code = FixedPoint(1.0, bound / finest, users, release.local_std / finest)
+            except ValueError:
+                if exponent == GRID_EXPONENTS[-1]:
+                    raise
+                continue
+            return cls(release, code, grid)
+        raise AssertionError("unreachable: the last grid returns or raises")
+
+    @property
+    def local_std(self) -> float:
+        """Noise of each user, in scaled units."""
+        return self.plan.local_std
+
+    def add(self, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions."""
+        for submission in submissions.numpy():
+            words = self._encode(submission)
+            self._sum += add_noise(words, self.plan.stds_in_steps, self.sampler)
+
+    def total(self) -> Tensor:
+        """(D,) float64."""
+        decoded = self.code.decode(self._sum)
+        return torch.from_numpy(decoded if self.grid is None else decoded * self.plan.step)
+
+    def report(self) -> dict[str, Any]:
+        """The kind of noise, the grid, and what discreteness costs."""
+        return {
+            "noise": "discrete",
+            "local_noise_std": self.local_std,
+            "step": float(np.max(self.plan.step)),
+            "log10_zeta": self.plan.log10_zeta,
+            "bytes_per_user": 8 * self.plan.dimension,
+        }
+
+    def _encode(self, submission: np.ndarray) -> np.ndarray:
+        if self.grid is None:
+            return self.code.encode(submission)
+        return self.code.encode_exact(np.rint(submission / self.plan.step))
+
+
+def _plan(guarantee: Guarantee, dimension: int, steps: np.ndarray | None) -> IntegerRelease:
+    return plan(
+        guarantee.privacy.epsilon,
+        guarantee.privacy.delta,
+        sensitivity=guarantee.joint_sensitivity,
+        honest=guarantee.honest,
+        dimension=dimension,
+        rounded_users=guarantee.touched_users if steps is None else 0,
+        step=steps,
+    )

@@ -1,0 +1,104 @@
+"""Users that stream in: some users' rows at a time, so memory does not grow with their number."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from embed.store import TRAIN
+from train_distributed.partition import Partition, split
+
+CHUNK = 1 << 25  # numbers of embeddings in one chunk
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of some users, padded at the end to the longest of them."""
+
+    users: Tensor  # (u,) int64: which
+    x: Tensor  # (u, n, d) rows [a, x], norm <= c
+    y: Tensor  # (u, n) int64
+    counts: Tensor  # (u,) int64: true rows of each
+
+    def select(self, users: Tensor) -> "Chunk":
+        """Those of its users for which (u,) `users` is true."""
+        if users.all():
+            return self
+        return Chunk(self.users[users], self.x[users], self.y[users], self.counts[users])
+
+    def rounded(self, grid: float | None) -> "Chunk":
+        """Entries towards zero to multiples of `grid`, float64: no row grows. None: as it is."""
+        if grid is None:
+            return self
+        return replace(self, x=(self.x.double() / grid).trunc() * grid)
+
+
+class Users(Protocol):
+    """All users of a run. Sizes are public; rows are not."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """(users,) int64 n_i >= 1."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Columns of a row, the constant included."""
+        ...
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every user exactly once."""
+        ...
+
+
+@dataclass(frozen=True)
+class EmbeddingUsers:
+    """The training rows of an `EmbeddingSet`, transformed while they are read."""
+
+    embeddings: EmbeddingSet
+    transform: PublicTransform
+    partition: Partition  # of the training rows, in their order
+
+    @property
+    def sizes(self) -> Tensor:
+        """(users,) n_i."""
+        return self.partition.counts
+
+    @property
+    def dim(self) -> int:
+        """Q + 1."""
+        return self.transform.dim
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Users of similar size together."""
+        train = np.flatnonzero(self.embeddings.split == TRAIN)
+        width = max(self.embeddings.dim, self.dim)
+        for bucket in self.partition.buckets(max(1, CHUNK // width)):
+            flat = train[bucket.rows.flatten().numpy()]
+            rows = self.transform(self.embeddings.embeddings[flat])
+            labels = torch.from_numpy(self.embeddings.labels[flat])
+            yield Chunk(
+                bucket.users,
+                rows.unflatten(0, tuple(bucket.rows.shape)),
+                labels.unflatten(0, tuple(bucket.rows.shape)),
+                bucket.counts,
+            )
+
+
+def own_partition(embeddings: EmbeddingSet) -> Partition:
+    """The users that an embedding set names for its training rows; without names, a single one.
+
+    Raises:
+        ValueError: no training row.
+    """
+    train = embeddings.split == TRAIN
+    if not train.any():
+        raise ValueError("embeddings must hold training rows (split 0), got none")
+    labels = torch.from_numpy(embeddings.labels[train])
+    if embeddings.users is None:
+        return split(labels, 1)
+    return split(labels, None, "by-writer", writers=torch.from_numpy(embeddings.users[train]))

@@ -83,7 +83,7 @@ def composed_epsilon(noise_multiplier: float, delta: float, rates: tuple[float, 
             mean = group.max() * np.mean((group / group.max()) ** order) ** (1 / order)
             event = dp_accounting.SampledWithoutReplacementDpEvent(
                 _RESOLUTION,
-                math.ceil(mean * (1 + 1e-12) * _RESOLUTION),
+                min(_RESOLUTION, math.ceil(mean * (1 + 1e-12) * _RESOLUTION)),
                 dp_accounting.GaussianDpEvent(noise_multiplier),
             )
             accountant.compose(event, len(group))

@@ -169,16 +169,16 @@ def make_plan(
 
     Raises:
         ValueError: unknown constants; more rounds than N/3 (the message says what they would take);
-            ε beyond the range of the paper's proof; no honest client.
+            ε beyond the range of the paper's proof; an honest fraction outside (0, 1].
     """
     if constants not in CONSTANTS:
         raise ValueError(f"constants must be one of {', '.join(CONSTANTS)}, got {constants!r}")
     check_budget(task, rounds)
     honest = None
     if secure_sum:
+        if not 0 < honest_fraction <= 1:
+            raise ValueError(f"honest_fraction must be in (0, 1], got {honest_fraction}")
         honest = task.clients - math.floor((1 - Fraction(str(honest_fraction))) * task.clients)
-        if honest < 1:
-            raise ValueError(f"honest_fraction must leave an honest client, got {honest_fraction}")
     draft = Plan(
         task=task,
         rounds=rounds,

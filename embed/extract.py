@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
-from embed.store import EmbeddingSet, hash_rows, write_companions, write_header
+from embed.store import EmbeddingSet, hash_rows, read_blocks, write_companions, write_header
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
-from pretrain.output import new_file
+from pretrain.output import new_file, refuse_existing
 from pretrain.preprocess import Preprocess
 
 AHEAD = 3  # batches decoded while one is computed
@@ -44,6 +44,7 @@ class ExtractOptions:
     shard: tuple[int, int] = (0, 1)  # this process is i of n
     device: str = "cpu"
     compiled: bool | None = None  # None: on a GPU, for large sets
+    overwrite: bool = False  # replace a finished set of another extraction
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -88,7 +89,7 @@ def extract(
         compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
     meta = {
         "data": images.name,
-        "data_hash": _labels_hash(images),
+        "data_hash": _data_hash(images),
         "rows": len(images),
         "class_names": list(images.class_names),
         "encoder": encoder_name,
@@ -103,7 +104,10 @@ def extract(
         "versions": {name: version(name) for name in ("torch", "timm", "numpy", "pillow")},
     }
     if out.exists() and not out.with_name(out.name + ".partial").exists():
-        return _already(out, meta)
+        held = EmbeddingSet.open(out) if (out / "meta.json").exists() else None
+        if held is not None and not _changed(_without_hash(held.meta), meta):
+            return held
+        refuse_existing(out, overwrite=options.overwrite)
     job = _Job(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
     forward = fast_forward(encoder, device, dtype, compiled=compiled)
     return job.run(lambda pixels: forward(preprocess(pixels.to(device))), options.shard)
@@ -150,7 +154,11 @@ class _Job:
         plan = self.partial / "meta.json"
         if plan.exists():
             found = json.loads(plan.read_text())
-            _check_same(found, self.meta, self.partial)
+            if changed := _changed(found, self.meta):
+                raise ValueError(
+                    f"{self.partial} must be of the same extraction (or be removed), "
+                    f"got another {', '.join(changed)}"
+                )
             return
         for directory in (self.rows.parent, self.finished):
             shutil.rmtree(directory, ignore_errors=True)
@@ -167,9 +175,11 @@ class _Job:
                 write_header(file, (len(self.images), self.dim), self.dtype)
                 row = self.dim * self.dtype.itemsize
                 os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
-        except OSError:
+        except OSError as error:
             shutil.rmtree(self.partial)
-            raise
+            needed = len(self.images) * self.dim * self.dtype.itemsize
+            reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
+            raise OSError(error.errno, reason) from error
         with new_file(plan) as partial:
             partial.write_text(json.dumps(self.meta))
 
@@ -191,7 +201,8 @@ class _Job:
                     f"{self.images.name}: all images must have shape {expected}, "
                     f"got {pixels.shape[1:]} in rows {start} to {stop - 1}"
                 )
-            rows = forward(torch.from_numpy(pixels)).numpy().astype(self.dtype)
+            with np.errstate(over="ignore"):  # reported below, with its row
+                rows = forward(torch.from_numpy(pixels)).numpy().astype(self.dtype)
             bad = ~np.isfinite(rows).all(1)
             if bad.any():
                 row = start + int(bad.argmax())
@@ -218,10 +229,11 @@ class _Job:
         if self.rows.exists():
             if not all(self._marker(s).exists() for s in range(self.shards)):
                 return None
-            whole = EmbeddingSet.open(self.rows.parent)
-            meta = {**self.meta, "content_hash": hash_rows(whole.blocks())}
+            meta = {**self.meta, "content_hash": hash_rows(read_blocks(self.rows))}
             with new_file(self.rows.parent / "meta.json") as partial:
                 partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+            if self.out.exists():  # --overwrite: the old set stays until the new one is whole
+                self.out.rename(self.partial / "replaced")
             self.rows.parent.rename(self.out)
         shutil.rmtree(self.partial, ignore_errors=True)
         return EmbeddingSet.open(self.out)
@@ -246,22 +258,16 @@ def _decoded_ahead(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _labels_hash(images: ImageSet) -> str:
-    columns = [images.labels, images.split, np.zeros(0) if images.users is None else images.users]
-    return hash_rows(column.reshape(-1, 1) for column in columns)
+def _data_hash(images: ImageSet) -> str:
+    """Of labels, splits, users and the first and last image."""
+    ends = images.images(np.array([0, len(images) - 1]))
+    columns = [images.labels, images.split, *([] if images.users is None else [images.users])]
+    return hash_rows([ends, *columns])
 
 
-def _check_same(found: dict[str, Any], meta: dict[str, Any], where: Path) -> None:
-    changed = sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
-    if changed:
-        key = changed[0]
-        raise ValueError(
-            f"{where} must hold the same extraction ({', '.join(changed)} differ), "
-            f"got {key} = {found.get(key)}, not {meta.get(key)}"
-        )
+def _changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
+    return sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
 
 
-def _already(out: Path, meta: dict[str, Any]) -> EmbeddingSet:
-    held = EmbeddingSet.open(out)
-    _check_same({k: v for k, v in held.meta.items() if k != "content_hash"}, meta, out)
-    return held
+def _without_hash(meta: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in meta.items() if key != "content_hash"}

@@ -24,7 +24,7 @@ class LogisticHead(OneVsRest):
 
     def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Sum over the K binary problems."""
-        return functional.softplus(scores * -targets).sum(-1)
+        return functional.softplus(scores * -targets, threshold=40).sum(-1)  # e⁻⁴⁰ < 2⁻⁵³
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
         """∓σ(−z)."""

@@ -88,7 +88,9 @@ def least_squares_statistics(
 def svec_scale(dim: int, alpha: float) -> Tensor:
     """(d(d+1)/2,) float64 factors of the triangle: α on the diagonal, α√2 off it."""
     row, column = torch.triu_indices(dim, dim)
-    return torch.where(row == column, alpha, alpha * math.sqrt(2)).double()
+    scale = torch.full((len(row),), alpha * math.sqrt(2), dtype=torch.float64)
+    scale[row == column] = alpha
+    return scale
 
 
 def symmetric(triangle: Tensor, dim: int) -> Tensor:
@@ -161,4 +163,5 @@ def _wide(x: Tensor) -> Tensor:
 def _masked(x: Tensor, counts: Tensor | None) -> Tensor:
     if counts is None:
         return x
-    return x * (torch.arange(x.shape[-2], device=x.device) < counts[:, None])[..., None]
+    own = torch.arange(x.shape[-2], device=x.device) < counts[:, None]
+    return x.where(own.view(x.shape[:-1])[..., None], 0)

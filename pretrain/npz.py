@@ -1,7 +1,7 @@
 """Rows of `.npz` members read on demand, so that memory follows the batch, not the file."""
 
-import os
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -13,9 +13,9 @@ LOCAL_HEADER = 30  # bytes before the file name in a zip entry's local header
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array inside an uncompressed npz member; rows are read with `pread`, thread-safely."""
+    """An array inside an uncompressed npz member; rows are read as asked for, by any thread."""
 
-    file: IO[bytes]
+    path: Path
     offset: int  # of the first element, in the file
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -31,9 +31,11 @@ class StoredArray:
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop-1, shape (stop - start, ...)."""
         size = (stop - start) * self.row_bytes
-        data = os.pread(self.file.fileno(), size, self.offset + start * self.row_bytes)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset + start * self.row_bytes)
+            data = file.read(size)
         if len(data) != size:
-            raise ValueError(f"{self.file.name} must not change while it is read, got a short read")
+            raise ValueError(f"{self.path} must not change while it is read, got a short read")
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
@@ -65,17 +67,15 @@ class Npz:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb")
         try:
-            self._zip = zipfile.ZipFile(self._file)
-            damaged = self._zip.testzip()
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError) as error:
-            raise ValueError(f"{path} must be a complete npz archive, got: {error}") from error
-        except zipfile.zlib.error as error:  # pyright: ignore[reportAttributeAccessIssue]
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+                members = archive.namelist()
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise ValueError(f"{path} must be a complete npz archive, got: {error}") from error
         if damaged is not None:
             raise ValueError(f"{path}: the checksum of every member must match, got {damaged}")
-        self.names = [name.removesuffix(".npy") for name in self._zip.namelist()]
+        self.names = [name.removesuffix(".npy") for name in members]
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -89,21 +89,23 @@ class Npz:
         """The member `name`; its rows stay on disk unless it is compressed."""
         if name not in self:
             raise ValueError(f"{self.path} must hold {name!r}, got {', '.join(self.names)}")
-        info = self._zip.getinfo(f"{name}.npy")
-        with self._zip.open(info) as stream:
-            shape, dtype = self._header(stream, name)
-            if info.compress_type != zipfile.ZIP_STORED:
-                values = np.frombuffer(stream.read(), dtype)
-                return LoadedArray(self._shaped(values, shape, name), dtype, shape)
-            start = stream.tell()
-        self._file.seek(info.header_offset)
-        local = self._file.read(LOCAL_HEADER)
+        with zipfile.ZipFile(self.path) as archive:
+            info = archive.getinfo(f"{name}.npy")
+            with archive.open(info) as stream:
+                shape, dtype = self._header(stream, name)
+                if info.compress_type != zipfile.ZIP_STORED:
+                    values = np.frombuffer(stream.read(), dtype)
+                    return LoadedArray(self._shaped(values, shape, name), dtype, shape)
+                start = stream.tell()
+        with self.path.open("rb") as file:
+            file.seek(info.header_offset)
+            local = file.read(LOCAL_HEADER)
         names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
         stored = info.header_offset + LOCAL_HEADER + names
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if start + size != info.file_size:
             raise ValueError(f"{self.path}: {name} must fill its header's shape {shape}")
-        return StoredArray(self._file, stored + start, dtype, shape)
+        return StoredArray(self.path, stored + start, dtype, shape)
 
     def _header(self, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
         try:

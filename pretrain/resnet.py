@@ -75,7 +75,7 @@ class BasicBlock(nn.Module):
 class SmallResNet(nn.Module):
     """(n, 3, h, w) in [0, 1] -> (n, embedding_dim); small-image stem, no max-pooling."""
 
-    def __init__(self, config: ResNetConfig) -> None:
+    def __init__(self, config: ResNetConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
         self.embedding_dim = config.widths[-1] * config.pool**2
@@ -89,7 +89,7 @@ class SmallResNet(nn.Module):
                 stages.append(BasicBlock(width, outputs, stride))
                 width = outputs
         self.stages = nn.Sequential(*stages)
-        _initialise(self)
+        initialise(self, generator)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
@@ -100,7 +100,14 @@ class SmallResNet(nn.Module):
         return torch.flatten(functional.adaptive_avg_pool2d(x, self.config.pool), 1)
 
 
-def _initialise(network: nn.Module) -> None:
+def initialise(network: nn.Module, generator: torch.Generator | None = None) -> None:
+    """He initialisation of all convolutions and linear layers from `generator`."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.kaiming_normal_(
+                module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+            )
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -1,6 +1,5 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.fit import refuse_leak
 from embed.store import TRAIN
 from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed.methods import build_method
@@ -138,20 +138,23 @@ class Run:
             min_survivors=self.min_survivors,
             **self.options.given(),
         )
-        released.report["configuration"] = json.loads(json.dumps(asdict(self), default=str))
+        released.report["configuration"] = _jsonable(asdict(self))
         self._write(released, out)
 
     def _transform(self, private: EmbeddingSet) -> PublicTransform:
         if (self.public is None) == (self.transform is None):
             given = "neither" if self.public is None else "both"
             raise ValueError(f"exactly one of public and transform must be given, got {given}")
-        if self.transform is not None:
-            transform = PublicTransform.load(self.transform)
-        else:
+        if self.transform is None:
             assert self.public is not None
-            transform = self.transform_options.fit(EmbeddingSet.open(self.public))
-        if transform.fitted_on and transform.fitted_on == private.content_hash():
-            raise ValueError(f"public must differ from the private embeddings, got {self.public}")
+            public = EmbeddingSet.open(self.public)
+            refuse_leak(public, private)
+            return self.transform_options.fit(public)
+        transform = PublicTransform.load(self.transform)
+        if transform.fitted_on == private.content_hash():
+            raise ValueError(
+                f"transform must not be fitted on the private embeddings, got {self.transform}"
+            )
         return transform
 
     def _partition(self, private: EmbeddingSet, generator: torch.Generator | None) -> Partition:
@@ -198,3 +201,12 @@ class Run:
             if name in released.report:
                 print(f"{name:20} {released.report[name]}")
         print(f"{'written':20} {out}")
+
+
+def _jsonable(value: Any) -> Any:
+    """Nested settings with paths and infinities as words."""
+    if isinstance(value, dict):
+        return {name: _jsonable(each) for name, each in value.items()}
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return str(value) if isinstance(value, Path) else value

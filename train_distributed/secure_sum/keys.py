@@ -46,23 +46,25 @@ class PrivateKeys:
     def public(self) -> PublicKeys:
         """The halves to publish."""
         signing = Ed25519PrivateKey.from_private_bytes(self.signing)
-        return PublicKeys(signing.public_key().public_bytes_raw(), public_half(self.opening))
+        return PublicKeys(
+            signing.public_key().public_bytes_raw(),
+            exchange_key(self.opening).public_key().public_bytes_raw(),
+        )
 
 
-def public_half(private: bytes) -> bytes:
-    """The X25519 public key of a 32-byte private one."""
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+def exchange_key(private: bytes) -> X25519PrivateKey:
+    """The X25519 key pair of 32 private bytes."""
+    return X25519PrivateKey.from_private_bytes(private)
 
 
-def agree(private: bytes, public: bytes) -> bytes:
+def agree(private: X25519PrivateKey, public: bytes) -> bytes:
     """The X25519 shared secret (RFC 7748), to be passed through `derive`.
 
     Raises:
         BadSeal: a public key of small order, whose secret anyone could know.
     """
     try:
-        key = X25519PrivateKey.from_private_bytes(private)
-        return key.exchange(X25519PublicKey.from_public_bytes(public))
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise BadSeal(f"public key must not be of small order, got {public.hex()}") from error
 
@@ -95,8 +97,8 @@ def seal(receiver: bytes, plaintext: bytes, context: bytes) -> bytes:
     Returns:
         48 bytes more than the plaintext.
     """
-    once = new_seed()
-    public = public_half(once)
+    once = exchange_key(new_seed())
+    public = once.public_key().public_bytes_raw()
     key = derive(agree(once, receiver), b"seal" + public + receiver + context)
     return public + AESGCM(key).encrypt(_NONCE, plaintext, None)
 
@@ -109,9 +111,9 @@ def open_seal(opening: bytes, sealed: bytes, context: bytes) -> bytes:
     """
     if len(sealed) < SEAL_BYTES:
         raise BadSeal(f"seal must be >= {SEAL_BYTES} bytes, got {len(sealed)}")
-    public = sealed[:KEY_BYTES]
-    info = b"seal" + public + public_half(opening) + context
-    return decrypt(derive(agree(opening, public), info), sealed[KEY_BYTES:])
+    key, public = exchange_key(opening), sealed[:KEY_BYTES]
+    info = b"seal" + public + key.public_key().public_bytes_raw() + context
+    return decrypt(derive(agree(key, public), info), sealed[KEY_BYTES:])
 
 
 def encrypt(key: bytes, plaintext: bytes) -> bytes:

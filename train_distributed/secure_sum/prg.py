@@ -43,8 +43,8 @@ def stream(seed: bytes, count: int) -> Iterator[tuple[slice, NDArray[np.uint64]]
     if len(seed) != SEED_BYTES:
         raise ValueError(f"seed must be {SEED_BYTES} bytes, got {len(seed)}")
     cipher = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
-    words = np.empty(CHUNK_WORDS, WORD)
-    octets = memoryview(words).cast("B")
+    octets = memoryview(bytearray(len(_ZEROS)))
+    words = np.frombuffer(octets, WORD)
     for start in range(0, count, CHUNK_WORDS):
         length = min(CHUNK_WORDS, count - start)
         used = length * WORD.itemsize

@@ -44,11 +44,11 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
 
 def weights(points: Sequence[int]) -> list[int]:
     """Lagrange weights λ with f(0) = Σ λ_i f(x_i): λ_i = Π_{j≠i} x_j / (x_j - x_i)."""
+    product = math.prod(points)
     result = []
     for i, x in enumerate(points):
-        others = [*points[:i], *points[i + 1 :]]
-        denominator = math.prod(other - x for other in others)
-        result.append(math.prod(others) * pow(denominator % PRIME, -1, PRIME) % PRIME)
+        differences = math.prod(other - x for j, other in enumerate(points) if j != i)
+        result.append(product * pow(x * differences % PRIME, -1, PRIME) % PRIME)
     return result
 
 

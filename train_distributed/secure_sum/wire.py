@@ -59,7 +59,6 @@ class Envelope:
     kind: Kind
     sender: int
     payload: bytes
-    raw: bytes  # the whole message, to be passed on
 
 
 def write(
@@ -118,7 +117,23 @@ def read(session: Session, message: bytes, receiver: int, largest: Mapping[Kind,
         raise WrongSender(f"sender must be another party of the session, got {sender}")
     header, payload = message[: _HEADER.size], message[_HEADER.size : -SIGNATURE_BYTES]
     verify(key, message[-SIGNATURE_BYTES:], _signed(header, payload))
-    return Envelope(Kind(kind), sender, payload, message)
+    return Envelope(Kind(kind), sender, payload)
+
+
+def payload_of(message: bytes) -> bytes:
+    """The payload of a message that `read` has checked before."""
+    return message[_HEADER.size : -SIGNATURE_BYTES]
+
+
+def receiver_of(message: bytes) -> int:
+    """Whom a message claims to be for; a relay delivers by it, the receiver checks it.
+
+    Raises:
+        TruncatedMessage: too short to say.
+    """
+    if len(message) < OVERHEAD:
+        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+    return _HEADER.unpack_from(message)[5]
 
 
 def words_to_bytes(words: NDArray[np.uint64]) -> bytes:

@@ -1,0 +1,20 @@
+"""Commands of the embedding room."""
+
+import sys
+
+import tyro
+
+from embed.run import FitTransform, ImportReference, Plot, Run
+from pretrain.command import run_command
+
+
+def _parse() -> Run | FitTransform | ImportReference | Plot:
+    return tyro.cli(
+        Run | FitTransform | ImportReference | Plot,
+        prog="python -m embed",
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(_parse))

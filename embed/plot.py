@@ -1,0 +1,74 @@
+"""A look at embeddings in two dimensions, coloured by class."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+
+from embed.store import EmbeddingSet
+from pretrain.output import new_directory
+
+TSNE_INPUT = 50  # principal directions that t-SNE starts from, as its authors advise
+COLOURS = 20
+
+
+def project(x: np.ndarray, method: str, seed: int) -> np.ndarray:
+    """Projects (n, p) rows to (n, 2) by PCA or by t-SNE on the leading principal directions."""
+    if method not in ("pca", "tsne"):
+        raise ValueError(f"method must be pca or tsne, got {method}")
+    if len(x) < 4:
+        raise ValueError(f"rows must be >= 4 to draw, got {len(x)}")
+    wide = min(TSNE_INPUT, *x.shape) if method == "tsne" else 2
+    reduced = PCA(min(wide, *x.shape), random_state=seed).fit_transform(x)
+    if method == "pca":
+        return reduced
+    perplexity = min(30.0, (len(x) - 1) / 3)
+    return TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+
+
+def plot_embeddings(
+    directory: Path, out: Path, *, method: str, rows: int, seed: int, overwrite: bool = False
+) -> None:
+    """Writes `projection.png`, `projection.npy` and `report.json`."""
+    if rows < 4:
+        raise ValueError(f"rows must be >= 4 to draw, got {rows}")
+    whole = EmbeddingSet.open(directory)
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(len(whole))[:rows])
+    shown = whole.subset(chosen)
+    points = project(shown.embeddings.astype(np.float32), method, seed)
+    names = shown.meta.get("class_names") or [str(k) for k in range(shown.labels.max() + 1)]
+    report = {
+        "embeddings": whole.meta.get("data"),
+        "content_hash": whole.content_hash(),
+        "method": method,
+        "rows": len(shown),
+        "seed": seed,
+        "versions": {name: version(name) for name in ("numpy", "scikit-learn", "matplotlib")},
+    }
+    with new_directory(out, overwrite=overwrite) as partial:
+        _draw(points, shown.labels, names, method).savefig(partial / "projection.png", dpi=150)
+        np.save(partial / "projection.npy", points)
+        (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _draw(points: np.ndarray, labels: np.ndarray, names: list[str], method: str) -> Figure:
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    few = len(names) <= COLOURS
+    for label in np.unique(labels):
+        mine = points[labels == label]
+        colour = f"C{label}" if len(names) <= 10 else None
+        axes.scatter(*mine.T, s=5, color=colour, label=names[label] if few else None)
+    if few:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), markerscale=3, frameon=False)
+    axes.set_title(f"{len(points)} embeddings, {'PCA' if method == 'pca' else 't-SNE'}")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return figure

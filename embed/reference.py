@@ -1,0 +1,85 @@
+"""Reads the embeddings that the paper's reference implementation saves."""
+
+from pathlib import Path
+
+import numpy as np
+
+from embed.store import TEST, TRAIN, EmbeddingSet, write_companions, write_rows
+from pretrain.output import new_directory
+
+
+def import_reference(source: Path, out: Path, *, overwrite: bool = False) -> EmbeddingSet:
+    """Joins `code_space_*.npy`, `labels_*.npy` and `userid_*.npy` into one embedding set.
+
+    Parts whose name speaks of test, valid or eval become the test split. Users are kept only if
+    every part has them. Rows are streamed.
+
+    Raises:
+        ValueError: no such files, a part without labels, or arrays that do not fit together.
+    """
+    codes = sorted(source.glob("code_space_*.npy"))
+    if not codes:
+        raise ValueError(f"{source} must hold code_space_*.npy, got none")
+    parts = [_read_part(path) for path in codes]
+    dims = {part.dim for part in parts}
+    if len(dims) > 1:
+        raise ValueError(f"{source}: all parts must have one dimension, got {sorted(dims)}")
+    users = [part.users for part in parts if part.users is not None]
+    labels = np.concatenate([part.labels for part in parts])
+    dtype = max(part.embeddings.dtype for part in parts)
+    blocks = (block.astype(dtype, copy=False) for part in parts for block in part.blocks())
+    with new_directory(out, overwrite=overwrite) as partial:
+        write_rows(partial / "embeddings.npy", blocks, (len(labels), dims.pop()))
+        write_companions(
+            partial,
+            labels=labels,
+            users=np.concatenate(users) if len(users) == len(parts) else None,
+            split=np.concatenate([part.split for part in parts]),
+            meta={
+                "data": source.name,
+                "encoder": "reference implementation",
+                "class_names": [str(k) for k in range(int(labels.max()) + 1)],
+                "parts": [path.name for path in codes],
+            },
+        )
+    return EmbeddingSet.open(out)
+
+
+def _read_part(path: Path) -> EmbeddingSet:
+    suffix = path.name.removeprefix("code_space_")
+    users = path.with_name(f"userid_{suffix}")
+    embeddings = _load(path)
+    embeddings = embeddings.reshape(len(embeddings), -1) if embeddings.ndim > 2 else embeddings
+    is_test = any(word in suffix.lower() for word in ("test", "val", "eval"))
+    try:
+        return EmbeddingSet(
+            embeddings=embeddings,
+            labels=_integers(path.with_name(f"labels_{suffix}")),
+            users=_integers(users) if users.exists() else None,
+            split=np.full(len(embeddings), TEST if is_test else TRAIN, np.uint8),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _integers(path: Path) -> np.ndarray:
+    """Whole numbers (n,), whatever their dtype; one-hot rows become their index."""
+    values = np.array(_load(path))
+    if values.ndim == 2 and values.shape[1] > 1:
+        one_hot = (values.sum(1) == 1).all() and np.isin(values, (0, 1)).all()
+        if not one_hot:
+            raise ValueError(f"{path.name} must be labels or one-hot rows, got {values.shape}")
+        return values.argmax(1)
+    values = values.reshape(len(values))
+    with np.errstate(invalid="ignore"):  # NaN: reported below
+        whole = values.astype(np.int64)
+    if not (np.isfinite(values).all() and (whole == values).all()):
+        raise ValueError(f"{path.name} must be whole numbers, got {values.dtype}")
+    return whole
+
+
+def _load(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} must be a complete npy file, got: {error}") from error

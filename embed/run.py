@@ -1,0 +1,210 @@
+"""The command `python -m embed run`."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from embed.extract import ExtractOptions, extract
+from pretrain import build_encoder
+from pretrain.command import INTERRUPTED
+from pretrain.output import default_directory, refuse_existing
+from pretrain.preprocess import Preprocess
+from pretrain.sources import open_images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Embed an image set; an interrupted run goes on when the same command is given again."""
+
+    data: str
+    """An npz file, a folder, cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH."""
+    encoder: str = "simclr-small"
+    """timm:NAME, simclrv2:NAME, a checkpoint's path, or the encoder shipped here."""
+    weights: str | None = None
+    """For timm: a file, "package" or "hub". For simclrv2: a converted file."""
+    out: Path | None = None
+    """Directory to write."""
+    splits: tuple[str, ...] = ()
+    """Of train, test, val; all that are there by default."""
+    limit: int | None = None
+    """Only so many images, from the start."""
+    image_size: int | None = None
+    """Pixels of the encoder's square input; as stored by default."""
+    crop: float = 1.0
+    """Share of the shorter side kept (SimCLRv2: 0.875)."""
+    invert: bool = False
+    """Embed 1 - x, as the paper does for EMNIST."""
+    resize: int | None = None
+    """Shorter side to which an image folder's pictures are brought."""
+    download: bool = False
+    """Let torchvision fetch a missing data set."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Of the stored rows."""
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the network."""
+    batch_size: int | None = None
+    """Images per forward pass; what suits the device by default."""
+    shard_rows: int = 2048
+    """Rows between two points of resumption."""
+    shard: str | None = None
+    """i/n: compute only every n-th shard, starting with the i-th; torchrun sets it itself."""
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    """Where to compute."""
+    compiled: bool | None = None
+    """Whether to use torch.compile; on a GPU for large sets by default."""
+    overwrite: bool = False
+    """Replace a finished directory of another extraction."""
+
+    def run(self) -> int:
+        """Embeds, or this process's share; prints where the rows are."""
+        out = self.out or default_directory("embed")
+        options = ExtractOptions(
+            dtype=self.dtype,
+            compute=self.compute,
+            batch_size=self.batch_size,
+            shard_rows=self.shard_rows,
+            shard=_share(self.shard),
+            device=self.device,
+            compiled=self.compiled,
+            overwrite=self.overwrite,
+        )
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be >= 1, got {self.limit}")
+        preprocess = Preprocess(image_size=self.image_size, crop=self.crop, invert=self.invert)
+        images = open_images(
+            self.data, splits=self.splits, download=self.download, resize=self.resize
+        ).take(slice(0, self.limit))
+        weights = {} if self.weights is None else {"weights": self.weights}
+        encoder = build_encoder(self.encoder, **weights)
+        try:
+            done = extract(
+                images,
+                encoder,
+                out,
+                encoder_name=self.encoder,
+                preprocess=preprocess,
+                options=options,
+            )
+        except KeyboardInterrupt:
+            print(f"interrupted; finished shards are kept in {out}.partial", file=sys.stderr)
+            return INTERRUPTED
+        if done is None:
+            print(f"this share is done; other shards are missing in {out}.partial")
+        else:
+            print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+        return 0
+
+
+def _share(given: str | None) -> tuple[int, int]:
+    """This process's (i, n), from i/n or from torchrun's environment."""
+    if given is None:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    index, slash, count = given.partition("/")
+    if not (slash and index.isdigit() and count.isdigit()):
+        raise ValueError(f"shard must be i/n, got {given}")
+    return int(index), int(count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportReference:
+    """Read the reference implementation's `code_space_*.npy`, `labels_*.npy`, `userid_*.npy`."""
+
+    source: Path
+    """Directory that holds the files."""
+    out: Path | None = None
+    """Directory to write."""
+    overwrite: bool = False
+    """Replace an existing directory."""
+
+    def run(self) -> None:
+        """Writes one embedding set of all of them."""
+        from embed.reference import import_reference
+
+        out = self.out or default_directory("import-reference")
+        refuse_existing(out, overwrite=self.overwrite)
+        done = import_reference(self.source, out, overwrite=self.overwrite)
+        print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTransform:
+    """Fit centre, principal directions, whitening and clip bound to public embeddings."""
+
+    public: Path
+    """Embedding set that is nobody's secret."""
+    apply_to: Path | None = None
+    """Embedding set whose transformed rows to write as well."""
+    out: Path | None = None
+    """Directory to write: transform.safetensors, report.json, embeddings/."""
+    components: int | None = 128
+    """Principal directions to keep; fewer mean less noise."""
+    whiten: bool = True
+    """Divide each direction by its standard deviation."""
+    shrinkage: float = 0.01
+    """Share of the mean variance mixed into every direction's."""
+    clip_quantile: float = 0.1
+    """Features are divided by this quantile of the public norms and clipped at 1."""
+    clip_norm: float = 2**0.5
+    """Norm c of a row, the constant included."""
+    constant: float = 1.0
+    """First entry a of every row."""
+    i_know_this_leaks: bool = False
+    """Fit on the very set the transform is applied to."""
+    overwrite: bool = False
+    """Replace an existing directory."""
+
+    def run(self) -> None:
+        """Fits, checks that public and private differ, writes."""
+        from embed.fit import fit_and_apply
+
+        out = self.out or default_directory("fit-transform")
+        refuse_existing(out, overwrite=self.overwrite)
+        names = ("components", "whiten", "shrinkage", "clip_quantile", "clip_norm", "constant")
+        report = fit_and_apply(
+            self.public,
+            self.apply_to,
+            out,
+            {name: getattr(self, name) for name in names},
+            leak=self.i_know_this_leaks,
+            overwrite=self.overwrite,
+        )
+        print(json.dumps(report, indent=2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Draw embeddings in two dimensions, coloured by class."""
+
+    embeddings: Path
+    """Embedding set to look at."""
+    out: Path | None = None
+    """Directory to write."""
+    method: Literal["pca", "tsne"] = "tsne"
+    """Projection; t-SNE takes minutes beyond 10,000 rows."""
+    rows: int = 3000
+    """Random rows to draw."""
+    seed: int = 0
+    """Chooses the rows and starts t-SNE."""
+    overwrite: bool = False
+    """Replace an existing directory."""
+
+    def run(self) -> None:
+        """Writes projection.png, its points and report.json."""
+        from embed.plot import plot_embeddings
+
+        out = self.out or default_directory("plot")
+        refuse_existing(out, overwrite=self.overwrite)
+        plot_embeddings(
+            self.embeddings,
+            out,
+            method=self.method,
+            rows=self.rows,
+            seed=self.seed,
+            overwrite=self.overwrite,
+        )
+        print(f"projection in {out}")

@@ -1,0 +1,156 @@
+"""What a secure sum costs: bytes and seconds per client and server, and the server's memory.
+
+    python tests/benchmarks/bench_secure_sum.py
+    python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000
+    python tests/benchmarks/bench_secure_sum.py --write results/secure_sum/cost.json
+
+All parties run in one process, one after the other, on one thread; set-up of keys is not counted.
+Every user submits the same vector, so that the inputs take no memory.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import cryptography
+import numpy as np
+from tqdm import tqdm
+
+from pretrain.output import new_file
+from train_distributed.secure_sum import simulate_sum
+from train_distributed.secure_sum.journal import VolatileJournal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+
+HEADER = "protocol      w        d   client bytes   server bytes   client s   server s"
+
+
+def measure(protocol: str, users: int, dimension: int, fractions: tuple[float, float]) -> dict:
+    """One run of a protocol; the sum is checked.
+
+    Args:
+        protocol: "shares" or "secagg".
+        users: w.
+        dimension: d.
+        fractions: corrupt and dropout fraction of "secagg".
+    """
+    row = np.random.default_rng(0).integers(0, 2**64, dimension, np.uint64)
+    corrupt, dropout = fractions
+    result = simulate_sum(
+        np.broadcast_to(row, (users, dimension)),
+        protocol,  # pyright: ignore[reportArgumentType]
+        corrupt_fraction=corrupt,
+        dropout_fraction=dropout,
+    )
+    if not np.array_equal(result.total, row * np.uint64(users)):
+        raise RuntimeError(f"the sum of {users} users by {protocol} is wrong")
+    return {
+        "protocol": protocol,
+        "users": users,
+        "dimension": dimension,
+        "bytes_per_client": result.bytes_per_client,
+        "bytes_server": result.bytes_server,
+        "seconds_per_client": round(result.seconds_per_client, 5),
+        "seconds_server": round(result.seconds_server, 4),
+    }
+
+
+def server_memory(users: int, dimension: int) -> dict:
+    """Peak bytes that protocol A's last server allocates, from its first message to its opening."""
+    names = range(FIRST_SERVER, FIRST_SERVER + 2)
+    servers = {server: PrivateKeys.generate() for server in names}
+    keys = [PrivateKeys.generate() for _ in range(users)]
+    session = Session(
+        nonce=new_seed(),
+        dimension=dimension,
+        minimum=users,
+        users={i: key.public.verifying for i, key in enumerate(keys)},
+        servers={server: key.public for server, key in servers.items()},
+    )
+    holder = SeedServer(session, names[0], servers[names[0]], VolatileJournal())
+    vector, pending = np.zeros(dimension, np.uint64), list[Iterator[tuple[int, bytes]]]()
+    for i, key in enumerate(keys):
+        parts = SharesUser(session, i, key, VolatileJournal()).submit(vector)
+        holder.receive(next(parts)[1])
+        pending.append(parts)
+    held, peak = holder.close(), 0
+    tracemalloc.start()
+    adder = VectorServer(session, names[1], servers[names[1]], VolatileJournal())
+    adder.receive(held)
+    base, _ = tracemalloc.get_traced_memory()
+    kept = base
+    for parts in tqdm(pending, disable=not sys.stderr.isatty()):
+        tracemalloc.stop()  # the user's own memory is not the server's
+        _, message = next(parts)
+        tracemalloc.start()
+        adder.receive(message)
+        size, high = tracemalloc.get_traced_memory()
+        kept, peak = kept + size, max(peak, kept + high)
+    tracemalloc.stop()
+    return {"users": users, "dimension": dimension, "kept_bytes": kept, "peak_bytes": peak}
+
+
+def machine() -> dict:
+    """What the numbers were made with."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cryptography": cryptography.__version__,
+        "command": " ".join(["python", "tests/benchmarks/bench_secure_sum.py", *sys.argv[1:]]),
+    }
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def main() -> None:
+    """Prints the table row by row; writes it only when told."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--users", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--dimension", type=int, default=61_450)
+    parser.add_argument("--protocols", nargs="+", default=["shares", "secagg"])
+    parser.add_argument("--corrupt-fraction", type=float, default=0.1)
+    parser.add_argument("--dropout-fraction", type=float, default=0.2)
+    parser.add_argument("--memory", type=int, nargs="*", default=[100, 10_000])
+    parser.add_argument("--write", type=Path, help="JSON file to write the table to")
+    options = parser.parse_args()
+    fractions = options.corrupt_fraction, options.dropout_fraction
+    print(HEADER)
+    rows = []
+    for protocol in options.protocols:
+        for users in options.users:
+            row = measure(protocol, users, options.dimension, fractions)
+            rows.append(row)
+            print(
+                f"{protocol:8} {users:6} {row['dimension']:8} {row['bytes_per_client']:14} "
+                f"{row['bytes_server']:14} {row['seconds_per_client']:10.4f} "
+                f"{row['seconds_server']:10.3f}",
+                flush=True,
+            )
+    memory = [server_memory(users, options.dimension) for users in options.memory]
+    for row in memory:
+        print(
+            f"last server, {row['users']} users: {row['kept_bytes']} bytes kept, "
+            f"{row['peak_bytes']} bytes at most"
+        )
+    if options.write:
+        result = {"machine": machine(), "fractions": fractions, "cost": rows, "memory": memory}
+        with new_file(options.write) as path:
+            path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

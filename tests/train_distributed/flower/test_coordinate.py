@@ -1,0 +1,205 @@
+"""A session over a relay that loses, garbles and invents: the exact sum, or nothing."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train_distributed.flower.blobs import join, join_by_node, split, split_by_node
+from train_distributed.flower.coordinate import Log, coordinate
+from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, UserDesk
+from train_distributed.flower.federation import Federation
+from train_distributed.secure_sum.errors import (
+    MalformedMessage,
+    OutOfOrder,
+    ProtocolError,
+    TooFewUsers,
+)
+from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+W, D = 5, 7
+KEYS = {n: PrivateKeys.generate() for n in [*range(W), FIRST_SERVER, FIRST_SERVER + 1]}
+VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
+PROTOCOLS = ["shares", "secagg"]
+
+
+def _federation(protocol: str, **changes: Any) -> Federation:
+    servers = [FIRST_SERVER] + [FIRST_SERVER + 1] * (protocol == "shares")
+    fields: dict[str, Any] = {
+        "protocol": protocol,
+        "dimension": D,
+        "minimum": 3,
+        "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
+        "servers": tuple(
+            {"verifying": k.verifying.hex(), "sealing": k.sealing.hex()}
+            for k in (KEYS[s].public for s in servers)
+        ),
+    }
+    return Federation(**(fields | changes))
+
+
+class LossyRelay:
+    """Node 10 + i is user i, node 20 the second computation server."""
+
+    def __init__(self, federation: Federation, journals: Callable[[int], Journal]) -> None:
+        self.desks: dict[int, Desk] = {
+            10 + i: UserDesk(federation, i, KEYS[i], lambda i=i: VECTORS[i], journals(i))
+            for i in range(W)
+        }
+        if federation.protocol == "shares":
+            server = FIRST_SERVER + 1
+            self.desks[20] = ComputationDesk(federation, server, KEYS[server], journals(server))
+        self.asked = dict.fromkeys(self.desks, 0)
+        self.dies_at: dict[int, int] = {}
+        self.garble: Callable[[int, bytes], bytes] = lambda node, answer: answer
+
+    def nodes(self) -> list[int]:
+        return list(self.desks)
+
+    def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
+        answers = {}
+        for node, request in requests.items():
+            if self.asked[node] < self.dies_at.get(node, 1000):
+                self.asked[node] += 1
+                answers[node] = self.garble(node, self.desks[node].answer(request))
+        return answers
+
+
+def _run(federation: Federation, relay: LossyRelay, log: Log, journal=None):
+    return coordinate(
+        federation, new_seed(), KEYS[FIRST_SERVER], journal or VolatileJournal(), relay, log
+    )
+
+
+def _relay(federation: Federation) -> LossyRelay:
+    return LossyRelay(federation, lambda i: VolatileJournal())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_sum_is_exact(protocol: str) -> None:
+    federation, log = _federation(protocol), Log()
+    opened = _run(federation, _relay(federation), log)
+    assert np.array_equal(opened.total, VECTORS.sum(0))
+    assert (opened.users, log) == (frozenset(range(W)), Log())
+
+
+@pytest.mark.parametrize("stage", range(5))
+def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
+    federation, log = _federation("secagg"), Log()
+    relay = _relay(federation)
+    relay.dies_at[12] = stage
+    opened = _run(federation, relay, log)
+    left = [i for i in range(W) if i != 2 or stage >= 3]
+    assert sorted(opened.users) == left
+    assert np.array_equal(opened.total, VECTORS[left].sum(0))
+    steps = ["advertise keys", "share keys", "masked input", "agree on survivors", "unmask"]
+    assert log.missing == {2: steps[stage]}
+
+
+def test_shares_reports_a_user_that_never_came_and_sums_the_others() -> None:
+    federation, log = _federation("shares"), Log()
+    relay = _relay(federation)
+    relay.dies_at[12] = 0
+    opened = _run(federation, relay, log)
+    assert np.array_equal(opened.total, VECTORS[[0, 1, 3, 4]].sum(0))
+    assert log.missing == {2: "submit"}
+
+
+@pytest.mark.parametrize("stage", range(5))
+def test_shares_without_a_server_releases_nothing(stage: int) -> None:
+    federation, log = _federation("shares"), Log()
+    relay = _relay(federation)
+    relay.dies_at[20] = stage
+    with pytest.raises(ProtocolError, match=str(FIRST_SERVER + 1)):
+        _run(federation, relay, log)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_below_the_minimum_nothing_is_released(protocol: str) -> None:
+    federation, log = _federation(protocol), Log()
+    relay = _relay(federation)
+    relay.dies_at = {10: 0, 11: 0, 12: 0}
+    with pytest.raises((TooFewUsers, OutOfOrder)):
+        _run(federation, relay, log)
+    assert set(log.missing) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "garbled",
+    [b"", DONE, DONE + b"\0\0\0\1", DONE + join([b"\0\0\0\2"]), DONE + join([b"\0\0\0\2", b"x"])],
+)
+def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(
+    protocol: str, garbled: bytes
+) -> None:
+    federation, log = _federation(protocol), Log()
+    relay = _relay(federation)
+    relay.garble = lambda node, answer: garbled if node == 12 else answer
+    opened = _run(federation, relay, log)
+    assert np.array_equal(opened.total, VECTORS[[0, 1, 3, 4]].sum(0))
+    assert set(log.missing) == {2}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_restarted_user_submits_no_second_time(protocol: str, tmp_path: Path) -> None:
+    for sessions, runs in ((1, 1), (2, 2)):
+        federation = _federation(protocol, sessions=sessions)
+        folder = tmp_path / str(sessions)
+        for _ in range(runs):
+            relay = LossyRelay(federation, lambda i, f=folder: DurableJournal(f / str(i)))
+            opened = _run(federation, relay, Log(), DurableJournal(folder / "operator"))
+            assert np.array_equal(opened.total, VECTORS.sum(0))
+        log = Log()
+        relay = LossyRelay(federation, lambda i, f=folder: DurableJournal(f / str(i)))
+        with pytest.raises((TooFewUsers, OutOfOrder)):
+            _run(federation, relay, log, DurableJournal(folder / "operator"))
+        assert sum("sessions must be <=" in text for text in log.refused) == W
+
+
+def test_a_desk_survives_any_request() -> None:
+    federation = _federation("secagg")
+    desk = UserDesk(federation, 0, KEYS[0], lambda: VECTORS[0], VolatileJournal())
+    for request in (b"", b"\xff", b"\0short", bytes([Request.DELIVER]) + join([b"x"]), b"\2"):
+        assert desk.answer(request)[:1] != DONE
+    assert desk.answer(bytes(33))[:1] == DONE
+    assert b"TruncatedMessage" in desk.answer(bytes([Request.DELIVER]) + join([b"x"]))
+    with pytest.raises(ValueError, match="keys must be those that the federation lists"):
+        UserDesk(federation, 1, KEYS[0], lambda: VECTORS[0], VolatileJournal())
+
+
+def test_lists_of_bytes_are_read_strictly() -> None:
+    blobs = [b"", b"ab", b"\0" * 9]
+    assert split(join(blobs)) == blobs
+    assert split_by_node(join_by_node({7: b"x", 2**63: b""})) == {7: b"x", 2**63: b""}
+    joined = join(blobs)
+    for bad in (b"", joined[:-1], joined + b"\0", struct.pack(">I", 9) + joined[4:]):
+        with pytest.raises(MalformedMessage):
+            split(bad)
+    with pytest.raises(MalformedMessage):
+        split_by_node(join([b"short"]))
+
+
+def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    federation = _federation("shares", task={"step": 0.5, "method": "x"})
+    federation.save(tmp_path / "federation.json")
+    again = Federation.load(tmp_path / "federation.json")
+    assert again == federation
+    assert again.session(b"n" * 32).digest == federation.session(b"n" * 32).digest
+    changed = _federation("shares", task={"step": 0.25, "method": "x"})
+    assert changed.session(b"n" * 32).digest != federation.session(b"n" * 32).digest
+    (tmp_path / "bad.json").write_text('{"protocol": "shares"}')
+    with pytest.raises(ValueError, match="federation must have the fields"):
+        Federation.load(tmp_path / "bad.json")
+    for changes, message in [
+        ({"protocol": "plain"}, "protocol must be"),
+        ({"servers": ()}, "servers must be"),
+        ({"sessions": 0}, "sessions must be >= 1, got 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            _federation(**({"protocol": "shares"} | changes))

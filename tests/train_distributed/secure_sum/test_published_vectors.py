@@ -1,0 +1,92 @@
+"""Primitives against published vectors: what reaches the cipher is the seed, whole."""
+
+import numpy as np
+import pytest
+
+from train_distributed.secure_sum.errors import BadSeal
+from train_distributed.secure_sum.keys import PrivateKeys, agree, exchange_key
+from train_distributed.secure_sum.prg import CHUNK_WORDS, add_stream, derive, stream
+
+
+def _octets(seed: bytes, count: int) -> bytes:
+    return b"".join(words.tobytes() for _, words in stream(seed, count))
+
+
+def test_a_mask_is_the_aes_256_ctr_keystream() -> None:
+    """McGrew and Viega, The Galois/Counter Mode, test cases 13 and 14: key 0, counters 0, 1, 2."""
+    assert _octets(bytes(32), 6).hex() == (
+        "dc95c078a2408989ad48a21492842087"  # H
+        "530f8afbc74536b9a963b4f1c4cb738b"  # tag of case 13
+        "cea7403d4d606b6e074ec5d3baf39d18"  # ciphertext of case 14
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "block"),
+    [
+        # NIST AESAVS, KeySbox and VarKey known answers for 256-bit keys
+        (
+            "c47b0294dbbbee0fec4757f22ffeee3587ca4730c3d33b691df38bab076bc558",
+            "46f2fb342d6f0ab477476fc501242c5f",
+        ),
+        ("80" + "00" * 31, "e35a6dcb19b201a01ebcfa8aa22b5759"),
+        ("ff" * 32, "4bf85f1b5d54adbc307b0a048389adcb"),
+    ],
+)
+def test_the_first_block_of_a_mask(key: str, block: str) -> None:
+    assert _octets(bytes.fromhex(key), 2).hex() == block
+
+
+def test_every_byte_of_the_seed_changes_the_mask() -> None:
+    seed = bytes(32)
+    masks = {_octets(seed, 2)}
+    masks |= {_octets(seed[:i] + b"\1" + seed[i + 1 :], 2) for i in range(32)}
+    assert len(masks) == 33
+
+
+@pytest.mark.parametrize("size", [0, 4, 16, 31, 33])
+def test_a_seed_of_another_width_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"seed must be 32 bytes, got {size}"):
+        next(stream(bytes(size), 1))
+
+
+def test_chunks_join_into_one_keystream() -> None:
+    count = 3 * CHUNK_WORDS + 5
+    total = np.zeros(count, np.uint64)
+    add_stream(total, b"k" * 32)
+    assert total.tobytes() == _octets(b"k" * 32, count)
+    assert len(np.unique(total)) == count  # no chunk repeats
+
+
+def test_key_agreement_is_x25519() -> None:
+    """RFC 7748, section 6.1."""
+    bob = exchange_key(
+        bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+    )
+    assert bob.public_key().public_bytes_raw().hex() == (
+        "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+    )
+    alice = bytes.fromhex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a")
+    assert agree(bob, alice).hex() == (
+        "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
+    )
+
+
+def test_a_public_key_of_small_order_is_refused() -> None:
+    with pytest.raises(BadSeal, match="small order"):
+        agree(exchange_key(b"k" * 32), bytes(32))
+
+
+def test_derivation_is_hkdf_sha256() -> None:
+    """RFC 5869, test case 3 (no salt, no info), its first 32 bytes."""
+    assert derive(b"\x0b" * 22, b"").hex() == (
+        "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"
+    )
+
+
+def test_signing_is_ed25519() -> None:
+    """RFC 8032, section 7.1, test 1."""
+    seed = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+    assert PrivateKeys(seed, seed).public.verifying.hex() == (
+        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+    )

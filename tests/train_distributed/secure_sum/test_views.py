@@ -1,0 +1,201 @@
+"""What an adversary sees is the same for any two input sets with the same sum.
+
+Constructively: all randomness is recorded; the inputs are changed; the streams that the adversary
+cannot expand are replaced by exactly the difference; every byte it sees stays the same.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from train_distributed.secure_sum import keys, prg, secagg_user, shamir, shares
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.secagg import SERVER
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+D = 6
+Words = NDArray[np.uint64]
+REAL_STREAM = prg.stream
+
+
+@dataclass
+class Recorded:
+    """The same seeds and coefficients in every run, and replacements for some streams."""
+
+    pads: dict[bytes, Words] = field(default_factory=dict)
+    expanded: list[bytes] = field(default_factory=list)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        count = itertools.count(1)
+
+        def seed() -> bytes:
+            return prg.derive(next(count).to_bytes(32, "big"), b"recorded")
+
+        for module in (keys, shares, secagg_user):
+            patch.setattr(module, "new_seed", seed)
+        patch.setattr(
+            shamir.secrets, "randbelow", lambda n: int.from_bytes(seed() + seed(), "big") % n
+        )
+        patch.setattr(prg, "stream", self.stream)
+
+    def stream(self, seed: bytes, count: int) -> Iterator[tuple[slice, Words]]:
+        self.expanded.append(seed)
+        if seed in self.pads:
+            yield slice(0, count), self.pads[seed][:count]
+        else:
+            yield from REAL_STREAM(seed, count)
+
+
+def _words(seed: bytes) -> Words:
+    return np.concatenate([words.copy() for _, words in REAL_STREAM(seed, D)])
+
+
+@pytest.fixture
+def fixed_keys() -> dict[int, PrivateKeys]:
+    names = [*range(7), *range(FIRST_SERVER, FIRST_SERVER + 4)]
+    return {n: PrivateKeys(prg.derive(b"%d" % n, b"s"), prg.derive(b"%d" % n, b"o")) for n in names}
+
+
+def _two_inputs(w: int) -> tuple[Words, Words]:
+    draw = np.random.default_rng(1).integers(0, 2**64, (2, w, D), np.uint64)
+    draw[1, -1] += draw[0].sum(0) - draw[1].sum(0)
+    assert np.array_equal(draw[0].sum(0), draw[1].sum(0))
+    return draw[0], draw[1]
+
+
+def _shares_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, servers: int):
+    """Everything sent: (sender, receiver or None for all, message), and the total."""
+    w = len(inputs)
+    parties = make(w, D, servers=servers, keys=keys, nonce=b"n" * 32)
+    sent: list[tuple[int, int | None, bytes]] = []
+    vectors = []
+    for i, user in enumerate(parties.users):
+        for server, message in user.submit(inputs[i]):
+            sent.append((i, server, message))
+            if server == parties.last:
+                vectors.append(message)
+            else:
+                parties.seed_servers[server].receive(message)
+    for server, machine in parties.seed_servers.items():
+        held = machine.close()
+        sent.append((server, None, held))
+        parties.vector_server.receive(held)
+    for message in vectors:
+        parties.vector_server.receive(message)
+    machines = {parties.last: parties.vector_server, **parties.seed_servers}
+    commit = b""
+    for server, machine in machines.items():
+        commit = machine.commit()
+        sent.append((server, None, commit))
+        for other in machines.keys() - {server}:
+            machines[other].receive(commit)
+    openings = [machine.open() for machine in machines.values()]
+    sent += [(s, None, o) for s, o in zip(machines, openings, strict=True)]
+    return sent, combine(parties.session, commit, openings).total
+
+
+@pytest.mark.parametrize(("servers", "honest"), [(j, h) for j in (2, 3, 4) for h in range(j)])
+def test_any_servers_but_one_see_the_same_for_inputs_of_equal_sum(
+    servers: int, honest: int, make_shares: Callable, fixed_keys: dict[int, PrivateKeys]
+) -> None:
+    w, first, second = 5, *_two_inputs(5)
+    keep, honest_server = servers - 1, FIRST_SERVER + honest
+    names = {*range(w), *range(FIRST_SERVER, FIRST_SERVER + servers)}
+    parties = {p: k for p, k in fixed_keys.items() if p in names}
+
+    def view(inputs: Words, recorded: Recorded):
+        with pytest.MonkeyPatch.context() as patch:
+            recorded.install(patch)
+            sent, total = _shares_run(make_shares, parties, inputs, servers)
+        seen = [m for _, receiver, m in sent if receiver != honest_server]
+        return seen, total, recorded.expanded
+
+    plain, total, expanded = view(first, Recorded())
+    # The streams of the honest server's seeds: users expand theirs in the order of the servers.
+    pads = {}
+    if honest < keep:
+        for i in range(w):
+            seed = _seed_sent(make_shares, parties, first, servers, i, honest)
+            assert seed in expanded
+            pads[seed] = _words(seed) + second[i] - first[i]
+    replaced, same_total, _ = view(second, Recorded(pads))
+    assert replaced == plain
+    assert np.array_equal(same_total, total)
+    if honest < keep:  # the replacement is what makes them equal
+        assert view(second, Recorded())[0] != plain
+
+
+def _seed_sent(
+    make: Callable, parties: dict[int, PrivateKeys], inputs: Words, servers: int, i: int, j: int
+) -> bytes:
+    """The seed that user i sends to server j in a recorded run, opened with that server's key."""
+    with pytest.MonkeyPatch.context() as patch:
+        Recorded().install(patch)
+        sent, _ = _shares_run(make, parties, inputs, servers)
+        session = make(len(inputs), D, servers=servers, keys=parties, nonce=b"n" * 32).session
+    server = FIRST_SERVER + j
+    (message,) = [m for sender, receiver, m in sent if (sender, receiver) == (i, server)]
+    sealed = shares.read(session, message, server, {shares.Kind.SHARE: 1000}).payload
+    context = shares.share_context(session, i, server)
+    return keys.open_seal(parties[server].opening, sealed, context)
+
+
+def _secagg_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, dropped: int):
+    """Every byte that the server receives or sends, the total, and the setup and users."""
+    parties = make(inputs, keys=keys, nonce=b"n" * 32, minimum=3)
+    sent = [user.start() for user in parties.users]
+    pairs = {
+        (i, j): parties.setup.pair_seed(
+            parties.users[i]._masking,
+            parties.users[j]._masking.public_key().public_bytes_raw(),
+            i,
+            j,
+        )
+        for i, j in itertools.combinations(range(len(inputs)), 2)
+    }
+    for message in sent:
+        parties.server.receive(message)
+    for stage in range(4):
+        messages = parties.server.advance()
+        for i, message in sorted(messages.items()):
+            sent.append(message)
+            if i == dropped and stage >= 1:
+                continue
+            sent.append(parties.users[i].receive(message))
+            parties.server.receive(sent[-1])
+    return sent, parties.server.finish().total, pairs
+
+
+def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(
+    make_secagg: Callable, fixed_keys: dict[int, PrivateKeys]
+) -> None:
+    """6 users: 5 drops out after sharing keys, 4 colludes with the server, 0 to 3 are honest."""
+    corrupt, dropped, honest = 4, 5, range(4)
+    parties = {p: k for p, k in fixed_keys.items() if p < 6 or p == SERVER}
+    first = np.random.default_rng(2).integers(0, 2**64, (6, D), np.uint64)
+    second = first.copy()
+    second[:3] = np.random.default_rng(3).integers(0, 2**64, (3, D), np.uint64)
+    second[3] += first[:3].sum(0) - second[:3].sum(0)
+
+    def view(inputs: Words, recorded: Recorded):
+        with pytest.MonkeyPatch.context() as patch:
+            recorded.install(patch)
+            return _secagg_run(make_secagg, parties, inputs, dropped)
+
+    plain, total, pairs = view(first, Recorded())
+    # Along the path 0 - 1 - 2 - 3 of honest survivors, pass the differences on.
+    pads, carried = {}, np.zeros(D, np.uint64)
+    for i, j in itertools.pairwise(honest):
+        carried = carried + first[i] - second[i]
+        pads[pairs[i, j]] = _words(pairs[i, j]) + carried
+    assert all(corrupt not in pair and dropped not in pair for pair in itertools.pairwise(honest))
+    replaced, same_total, _ = view(second, Recorded(pads))
+    assert replaced == plain
+    assert np.array_equal(same_total, total)
+    assert np.array_equal(total, first[:5].sum(0))
+    assert view(second, Recorded())[0] != plain

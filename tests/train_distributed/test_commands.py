@@ -1,0 +1,181 @@
+"""The commands as a user meets them: output, refusals in one line, nothing half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from pretrain.command import run_command
+from train_distributed.__main__ import _parse
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Runs a command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train_distributed", *arguments])
+        code = run_command(_parse)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def sets(tmp_path) -> tuple[str, str]:
+    """Directories of a private and a public embedding set."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    x = (2 * np.eye(3, 5)[labels] + 0.3 * rng.standard_normal((120, 5))).astype(np.float32)
+    users, split = np.arange(120) % 8, np.repeat([0, 1], [90, 30]).astype(np.uint8)
+    meta = {"class_names": ["a", "b", "c"]}
+    private = EmbeddingSet(embeddings=x, labels=labels, users=users, split=split, meta=meta)
+    private.save(tmp_path / "private")
+    EmbeddingSet(embeddings=x[::-1] + 0.01, labels=labels).save(tmp_path / "public")
+    return str(tmp_path / "private"), str(tmp_path / "public")
+
+
+def test_run_writes_model_report_and_figure(call, sets, tmp_path):
+    private, public = sets
+    out = tmp_path / "out"
+    code, printed, _ = call(
+        "run", "--embeddings", private, "--public", public, "--epsilon", "3", "--out", str(out)
+    )
+    assert code == 0
+    assert "replace one record" in printed
+    assert sorted(p.name for p in out.iterdir()) == [
+        "model.safetensors",
+        "privacy.png",
+        "report.json",
+    ]
+    report = json.loads((out / "report.json").read_text())
+    assert report["epsilon"] == 3
+    assert report["noise"] == "discrete"
+    assert report["users"] == 8
+    assert report["suitable_for_release"] is True
+    assert report["configuration"]["method"] == "least-squares"
+
+
+def test_infinite_epsilon_says_not_private(call, sets):
+    code, printed, _ = call("run", "--embeddings", sets[0], "--public", sets[1], "--epsilon", "inf")
+    assert code == 0
+    assert "not private" in printed
+
+
+def test_simulated_partition_and_seed(call, sets, tmp_path):
+    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--scheme", "one-class"]
+    common += ["--users", "9", "--seed", "5", "--method", "softmax"]
+    for name in ("one", "two"):
+        code, printed, error = call(*common, "--out", str(tmp_path / name))
+        assert (code, error) == (0, "")
+        assert "seeded" in printed
+    one, two = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("one", "two"))
+    assert one == two
+
+
+def test_account_solves_each_direction(call):
+    code, printed, _ = call("account", "--epsilon", "1", "--delta", "1e-5")
+    assert code == 0
+    assert "noise_multiplier  3.73063" in printed
+    _, printed, _ = call("account", "--delta", "1e-5", "--noise-multiplier", "3.7306316")
+    assert "epsilon           1.00000" in printed
+    _, printed, _ = call("account", "--epsilon", "1", "--noise-multiplier", "3.7306316")
+    assert "delta             1.00000" in printed or "delta             9.9999" in printed
+
+
+BAD = [
+    (["--epsilon", "0"], "epsilon must be > 0, got 0"),
+    (["--epsilon", "-1"], "epsilon must be > 0, got -1"),
+    (["--delta", "1"], "delta must be in (0, 1), got 1"),
+    (["--delta", "0"], "delta must be in (0, 1), got 0"),
+    (["--epsilon", "soon"], "epsilon"),
+    (["--method", "forest"], "method"),
+    (["--colour", "red"], "--colour"),
+    (["--embeddings", "nowhere"], "embeddings must be an existing directory, got nowhere"),
+    (["--public", "nowhere"], "embeddings must be an existing directory, got nowhere"),
+    (["--honest-fraction", "2"], "honest_fraction must be in (0, 1], got 2"),
+    (["--min-survivors", "4"], "one certainly honest user, got 0"),
+    (["--method", "softmax", "--l2-reg", "0"], "l2_reg must be finite and > 0, got 0"),
+    (["--scheme", "iid", "--users", "0"], "users must be in [1, 90]"),
+    (["--scheme", "iid", "--users", "91"], "users must be in [1, 90]"),
+    (["--users", "4"], "users must be left out for scheme 'own', got 4"),
+    (["--scheme", "dirichlet", "--users", "4"], "concentration must be given"),
+    (["--components", "9"], "components must be in [1, 5], got 9"),
+    (["--num-classes", "2"], "num_classes must be 3"),
+    (["--seed", "1", "--noise", "discrete"], "generator must be None for noise 'discrete'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_bad_input_is_one_line_and_writes_nothing(call, sets, tmp_path, change, message):
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", "made", *change]
+    code, printed, error = call(*arguments)
+    assert code == 2
+    assert printed == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_directory_that_exists_is_refused_and_kept(call, sets, tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "note").write_text("mine")
+    arguments = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", "made"]
+    code, _, error = call(*arguments)
+    assert code == 2
+    assert "must not exist (or pass --overwrite), got made" in error
+    assert (tmp_path / "made" / "note").read_text() == "mine"
+    assert call(*arguments, "--overwrite")[0] == 0
+    assert not (tmp_path / "made" / "note").exists()
+
+
+def test_the_public_set_must_not_be_the_private_one(call, sets):
+    code, _, error = call("run", "--embeddings", sets[0], "--public", sets[0])
+    assert code == 2
+    assert "public must differ from the private embeddings" in error
+
+
+def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
+    monkeypatch.setattr("train_distributed.run.DISCRETE_NUMBERS", 10)
+    code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
+    assert code == 2
+    assert "noise must be chosen" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, number):
+    """A real signal while the files are being written: no directory, whole or partial, is left."""
+    before = sorted(tmp_path.rglob("*"))
+
+    def stop(*_: object) -> None:
+        assert len(list(tmp_path.glob(".made.*.partial/*"))) == 2
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("train_distributed.run.draw_release", stop)
+    code, _, error = call(
+        "run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "made")
+    )
+    assert code == 130
+    assert "interrupted" in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_module_runs_as_a_program():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "train_distributed", "account", "--epsilon", "0"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: exactly two of epsilon, delta, noise_multiplier")

@@ -1,0 +1,172 @@
+"""A party's desk: requests from the relay in, answers out. Keys and data never leave it.
+
+A request is one byte (what to do) and a body; an answer is one byte (done or refused) and a body: a
+list of messages, or the refusal in words. The relay is not trusted: everything that matters in a
+body is a signed message of the secure sum.
+"""
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_distributed.flower.blobs import join, split
+from train_distributed.flower.federation import Federation
+from train_distributed.secure_sum.errors import (
+    AlreadyOpened,
+    MalformedMessage,
+    OutOfOrder,
+    ProtocolError,
+)
+from train_distributed.secure_sum.journal import Journal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.prg import SEED_BYTES
+from train_distributed.secure_sum.secagg_user import SecAggUser
+from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+
+Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: called once a session
+
+
+class Request(IntEnum):
+    """What the relay may ask."""
+
+    HELLO = 0  # body: nonce; answer: who is here, and a user's first messages
+    DELIVER = 1  # body: messages for this party; answer: its messages, or refusals in words
+    CLOSE = 2  # computation server: take no more shares
+    COMMIT = 3  # computation server: sign the set of users
+    OPEN = 4  # computation server: open the sum
+
+
+DONE, REFUSED = b"\0", b"\1"
+
+
+class Desk(Protocol):
+    """Whoever answers the relay."""
+
+    def answer(self, request: bytes) -> bytes:
+        """Never raises for what is in the request."""
+        ...
+
+
+class UserDesk:
+    """A user's: submits one vector per session, in as many sessions as were agreed."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        identity: int,
+        keys: PrivateKeys,
+        submission: Submission,
+        journal: Journal,
+    ) -> None:
+        if federation.users.get(identity) != keys.public.verifying.hex():
+            raise ValueError(f"keys must be those that the federation lists for user {identity}")
+        self._federation, self._identity, self._keys = federation, identity, keys
+        self._submission, self._journal = submission, journal
+        self._user: SecAggUser | None = None
+
+    def answer(self, request: bytes) -> bytes:
+        """The answer to one request; a refusal is an answer."""
+        return _answer(request, {Request.HELLO: self._hello, Request.DELIVER: self._deliver})
+
+    def _hello(self, nonce: bytes) -> list[bytes]:
+        name = struct.pack(">I", self._identity)
+        federation = self._federation
+        if len(nonce) != SEED_BYTES:
+            raise MalformedMessage(f"nonce must be {SEED_BYTES} bytes, got {len(nonce)}")
+        self._take_ticket(nonce)
+        vector = self._submission()
+        if federation.protocol == "secagg":
+            setup = federation.secagg(nonce)
+            self._user = SecAggUser(setup, self._identity, self._keys, vector, self._journal)
+            return [name, self._user.start()]
+        session = federation.session(nonce)
+        user = SharesUser(session, self._identity, self._keys, self._journal)
+        return [name, *(message for _, message in user.submit(vector))]
+
+    def _deliver(self, body: bytes) -> list[bytes]:
+        if self._user is None:
+            raise OutOfOrder("HELLO must come first")
+        return [self._user.receive(message) for message in split(body)]
+
+    def _take_ticket(self, nonce: bytes) -> None:
+        """Uses up one of the agreed sessions, before any noise is drawn."""
+        for ticket in range(self._federation.sessions):
+            try:
+                return self._journal.claim(self._federation.digest, f"session{ticket}", nonce)
+            except AlreadyOpened:
+                continue
+        raise AlreadyOpened(f"sessions must be <= {self._federation.sessions}, got one more")
+
+
+class ComputationDesk:
+    """A computation server's, protocol A."""
+
+    def __init__(
+        self, federation: Federation, server: int, keys: PrivateKeys, journal: Journal
+    ) -> None:
+        self._federation, self._server = federation, server
+        self._keys, self._journal = keys, journal
+        self._machine: SeedServer | VectorServer | None = None
+
+    def answer(self, request: bytes) -> bytes:
+        """The answer to one request; a refusal is an answer."""
+        return _answer(
+            request,
+            {
+                Request.HELLO: self._hello,
+                Request.DELIVER: self._deliver,
+                Request.CLOSE: lambda _: [self._seed_server.close()],
+                Request.COMMIT: lambda _: [self._ready.commit()],
+                Request.OPEN: lambda _: [self._ready.open()],
+            },
+        )
+
+    @property
+    def _ready(self) -> SeedServer | VectorServer:
+        if self._machine is None:
+            raise OutOfOrder("HELLO must come first")
+        return self._machine
+
+    @property
+    def _seed_server(self) -> SeedServer:
+        if not isinstance(self._ready, SeedServer):
+            raise OutOfOrder("CLOSE must go to a server of seeds, got the last")
+        return self._ready
+
+    def _hello(self, nonce: bytes) -> list[bytes]:
+        if len(nonce) != SEED_BYTES:
+            raise MalformedMessage(f"nonce must be {SEED_BYTES} bytes, got {len(nonce)}")
+        session = self._federation.session(nonce)
+        self._journal.claim(session.digest, "serve", b"")
+        kind = VectorServer if self._server == max(session.servers) else SeedServer
+        self._machine = kind(session, self._server, self._keys, self._journal)
+        return [struct.pack(">I", self._server)]
+
+    def _deliver(self, body: bytes) -> list[bytes]:
+        refused = []
+        for message in split(body):
+            try:
+                self._ready.receive(message)
+            except ProtocolError as error:
+                refused.append(words(error).encode())
+        return refused
+
+
+def words(error: Exception) -> str:
+    """An error as it is reported: its name and what it says."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _answer(request: bytes, handlers: dict[Request, Callable[[bytes], list[bytes]]]) -> bytes:
+    try:
+        if not request or request[0] not in handlers:
+            raise MalformedMessage(
+                f"request must be one of {sorted(handlers)}, got {request[:1]!r}"
+            )
+        return DONE + join(handlers[Request(request[0])](request[1:]))
+    except ValueError as error:
+        return REFUSED + words(error).encode()

@@ -1,0 +1,106 @@
+"""What all parties of a federation have agreed on: one JSON file, the same copy at every party."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pretrain.output import new_file
+from train_distributed.secure_sum.keys import PublicKeys
+from train_distributed.secure_sum.secagg import SERVER, SecAgg
+from train_distributed.secure_sum.session import FIRST_SERVER, Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Who takes part, in which protocol, and in what.
+
+    Raises:
+        ValueError: a field out of range.
+    """
+
+    protocol: Literal["shares", "secagg"]
+    dimension: int  # d, numbers that every user submits
+    minimum: int  # m_min, fewest users whose sum may be opened
+    users: dict[int, str]  # identity -> Ed25519 public key, hexadecimal
+    servers: tuple[dict[str, str], ...]  # "verifying" and "sealing" keys; the operator's first
+    sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
+    corrupt_fraction: float = 0.1  # protocol "secagg"
+    dropout_fraction: float = 0.2
+    task: dict[str, str | int | float] = field(default_factory=dict)  # what is submitted
+
+    def __post_init__(self) -> None:
+        if self.protocol not in ("shares", "secagg"):
+            raise ValueError(f'protocol must be "shares" or "secagg", got {self.protocol!r}')
+        least = 2 if self.protocol == "shares" else 1
+        if len(self.servers) < least or (self.protocol == "secagg" and len(self.servers) != 1):
+            raise ValueError(
+                f"servers must be >= 2 for shares and 1 for secagg, got {len(self.servers)}"
+            )
+        if self.sessions < 1:
+            raise ValueError(f"sessions must be >= 1, got {self.sessions}")
+
+    @staticmethod
+    def load(path: Path) -> "Federation":
+        """Reads the JSON file.
+
+        Raises:
+            ValueError: a field missing, unknown or out of range.
+            OSError: no readable file.
+        """
+        try:
+            fields = json.loads(path.read_text())
+            fields["users"] = {int(user): key for user, key in fields["users"].items()}
+            fields["servers"] = tuple(fields["servers"])
+            return Federation(**fields)
+        except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"federation must have the fields of a Federation, {path}: {error}"
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Writes the JSON file, whole or not at all."""
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all of the above; part of every session."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
+
+    def session(self, nonce: bytes) -> Session:
+        """The session with this nonce.
+
+        Raises:
+            ValueError: keys or numbers that no session can have.
+        """
+        return self.secagg(nonce).session if self.protocol == "secagg" else self._shares(nonce)
+
+    def secagg(self, nonce: bytes) -> SecAgg:
+        """The session of protocol B with this nonce."""
+        return SecAgg.agree_on(
+            nonce=nonce,
+            dimension=self.dimension,
+            minimum=self.minimum,
+            users={user: bytes.fromhex(key) for user, key in self.users.items()},
+            server=_public(self.servers[SERVER - FIRST_SERVER]),
+            corrupt_fraction=self.corrupt_fraction,
+            dropout_fraction=self.dropout_fraction,
+            context=self.digest,
+        )
+
+    def _shares(self, nonce: bytes) -> Session:
+        return Session(
+            nonce=nonce,
+            dimension=self.dimension,
+            minimum=self.minimum,
+            users={user: bytes.fromhex(key) for user, key in self.users.items()},
+            servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
+            context=b"shares" + self.digest,
+        )
+
+
+def _public(keys: dict[str, str]) -> PublicKeys:
+    return PublicKeys(bytes.fromhex(keys["verifying"]), bytes.fromhex(keys["sealing"]))

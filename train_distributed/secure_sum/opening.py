@@ -1,0 +1,162 @@
+"""How computation servers agree on a set of users, and open its sum once.
+
+Each server signs the set it agrees to; it opens only after every other server has signed the same
+set. An honest server signs one set per session, ever, and the journal remembers both steps before
+they are sent. So with one honest server at most one sum is opened per session: the sums over S and
+over S without user i, whose difference is user i's vector, can never both be.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_distributed.secure_sum.errors import (
+    OutOfOrder,
+    ReplayedMessage,
+    SetMismatch,
+    TooFewUsers,
+    WrongSender,
+)
+from train_distributed.secure_sum.fixed_point import WORD
+from train_distributed.secure_sum.journal import Journal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.session import EVERYONE, Session
+from train_distributed.secure_sum.wire import (
+    Envelope,
+    Kind,
+    bytes_to_words,
+    read,
+    words_to_bytes,
+    write,
+)
+
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a session reveals."""
+
+    total: NDArray[np.uint64]  # (d,) modulo 2^64
+    users: frozenset[int]  # whose vectors it contains
+
+
+class Opening:
+    """One server's part in the agreement."""
+
+    def __init__(self, session: Session, server: int, keys: PrivateKeys, journal: Journal) -> None:
+        self._session, self._server, self._keys, self._journal = session, server, keys, journal
+        self._seen: dict[int, frozenset[int]] = {}
+        self._users: frozenset[int] | None = None
+        self._opened = False
+
+    @property
+    def proposed(self) -> frozenset[int]:
+        """The set that the last server, the one that holds the vectors, has signed.
+
+        Raises:
+            OutOfOrder: it has not yet.
+        """
+        last = max(self._session.servers)
+        if last not in self._seen:
+            raise OutOfOrder(f"server {last} must commit first, has not")
+        return self._seen[last]
+
+    def commit(self, users: frozenset[int]) -> bytes:
+        """Signs a set of users, for everyone.
+
+        Raises:
+            TooFewUsers: fewer than the session's minimum.
+            AlreadyOpened: this server has signed a set of this session before.
+        """
+        session = self._session
+        if len(users) < session.minimum:
+            raise TooFewUsers(f"users must be >= {session.minimum} to be opened, got {len(users)}")
+        bitmap = session.bitmap(users)
+        self._journal.claim(session.digest, "commit", hashlib.sha256(bitmap).digest())
+        self._users = users
+        return write(session, Kind.COMMIT, self._server, EVERYONE, bitmap, self._keys.signing)
+
+    def receive(self, envelope: Envelope) -> None:
+        """Takes another server's COMMIT.
+
+        Raises:
+            WrongSender: not from a server.
+            ReplayedMessage: a second one from the same server.
+            SetMismatch: it differs from the set this server has signed.
+        """
+        if envelope.sender not in self._session.servers:
+            raise WrongSender(f"COMMIT must come from a server, got {envelope.sender}")
+        if envelope.sender in self._seen:
+            raise ReplayedMessage(f"COMMIT must come once, got another from {envelope.sender}")
+        users = self._session.users_of(envelope.payload)
+        if self._users is not None and users != self._users:
+            raise SetMismatch(
+                f"server {envelope.sender} must commit to the same {len(self._users)} users, got "
+                f"{len(users)}, difference {sorted(users ^ self._users)[:10]}"
+            )
+        self._seen[envelope.sender] = users
+
+    def open(self, partial: NDArray[np.uint64]) -> bytes:
+        """The partial sum, for everyone; once per session, ever.
+
+        Args:
+            partial: (d,) uint64, this server's sum over the set it signed.
+
+        Raises:
+            OutOfOrder: not all servers have signed.
+            SetMismatch: they have signed different sets.
+            AlreadyOpened: this server has opened this session before.
+        """
+        missing = set(self._session.servers) - set(self._seen) - {self._server}
+        if self._users is None or missing:
+            raise OutOfOrder(f"all servers must commit first, missing {sorted(missing)}")
+        if any(users != self._users for users in self._seen.values()):
+            raise SetMismatch("all servers must commit to the same users, they did not")
+        bitmap = self._session.bitmap(self._users)
+        self._journal.claim(self._session.digest, "open", hashlib.sha256(bitmap).digest())
+        payload = hashlib.sha256(bitmap).digest() + words_to_bytes(partial)
+        return write(
+            self._session, Kind.OPENING, self._server, EVERYONE, payload, self._keys.signing
+        )
+
+
+def combine(session: Session, commit: bytes, openings: Sequence[bytes]) -> Opened:
+    """Adds the partial sums of all servers; anyone may.
+
+    Args:
+        session: the session.
+        commit: any server's COMMIT, which names the users.
+        openings: every server's OPENING.
+
+    Raises:
+        ProtocolError: a message that is not valid, missing, twice, or of another set.
+    """
+    reader = EVERYONE  # not a party, so any sender is another party
+    named = read(session, commit, reader, {Kind.COMMIT: set_bytes(session)})
+    if named.sender not in session.servers:
+        raise WrongSender(f"COMMIT must come from a server, got {named.sender}")
+    size = DIGEST_BYTES + WORD.itemsize * session.dimension
+    total = np.zeros(session.dimension, np.uint64)
+    missing = set(session.servers)
+    for message in openings:
+        envelope = read(session, message, reader, {Kind.OPENING: size})
+        if envelope.sender in session.users:
+            raise WrongSender(f"OPENING must come from a server, got {envelope.sender}")
+        if envelope.sender not in missing:
+            raise ReplayedMessage(f"OPENING must come once, got another from {envelope.sender}")
+        if envelope.payload[:DIGEST_BYTES] != hashlib.sha256(named.payload).digest():
+            raise SetMismatch(f"server {envelope.sender} must open the committed set, got another")
+        total += bytes_to_words(envelope.payload[DIGEST_BYTES:], session.dimension)
+        missing.remove(envelope.sender)
+    if missing:
+        raise OutOfOrder(f"all servers must open, missing {sorted(missing)}")
+    return Opened(total, session.users_of(named.payload))
+
+
+def set_bytes(session: Session) -> int:
+    """Length of a user set as it travels."""
+    return (len(session.order) + 7) // 8

@@ -11,6 +11,7 @@ import numpy as np
 
 from train_distributed import accounting
 from train_distributed.charter.amplification import sampled_noise_multiplier
+from train_distributed.privacy import honest_users
 
 CONSTANTS = ("tight", "paper")
 
@@ -178,7 +179,7 @@ def make_plan(
     if secure_sum:
         if not 0 < honest_fraction <= 1:
             raise ValueError(f"honest_fraction must be in (0, 1], got {honest_fraction}")
-        honest = task.clients - math.floor((1 - Fraction(str(honest_fraction))) * task.clients)
+        honest = honest_users(task.clients, Fraction(repr(float(honest_fraction))))
     draft = Plan(
         task=task,
         rounds=rounds,

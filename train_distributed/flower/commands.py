@@ -1,5 +1,6 @@
 """`keys`, `certificates`, `agree`, `server`, `client`: a federation from set-up to the model."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -163,6 +164,7 @@ class Server:
             host=self.host,
             port=self.port,
             seconds=self.timeout,
+            ready=lambda: print("parties may connect", file=sys.stderr, flush=True),
         )
         opened, log = operate(operation)
         released = task.released(opened)

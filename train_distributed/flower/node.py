@@ -3,6 +3,7 @@
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from train_distributed.flower.desk import Desk
 from train_distributed.flower.party import NODE_KEY
 from train_distributed.flower.pipe import open_desk
 from train_distributed.flower.processes import free_port, program, running
+
+RETRY_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,13 @@ class Node:
 
 
 def serve(node: Node) -> int:
-    """Answers until the SuperNode ends: because it is stopped, or because the operator is gone.
+    """Answers until it is stopped, or the operator cannot be reached for the node's time-out.
+
+    A SuperNode ends at once where the operator does not know it yet, so it is started again; one
+    that has lost its operator tries for the time-out itself. Together at most twice as long.
 
     Returns:
-        1: the SuperNode has ended by itself.
+        1: the operator is gone.
 
     Raises:
         ValueError: Flower is not installed, or a file is missing.
@@ -35,21 +41,27 @@ def serve(node: Node) -> int:
     for path in (node.ca, node.keys / NODE_KEY):
         if not path.is_file():
             raise ValueError(f"{path} must be a file, is not")
+    start = time.monotonic()
     with open_desk() as line, tempfile.TemporaryDirectory(prefix="flwr-") as home:
         threading.Thread(target=line.serve, args=(node.desk.answer,), daemon=True).start()
         log = Path(home) / "supernode.log"
-        command = [
-            program("flower-supernode"),
-            *("--superlink", node.superlink),
-            *("--root-certificates", str(node.ca)),
-            *("--auth-supernode-private-key", str(node.keys / NODE_KEY)),
-            *("--port", str(free_port())),
-            *("--max-wait-time", str(node.seconds)),
-            *("--node-config", f'desk="{line.folder}"'),
-        ]
-        with running(command, Path(home), log) as process:
-            print("waiting for the operator", file=sys.stderr, flush=True)
-            process.wait()
+        while time.monotonic() - start < node.seconds:
+            with running(_supernode(node, line.folder), Path(home), log) as process:
+                print("waiting for the operator", file=sys.stderr, flush=True)
+                process.wait()
+            time.sleep(RETRY_SECONDS)
         print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
     print(f"error: operator at {node.superlink} is gone", file=sys.stderr)
     return 1
+
+
+def _supernode(node: Node, desk: Path) -> list[str]:
+    return [
+        program("flower-supernode"),
+        *("--superlink", node.superlink),
+        *("--root-certificates", str(node.ca)),
+        *("--auth-supernode-private-key", str(node.keys / NODE_KEY)),
+        *("--port", str(free_port())),
+        *("--max-wait-time", str(node.seconds)),
+        *("--node-config", f'desk="{desk}"'),
+    ]

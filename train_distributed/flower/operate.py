@@ -20,7 +20,7 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 
-START_SECONDS = 60  # for Flower's own programs
+START_SECONDS = 180  # for each of Flower's own programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class Operation:
     host: str
     port: int
     seconds: float  # to connect, and to answer each question
+    ready: Callable[[], None] = lambda: None  # called when the nodes may connect
 
 
 def operate(operation: Operation) -> tuple[Opened, Log]:
@@ -95,6 +96,7 @@ def _submit(operation: Operation, home: Path, desk: Desk) -> Connection:
     )
     for key in operation.nodes:
         _flwr(home, ["supernode", "register", str(key)])
+    operation.ready()
     write_bundle(home / "app")
     _flwr(home, ["run", str(home / "app"), "--run-config", f'desk="{desk.folder}"'])
     return _within(START_SECONDS, desk.accept)

@@ -100,26 +100,28 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def _session(
-    folder: Path, die_at: dict[str, int] | None = None, absent: tuple[str, ...] = ()
-) -> tuple[Opened, Log]:
+def _session(folder: Path, die_at: dict[str, int] | None = None) -> tuple[Opened, Log]:
     federation = Federation.load(folder / "federation.json")
     parties = [f"user{i}" for i in range(W)]
     parties += ["server1"] * (federation.protocol == "shares")
     port = free_port()
-    operation = Operation(
-        federation=federation,
-        keys=read_private(folder / "server0"),
-        journal=DurableJournal(folder / "journal-server"),
-        nodes=tuple(folder / party / "node-key.pub" for party in parties),
-        certificates=folder / "tls",
-        host="127.0.0.1",
-        port=port,
-        seconds=SECONDS,
-    )
-    with ExitStack() as stack:
-        for party in set(parties) - set(absent):
-            stack.enter_context(_node(folder, party, port, (die_at or {}).get(party, 1000)))
+    with ExitStack() as nodes:
+
+        def start() -> None:
+            for party in parties:
+                nodes.enter_context(_node(folder, party, port, (die_at or {}).get(party, 1000)))
+
+        operation = Operation(
+            federation=federation,
+            keys=read_private(folder / "server0"),
+            journal=DurableJournal(folder / "journal-server"),
+            nodes=tuple(folder / party / "node-key.pub" for party in parties),
+            certificates=folder / "tls",
+            host="127.0.0.1",
+            port=port,
+            seconds=SECONDS,
+            ready=start,
+        )
         return operate(operation)
 
 

@@ -25,6 +25,7 @@ from pretrain.encoder import build_encoder, encoder_hash, save_encoder
 from pretrain.output import default_directory, new_directory, refuse_existing
 from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy, pixel_directions
+from pretrain.recipes import SMALL
 from pretrain.resnet import SmallResNet
 from pretrain.simclr import SimCLRConfig
 from pretrain.sources import open_images
@@ -52,7 +53,7 @@ class Simclr:
     """Image sets (all must be public); their training splits are used, their labels are not."""
     out: Path | None = None
     """Directory to write: encoder.safetensors, report.json, history.png."""
-    config: SimCLRConfig = field(default_factory=SimCLRConfig)
+    config: SimCLRConfig = field(default_factory=lambda: SMALL)
     monitor: str | None = None
     """Labelled image set for kNN accuracy after every epoch."""
     seed: int = 0

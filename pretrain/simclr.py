@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -260,8 +260,3 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 _CHECKPOINT_KEYS = ("config", "seed", "images", "step", "model", "optimizer", "losses", "history")
-
-
-def with_epochs(config: SimCLRConfig, epochs: int) -> SimCLRConfig:
-    """The same recipe over another horizon."""
-    return replace(config, epochs=epochs)

@@ -91,16 +91,17 @@ def plain_exact(head: Head, x: Tensor, y: Tensor, tolerance: float) -> Tensor:
     targets, previous = head.targets(y, x.dtype), weights.detach().clone()
     momentum = math.sqrt(head.smoothness / head.l2_reg)
     momentum = (momentum - 1) / (momentum + 1)
-    while True:
+    for _ in range(math.ceil(40 * math.sqrt(head.smoothness / head.l2_reg))):  # float32's floor
         loss = head.data_loss(x @ weights, targets).mean()
         loss = loss + head.l2_reg / 2 * weights.square().sum()
         (gradient,) = torch.autograd.grad(loss, weights)
         if gradient.norm() <= tolerance:
-            return weights.detach()
+            break
         with torch.no_grad():
             following = weights - gradient / head.smoothness
             weights.copy_(following + momentum * (following - previous))
             previous = following
+    return weights.detach()
 
 
 def embeddings(case: Case) -> tuple[Tensor, Tensor]:

@@ -79,6 +79,7 @@ def arguments(archive: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "pretrain", "simclr", *options]
 
 
+@pytest.mark.slow
 def test_a_killed_command_resumes_to_the_same_weights(tmp_path: Path, archive: Path) -> None:
     whole = subprocess.Popen(arguments(archive, tmp_path / "whole"), cwd=ROOT)
     out = tmp_path / "out"

@@ -1,7 +1,7 @@
 """Lists of byte strings as one byte string: count, then length and content of each."""
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from train_distributed.secure_sum.errors import MalformedMessage
 
@@ -34,20 +34,3 @@ def split(joined: bytes) -> list[bytes]:
     if at != len(joined):
         raise MalformedMessage(f"list must be {at} bytes, got {len(joined)}")
     return blobs
-
-
-def join_by_node(blobs: Mapping[int, bytes]) -> bytes:
-    """Joins node u64 | content."""
-    return join(struct.pack(">Q", node) + blob for node, blob in blobs.items())
-
-
-def split_by_node(joined: bytes) -> dict[int, bytes]:
-    """The inverse of `join_by_node`.
-
-    Raises:
-        MalformedMessage: an item too short to name its node.
-    """
-    items = split(joined)
-    if any(len(item) < 8 for item in items):
-        raise MalformedMessage("items must name their node in 8 bytes")
-    return {struct.unpack_from(">Q", item)[0]: item[8:] for item in items}

@@ -3,6 +3,8 @@
 Shipped to the nodes as it stands, so it uses nothing but Flower and the standard library.
 """
 
+# pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false
+
 from multiprocessing.connection import Client
 from pathlib import Path
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pretrain.output import new_file
 from train_distributed.secure_sum.keys import PublicKeys
@@ -29,7 +29,7 @@ class Federation:
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
     corrupt_fraction: float = 0.1  # protocol "secagg"
     dropout_fraction: float = 0.2
-    task: dict[str, str | int | float] = field(default_factory=dict)  # what is submitted
+    task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `ModelTask`
 
     def __post_init__(self) -> None:
         if self.protocol not in ("shares", "secagg"):

@@ -3,14 +3,12 @@
 import struct
 from multiprocessing.connection import Connection
 
-from train_distributed.flower.blobs import join_by_node, split_by_node
-
-ASK, NODES = b"a", b"n"
+NODES, ASK = b"n", b"a"
 GRACE_SECONDS = 15  # that the ServerApp may take beyond the nodes' time-out
 
 
 class FlowerRelay:
-    """Carries requests through a running ServerApp.
+    """Carries requests through a running ServerApp, frame by frame (`server_app.py`).
 
     Raises:
         ConnectionError: the ServerApp is gone, or does not keep to the time-out.
@@ -21,19 +19,25 @@ class FlowerRelay:
 
     def nodes(self) -> list[int]:
         """Identities of the SuperNodes that are connected now."""
-        answer = self._exchange(NODES, GRACE_SECONDS)
+        self._connection.send_bytes(NODES)
+        answer = self._receive(GRACE_SECONDS)
         return list(struct.unpack(f">{len(answer) // 8}Q", answer))
 
     def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
         """Node -> answer, of those that answered within the time-out."""
-        head = ASK + struct.pack(">d", self._seconds)
-        return split_by_node(
-            self._exchange(head + join_by_node(requests), self._seconds + GRACE_SECONDS)
-        )
-
-    def _exchange(self, request: bytes, seconds: float) -> bytes:
-        try:
+        self._connection.send_bytes(ASK + struct.pack(">dI", self._seconds, len(requests)))
+        for node, request in requests.items():
+            self._connection.send_bytes(struct.pack(">Q", node))
             self._connection.send_bytes(request)
+        (count,) = struct.unpack(">I", self._receive(self._seconds + GRACE_SECONDS))
+        answers = {}
+        for _ in range(count):
+            (node,) = struct.unpack(">Q", self._receive(GRACE_SECONDS))
+            answers[node] = self._receive(GRACE_SECONDS)
+        return answers
+
+    def _receive(self, seconds: float) -> bytes:
+        try:
             if not self._connection.poll(seconds):
                 raise ConnectionError(f"ServerApp must answer within {seconds} s, did not")
             return self._connection.recv_bytes()

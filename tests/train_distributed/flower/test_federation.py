@@ -1,0 +1,243 @@
+"""A real federation on loopback: SuperLink with TLS, five SuperNodes with their own data.
+
+Every node is a process group of its own; each session takes a minute or two.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed.flower.commands import Agree, Certificates, Keys
+from train_distributed.flower.coordinate import Log
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.operate import Operation, operate
+from train_distributed.flower.party import read_private
+from train_distributed.flower.processes import free_port
+from train_distributed.flower.task import ModelTask
+from train_distributed.privacy import Privacy
+from train_distributed.secure_sum import simulate_sum
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.opening import Opened
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs the flower extra"),
+]
+W, ROWS, P, K = 5, 12, 6, 3
+SECONDS = 90.0
+HERE = Path(__file__).parent
+
+
+def _embeddings(seed: int, rows: int) -> EmbeddingSet:
+    draw = np.random.default_rng(seed)
+    return EmbeddingSet(
+        embeddings=draw.normal(size=(rows, P)).astype(np.float32),
+        labels=draw.integers(0, K, rows),
+        split=np.zeros(rows, np.int8),
+        meta={"class_names": ["a", "b", "c"]},
+    )
+
+
+@pytest.fixture
+def make_federation(tmp_path: Path) -> Callable[..., Path]:
+    def make(protocol: str, sessions: int = 1) -> Path:
+        Certificates(tmp_path / "tls").run()
+        servers = ["server0", "server1"][: 1 + (protocol == "shares")]
+        for i in range(W):
+            Keys(tmp_path / f"user{i}").run()
+            _embeddings(i, ROWS).save(tmp_path / f"user{i}" / "embeddings")
+        for server in servers:
+            Keys(tmp_path / server).run()
+        transform = PublicTransform.fit(_embeddings(99, 50), clip_norm=1.5)
+        transform.save(tmp_path / "transform.safetensors")
+        Agree(
+            users=tuple(tmp_path / f"user{i}" for i in range(W)),
+            servers=tuple(tmp_path / server for server in servers),
+            sizes=(ROWS,) * W,
+            transform=tmp_path / "transform.safetensors",
+            num_classes=K,
+            out=tmp_path / "federation.json",
+            protocol=protocol,  # pyright: ignore[reportArgumentType]
+            method="softmax",
+            privacy=Privacy(5.0, 1e-5, 0.8),
+            minimum=4,
+            sessions=sessions,
+        ).run()
+        return tmp_path
+
+    return make
+
+
+@contextmanager
+def _node(folder: Path, party: str, port: int, die_at: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, str(HERE / "recorded_node.py"), str(folder), party]
+    command += [f"127.0.0.1:{port}", str(SECONDS), str(die_at)]
+    with (folder / party / "log").open("ab") as log:
+        process = subprocess.Popen(command, env=_environment(), stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _environment() -> dict[str, str]:
+    root = str(HERE.parents[2])
+    return os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def _session(
+    folder: Path, die_at: dict[str, int] | None = None, absent: tuple[str, ...] = ()
+) -> tuple[Opened, Log]:
+    federation = Federation.load(folder / "federation.json")
+    parties = [f"user{i}" for i in range(W)]
+    parties += ["server1"] * (federation.protocol == "shares")
+    port = free_port()
+    operation = Operation(
+        federation=federation,
+        keys=read_private(folder / "server0"),
+        journal=DurableJournal(folder / "journal-server"),
+        nodes=tuple(folder / party / "node-key.pub" for party in parties),
+        certificates=folder / "tls",
+        host="127.0.0.1",
+        port=port,
+        seconds=SECONDS,
+    )
+    with ExitStack() as stack:
+        for party in set(parties) - set(absent):
+            stack.enter_context(_node(folder, party, port, (die_at or {}).get(party, 1000)))
+        return operate(operation)
+
+
+def _recorded(folder: Path) -> np.ndarray:
+    spec = importlib.util.spec_from_file_location("recorded_node", HERE / "recorded_node.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    task = _task(folder)
+    users = range(W)
+    return np.stack(
+        [module.recorded_submission(task, i, folder / f"user{i}" / "embeddings") for i in users]
+    )
+
+
+def _task(folder: Path) -> ModelTask:
+    federation = Federation.load(folder / "federation.json")
+    return ModelTask.of(federation, folder / "transform.safetensors")
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_five_nodes_sum_what_one_process_sums(
+    protocol: str, make_federation: Callable[..., Path]
+) -> None:
+    folder = make_federation(protocol)
+    opened, log = _session(folder)
+    sent = _recorded(folder)
+    alone = simulate_sum(sent, protocol)  # pyright: ignore[reportArgumentType]
+    assert (opened.users, log) == (frozenset(range(W)), Log())
+    assert np.array_equal(opened.total, alone.total)
+    task = _task(folder)
+    model = task.released(opened)
+    same = task.released(Opened(alone.total, frozenset(range(W))))
+    assert torch.equal(model.weights, same.weights)
+    assert model.report["suitable_for_release"]
+
+
+@pytest.mark.parametrize("stage", range(5))
+def test_secagg_completes_without_a_node_that_is_killed(
+    stage: int, make_federation: Callable[..., Path]
+) -> None:
+    folder = make_federation("secagg")
+    opened, log = _session(folder, {"user3": stage})
+    left = [i for i in range(W) if i != 3 or stage >= 3]
+    assert sorted(opened.users) == left
+    assert np.array_equal(opened.total, _recorded(folder)[left].sum(0))
+    assert set(log.missing) == {3}
+
+
+def test_shares_names_the_node_that_was_killed(make_federation: Callable[..., Path]) -> None:
+    folder = make_federation("shares")
+    opened, log = _session(folder, {"user3": 0})
+    assert np.array_equal(opened.total, _recorded(folder)[[0, 1, 2, 4]].sum(0))
+    assert log.missing == {3: "submit"}
+
+
+def test_shares_without_a_computation_server_releases_nothing(
+    make_federation: Callable[..., Path],
+) -> None:
+    folder = make_federation("shares")
+    with pytest.raises(ValueError, match="missing \\[2147483649\\]"):
+        _session(folder, {"server1": 2})
+
+
+def test_a_killed_and_restarted_server_releases_nothing_twice(
+    make_federation: Callable[..., Path],
+) -> None:
+    """The operator dies while masked vectors arrive; users have used up their one session."""
+    folder = make_federation("secagg")
+    start = time.monotonic()
+    with ExitStack() as stack:
+        port = free_port()
+        nodes = [stack.enter_context(_node(folder, f"user{i}", port, 1000)) for i in range(W)]
+        for attempt in range(2):
+            process = subprocess.Popen(
+                [sys.executable, "-c", _OPERATOR, str(folder), str(port), str(SECONDS)],
+                env=_environment(),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            if attempt == 0:
+                _wait_for_submissions(folder)
+                process.kill()
+                process.communicate()
+            else:
+                _, errors = process.communicate(timeout=6 * SECONDS + 120)
+                assert process.returncode == 2
+                assert "nothing" in errors or "TooFewUsers" in errors
+        assert not (folder / "model").exists()
+        for node in nodes:  # without an operator they give up in the stated time
+            assert node.wait(2 * SECONDS + 60) == 1
+    assert time.monotonic() - start < 10 * SECONDS + 300
+
+
+def _wait_for_submissions(folder: Path) -> None:
+    deadline = time.monotonic() + 3 * SECONDS
+    while len(list(folder.glob("user*/journal/*.submit"))) < W:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+_OPERATOR = """
+import sys
+from pathlib import Path
+from pretrain.command import run_command
+from train_distributed.flower.commands import Server
+
+folder, port, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+sys.exit(run_command(lambda: Server(
+    federation=folder / "federation.json",
+    keys=folder / "server0",
+    nodes=tuple(sorted(folder.glob("user*/node-key.pub"))),
+    certificates=folder / "tls",
+    transform=folder / "transform.safetensors",
+    journal=folder / "journal-server",
+    port=port,
+    timeout=seconds,
+    out=folder / "model",
+)))
+"""

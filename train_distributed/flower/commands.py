@@ -1,0 +1,223 @@
+"""`keys`, `certificates`, `agree`, `server`, `client`: a federation from set-up to the model."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from embed import EmbeddingSet, PublicTransform
+from pretrain.output import default_directory, refuse_existing
+from train_distributed.flower.certificates import write_certificates
+from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.node import Node, serve
+from train_distributed.flower.operate import Operation, operate
+from train_distributed.flower.party import read_private, read_public, write_party
+from train_distributed.flower.task import ModelTask, transform_hash
+from train_distributed.methods import build_method
+from train_distributed.privacy import Privacy
+from train_distributed.run import MethodOptions
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Make one party's keys: for signing, for sealing, and for its Flower node."""
+
+    folder: Path
+    """Where to: public.json and node-key.pub are to be given out, private.json and node-key not."""
+
+    def run(self) -> None:
+        """Writes the files; existing keys are never overwritten."""
+        write_party(self.folder)
+        print(f"give out {self.folder}/public.json and {self.folder}/node-key.pub, nothing else")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Make the operator's TLS certificate and the authority that users check it against."""
+
+    folder: Path
+    """Where to: ca.pem is given to every party, server.key stays."""
+    hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
+    """Names and addresses under which the parties reach the operator."""
+
+    def run(self) -> None:
+        """Writes the files; an existing key is never overwritten."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_certificates(self.folder, list(self.hosts))
+
+
+@dataclass(frozen=True)
+class Agree:
+    """Write federation.json, which every party reads and keeps."""
+
+    users: tuple[Path, ...]
+    """Folders with the users' public.json; the first is user 0."""
+    servers: tuple[Path, ...]
+    """Folders with the servers' public.json, the operator's first; `shares` needs two or more."""
+    sizes: tuple[int, ...]
+    """Training rows of each user, public."""
+    transform: Path
+    """The public transform, the same file at every party."""
+    num_classes: int
+    """K."""
+    out: Path = Path("federation.json")
+    """File to write."""
+    protocol: Literal["shares", "secagg"] = "secagg"
+    """`shares`: several servers, one message per user. `secagg`: one server, dropouts tolerated."""
+    method: Literal["class-sums", "least-squares", "softmax", "svm", "logistic"] = "class-sums"
+    """What every user submits."""
+    options: MethodOptions = field(default_factory=MethodOptions)
+    privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    minimum: int | None = None
+    """Fewest users whose sum may be opened; four fifths, rounded up, if left out."""
+    sessions: int = 1
+    """Sums that a user takes part in, retries included: each one is another release of epsilon."""
+    corrupt_fraction: float = 0.1
+    """Users that may collude with the server (`secagg`)."""
+    dropout_fraction: float = 0.2
+    """Users that may drop out (`secagg`)."""
+
+    def run(self) -> None:
+        """Writes the file after checking that the task can be done.
+
+        Raises:
+            ValueError: a setting out of range.
+        """
+        refuse_existing(self.out, overwrite=False)
+        if len(self.sizes) != len(self.users):
+            raise ValueError(
+                f"sizes must be {len(self.users)}, one per user, got {len(self.sizes)}"
+            )
+        options = self.options.given()
+        transform = PublicTransform.load(self.transform)
+        method = build_method(self.method, transform, self.num_classes, options)
+        count = len(self.users)
+        federation = Federation(
+            protocol=self.protocol,
+            dimension=method.dimension,
+            minimum=-(-4 * count // 5) if self.minimum is None else self.minimum,
+            users={i: read_public(folder)["verifying"] for i, folder in enumerate(self.users)},
+            servers=tuple(map(read_public, self.servers)),
+            sessions=self.sessions,
+            corrupt_fraction=self.corrupt_fraction,
+            dropout_fraction=self.dropout_fraction,
+            task={
+                "method": self.method,
+                "options": options,
+                "num_classes": self.num_classes,
+                "sizes": {str(i): size for i, size in enumerate(self.sizes)},
+                "epsilon": self.privacy.epsilon,
+                "delta": self.privacy.delta,
+                "honest_fraction": float(self.privacy.fraction(count)),
+                "transform": transform_hash(self.transform),
+            },
+        )
+        ModelTask.of(federation, self.transform)
+        federation.session(bytes(32))
+        federation.save(self.out)
+
+
+@dataclass(frozen=True)
+class Server:
+    """Run one session of a federation and write the model; the operator's command."""
+
+    federation: Path
+    """The federation.json that all parties agreed on."""
+    keys: Path
+    """The operator's folder of `keys`."""
+    nodes: tuple[Path, ...]
+    """The parties' node-key.pub files: nobody else may connect."""
+    certificates: Path
+    """Folder of `certificates`."""
+    transform: Path
+    """The public transform that was agreed on."""
+    journal: Path = Path("journal-server")
+    """What was opened; keep it for ever."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 9092
+    """Port to listen on."""
+    timeout: float = 300.0
+    """Seconds that the parties have to connect, and to answer each of at most six questions."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+
+    def run(self) -> None:
+        """Runs the session; without a sum, an error names who is missing, and nothing is written.
+
+        Raises:
+            ValueError: a setting out of range, or a session that cannot be completed.
+        """
+        out = default_directory("server") if self.out is None else self.out
+        refuse_existing(out, overwrite=False)
+        federation = Federation.load(self.federation)
+        task = ModelTask.of(federation, self.transform)
+        operation = Operation(
+            federation=federation,
+            keys=read_private(self.keys),
+            journal=DurableJournal(self.journal),
+            nodes=self.nodes,
+            certificates=self.certificates,
+            host=self.host,
+            port=self.port,
+            seconds=self.timeout,
+        )
+        opened, log = operate(operation)
+        released = task.released(opened)
+        released.report["missing"] = {str(user): step for user, step in log.missing.items()}
+        released.save(out)
+        print(f"{len(opened.users)} of {len(federation.users)} users in {out}")
+        for user, step in sorted(log.missing.items()):
+            print(f"user {user} was lost at: {step}")
+
+
+@dataclass(frozen=True)
+class Client:
+    """Take part in a federation, as a user or as a computation server; runs until stopped."""
+
+    federation: Path
+    """The federation.json that all parties agreed on."""
+    keys: Path
+    """This party's folder of `keys`."""
+    ca: Path
+    """The operator's ca.pem."""
+    identity: int
+    """Number of this user; of this computation server with `--computation-server`."""
+    superlink: str = "127.0.0.1:9092"
+    """Address of the operator."""
+    embeddings: Path | None = None
+    """Directory of this user's embedding set."""
+    transform: Path | None = None
+    """The public transform that was agreed on."""
+    computation_server: bool = False
+    """Serve as computation server number `identity` (1, 2, ...) of protocol `shares`."""
+    journal: Path = Path("journal-client")
+    """Sessions taken part in; keep it for ever."""
+    timeout: float = 300.0
+    """Seconds after which a lost connection to the operator ends the command."""
+
+    def run(self) -> int:
+        """Serves until stopped (exit code 0) or the operator is gone (1).
+
+        Raises:
+            ValueError: a setting out of range.
+        """
+        federation = Federation.load(self.federation)
+        desk = self._server(federation) if self.computation_server else self._user(federation)
+        return serve(Node(desk, self.superlink, self.ca, self.keys, self.timeout))
+
+    def _server(self, federation: Federation) -> Desk:
+        journal = DurableJournal(self.journal)
+        party = FIRST_SERVER + self.identity
+        return ComputationDesk(federation, party, read_private(self.keys), journal)
+
+    def _user(self, federation: Federation) -> Desk:
+        if self.embeddings is None or self.transform is None:
+            raise ValueError("embeddings and transform must be given for a user, got none")
+        task = ModelTask.of(federation, self.transform)
+        encoded = task.encoded(self.identity, EmbeddingSet.open(self.embeddings))
+        journal = DurableJournal(self.journal)
+        keys = read_private(self.keys)
+        return UserDesk(federation, self.identity, keys, lambda: task.noised(encoded), journal)

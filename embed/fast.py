@@ -31,7 +31,7 @@ def fast_forward(
 
     Channels last, in `dtype` under autocast, optionally compiled.
     """
-    model = encoder.eval().to(device).to(memory_format=torch.channels_last)
+    model = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     run = torch.compile(model) if compiled else model
 
     def forward(images: Tensor) -> Tensor:

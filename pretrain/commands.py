@@ -233,7 +233,7 @@ class Probe:
         print(json.dumps(scores, indent=2))
 
     def _score(self, encoder: nn.Module, train: ImageSet, test: ImageSet) -> dict[str, float]:
-        encoder = encoder.eval().to(self.device).to(memory_format=torch.channels_last)
+        encoder = encoder.eval().to(self.device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         preprocess = Preprocess(image_size=self.image_size)
         rows = [embed_all(encoder, _pixels(part), preprocess) for part in (train, test)]
         return _accuracies(rows[0], rows[1], train, test)

@@ -154,7 +154,7 @@ class _Run:
     def start(cls, config: SimCLRConfig, generator: torch.Generator, device: str) -> "_Run":
         seed = int(torch.randint(2**40, (), generator=generator))
         model = ProjectedEncoder(config, torch.Generator().manual_seed(seed))
-        model = model.to(device).to(memory_format=torch.channels_last)
+        model = model.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         parallel = DistributedDataParallel(model) if world_size() > 1 else model
         optimizer = build_optimizer(
             config.optimizer, model.parameters(), config.learning_rate, config.weight_decay

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import math
-import os
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from embed import EmbeddingSet, PublicTransform
 from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed.experiment import Cell, Plan, Setting, run_jobs
 from train_distributed.plot import draw_frontier
-from train_distributed.release import versions
+from train_distributed.provenance import provenance
 from train_distributed.run import TransformOptions
 from train_distributed.table import table
 
@@ -96,7 +94,7 @@ class Demo:
 
     def _write(self, directory: Path, rows: list[Cell], seconds: float) -> None:
         result = {
-            "command": "python -m train_distributed",
+            **provenance(),
             "configuration": {
                 "users": self.users,
                 "seeds": self.seeds,
@@ -106,8 +104,6 @@ class Demo:
             "simulation": True,
             "suitable_for_release": False,
             "seconds": seconds,
-            "hardware": f"{os.cpu_count()} cores, {platform.machine()}",
-            "versions": versions(),
             "cells": [row.as_dict() for row in rows],
         }
         (directory / "results.json").write_text(json.dumps(result, indent=1) + "\n")

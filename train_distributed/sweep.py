@@ -2,8 +2,6 @@
 
 import json
 import os
-import platform
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed.experiment import Cell, Plan, run_jobs
 from train_distributed.frontier import frontier_settings, frontier_transforms
 from train_distributed.plot import draw_frontier
-from train_distributed.release import versions
+from train_distributed.provenance import provenance
 from train_distributed.table import table
 
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
@@ -120,18 +118,14 @@ class Sweep:
     def _result(self, rows: list[Cell]) -> dict[str, Any]:
         embeddings = EmbeddingSet.open(self.embeddings)
         names = ("dataset", "encoder", "preprocessing")
-        command = f"python -m train_distributed sweep {self.experiment} --embeddings "
-        command += f"{shlex.quote(self.embeddings.name)} --public {shlex.quote(self.public.name)}"
         return {
-            "command": command,
+            **provenance(),
             "configuration": self._identity(),
             "embeddings": {k: embeddings.meta[k] for k in names if k in embeddings.meta},
             "simulation": True,
             "suitable_for_release": False,
             "note": "the best setting under a label is chosen per cell on the test split; that "
             "choice costs privacy that is not accounted for",
-            "hardware": f"{os.cpu_count()} cores, {platform.machine()}",
-            "versions": versions(),
             "cells": [row.as_dict() for row in rows],
         }
 

@@ -56,7 +56,7 @@ def lowest_cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reference-data", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=25_000)
     parser.add_argument("--json", type=Path)

@@ -50,7 +50,7 @@ class Lightly:
         warnings.simplefilter("ignore")
         from lightly.loss import NTXentLoss
         from lightly.models.modules import SimCLRProjectionHead
-        from lightly.transforms import SimCLRTransform
+        from lightly.transforms import SimCLRTransform  # pyright: ignore
 
         augment = SMALL.augment
         transform = SimCLRTransform(
@@ -102,7 +102,7 @@ class Ours:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reference-data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)

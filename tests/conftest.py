@@ -1,8 +1,14 @@
 """Options shared by all tests."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+
+# Tests are small and run side by side, a process per core: more threads would only wait.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

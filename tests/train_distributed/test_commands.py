@@ -144,7 +144,7 @@ def test_a_directory_that_exists_is_refused_and_kept(call, sets, tmp_path):
 def test_the_public_set_must_not_be_the_private_one(call, sets):
     code, _, error = call("run", "--embeddings", sets[0], "--public", sets[0])
     assert code == 2
-    assert "public must differ from the private embeddings" in error
+    assert "public must be another set than the one it is applied to" in error
 
 
 def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
@@ -164,6 +164,7 @@ def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, nu
         os.kill(os.getpid(), number)
 
     monkeypatch.setattr("train_distributed.run.draw_release", stop)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     code, _, error = call(
         "run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "made")
     )

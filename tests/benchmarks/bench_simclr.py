@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_simclr.py --reference-data DIR [--steps 20] [--json FILE]
 
 Tiny-ImageNet at 32 pixels, the recipe of the shipped encoder. lightly gets its own transform,
-loader (one worker per core), projection head, loss, and the same optimiser; both take turns.
+loader (one worker per core), projection head and loss, and the same optimiser; both take turns.
 """
 
 import argparse
@@ -48,9 +48,9 @@ class Lightly:
 
     def __init__(self, images: Tensor) -> None:
         warnings.simplefilter("ignore")
-        from lightly.loss import NTXentLoss
-        from lightly.models.modules import SimCLRProjectionHead
-        from lightly.transforms import SimCLRTransform
+        from lightly.loss import NTXentLoss  # pyright: ignore[reportMissingImports]
+        from lightly.models.modules import SimCLRProjectionHead  # pyright: ignore[reportMissingImports]
+        from lightly.transforms import SimCLRTransform  # pyright: ignore[reportMissingImports]
 
         augment = SMALL.augment
         transform = SimCLRTransform(

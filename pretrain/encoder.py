@@ -91,6 +91,8 @@ def load_encoder(path: Path) -> SmallResNet:
     Raises:
         ValueError: unreadable, not one of our encoders, or weights of another architecture.
     """
+    if path in SHIPPED.values() and not path.is_file():
+        raise ValueError(f"encoder {path.stem} must come with the package, got no such file")
     if not path.is_file():
         kinds = ", ".join(["timm:NAME", "simclrv2:NAME", "a checkpoint's path", *SHIPPED])
         raise ValueError(f"encoder must be one of {kinds}, got {path}")

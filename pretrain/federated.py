@@ -80,7 +80,7 @@ class _Hdf5:
 
     def __init__(self, path: Path) -> None:
         try:
-            import h5py
+            import h5py  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ValueError(f"h5py must be installed to read {path}") from error
         self.path = path

@@ -15,9 +15,9 @@ SMALL = SimCLRConfig(
 # 1,500 digits of 28 pixels. Mirrored digits are other characters, and there is no colour.
 DIGITS = SimCLRConfig(
     encoder=ResNetConfig(widths=(32, 64, 128), blocks=(1, 1, 1), stem_stride=2),
-    augment=AugmentConfig(size=28, min_area=0.4, flip=False, greyscale=0.0),
-    epochs=40,
-    batch_size=250,
+    augment=AugmentConfig(size=28, min_area=0.25, flip=False, greyscale=0.0),
+    epochs=25,
+    batch_size=125,
     hidden=256,
     projected=64,
 )

@@ -24,7 +24,7 @@ from pretrain import build_encoder
 from pretrain.datasets import ImageSet, open_npz
 from pretrain.preprocess import Preprocess
 
-BLOCK, PLAIN_BATCH, BAR, TARGET, COSINE = 1000, 64, 1.2, 2.0, 0.999
+BLOCK, PLAIN_BATCH, BAR, TARGET, COSINE = 256, 64, 1.2, 2.0, 0.999
 PREPROCESS = Preprocess(image_size=128)
 
 

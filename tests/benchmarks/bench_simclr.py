@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_simclr.py --reference-data DIR [--steps 20] [--json FILE]
 
 Tiny-ImageNet at 32 pixels, the recipe of the shipped encoder. lightly gets its own transform,
-loader (one worker per core), projection head, loss, and the same optimiser; both take turns.
+loader (one worker per core), projection head and loss, and the same optimiser; both take turns.
 """
 
 import argparse
@@ -48,9 +48,9 @@ class Lightly:
 
     def __init__(self, images: Tensor) -> None:
         warnings.simplefilter("ignore")
-        from lightly.loss import NTXentLoss
-        from lightly.models.modules import SimCLRProjectionHead
-        from lightly.transforms import SimCLRTransform  # pyright: ignore
+        from lightly.loss import NTXentLoss  # pyright: ignore[reportMissingImports]
+        from lightly.models.modules import SimCLRProjectionHead  # pyright: ignore[reportMissingImports]
+        from lightly.transforms import SimCLRTransform  # pyright: ignore[reportMissingImports]
 
         augment = SMALL.augment
         transform = SimCLRTransform(
@@ -102,7 +102,7 @@ class Ours:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--reference-data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)

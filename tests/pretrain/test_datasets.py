@@ -2,6 +2,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -259,7 +260,7 @@ def test_bad_leaf_files(tmp_path: Path) -> None:
 
 
 def test_hdf5_files(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
+    h5py: Any = pytest.importorskip("h5py")
     for split, count in (("train", 3), ("test", 1)):
         with h5py.File(tmp_path / f"fed_emnist_{split}.h5", "w") as file:
             for k, writer in enumerate(("f0", "f1")):

@@ -8,6 +8,7 @@ import torch
 from pretrain.augment import AugmentConfig
 from pretrain.lars import build_optimizer, cosine_rate
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
+from pretrain.recipes import DIGITS, SMALL
 from pretrain.resnet import ResNetConfig
 from pretrain.simclr import CHECKPOINT, SimCLRConfig, pretrain
 
@@ -165,3 +166,11 @@ def test_embedding_in_batches() -> None:
     whole = embed_all(encoder, pictures(300))
     assert whole.shape == (300, 16)
     assert torch.allclose(whole[250:], embed_all(encoder, pictures(300)[250:]), atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [SMALL, DIGITS])
+def test_recipes_train(recipe: SimCLRConfig) -> None:
+    short = dataclasses.replace(recipe, epochs=1, batch_size=4)
+    encoder, history = pretrain(pictures(8, side=28), short, seeded())
+    assert encoder.embedding_dim == recipe.encoder.widths[-1]
+    assert len(history) == 1

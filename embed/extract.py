@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
-from embed.store import EmbeddingSet, hash_rows, write_companions, write_header
+from embed.store import EmbeddingSet, hash_rows, read_blocks, write_companions, write_header
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
 from pretrain.output import new_file, refuse_existing
@@ -175,9 +175,11 @@ class _Job:
                 write_header(file, (len(self.images), self.dim), self.dtype)
                 row = self.dim * self.dtype.itemsize
                 os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
-        except OSError:
+        except OSError as error:
             shutil.rmtree(self.partial)
-            raise
+            needed = len(self.images) * self.dim * self.dtype.itemsize
+            reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
+            raise OSError(error.errno, reason) from error
         with new_file(plan) as partial:
             partial.write_text(json.dumps(self.meta))
 
@@ -199,7 +201,8 @@ class _Job:
                     f"{self.images.name}: all images must have shape {expected}, "
                     f"got {pixels.shape[1:]} in rows {start} to {stop - 1}"
                 )
-            rows = forward(torch.from_numpy(pixels)).numpy().astype(self.dtype)
+            with np.errstate(over="ignore"):  # reported below, with its row
+                rows = forward(torch.from_numpy(pixels)).numpy().astype(self.dtype)
             bad = ~np.isfinite(rows).all(1)
             if bad.any():
                 row = start + int(bad.argmax())
@@ -226,8 +229,7 @@ class _Job:
         if self.rows.exists():
             if not all(self._marker(s).exists() for s in range(self.shards)):
                 return None
-            whole = EmbeddingSet.open(self.rows.parent)
-            meta = {**self.meta, "content_hash": hash_rows(whole.blocks())}
+            meta = {**self.meta, "content_hash": hash_rows(read_blocks(self.rows))}
             with new_file(self.rows.parent / "meta.json") as partial:
                 partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
             if self.out.exists():  # --overwrite: the old set stays until the new one is whole

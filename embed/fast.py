@@ -1,6 +1,6 @@
 """The fastest way to run an encoder on the device at hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device multiplies it natively, float32 elsewhere."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
-    capabilities: dict[str, Any] = torch.cpu.get_capabilities()
+    capabilities: Mapping[str, Any] = torch.cpu.get_capabilities()
     native = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
     return torch.bfloat16 if native else torch.float32
 
@@ -31,7 +31,7 @@ def fast_forward(
 
     Channels last, in `dtype` under autocast, optionally compiled.
     """
-    model = encoder.eval().to(device=device, memory_format=torch.channels_last)
+    model = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     run = torch.compile(model) if compiled else model
 
     def forward(images: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ def _integers(path: Path) -> np.ndarray:
             raise ValueError(f"{path.name} must be labels or one-hot rows, got {values.shape}")
         return values.argmax(1)
     values = values.reshape(len(values))
-    whole = values.astype(np.int64)
+    with np.errstate(invalid="ignore"):  # NaN: reported below
+        whole = values.astype(np.int64)
     if not (np.isfinite(values).all() and (whole == values).all()):
         raise ValueError(f"{path.name} must be whole numbers, got {values.dtype}")
     return whole

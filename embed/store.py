@@ -123,6 +123,19 @@ def hash_rows(blocks: Iterable[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+def read_blocks(path: Path) -> Iterator[np.ndarray]:
+    """The rows of an npy file in bounded blocks; mapped pages would count as this process's."""
+    mapped = _read_array(path)
+    shape, dtype, start = mapped.shape, mapped.dtype, mapped.offset
+    size = max(1, BLOCK_BYTES // (shape[1] * dtype.itemsize))
+    with path.open("rb") as file:
+        file.seek(start)
+        for first in range(0, shape[0], size):
+            count = min(size, shape[0] - first)
+            data = file.read(count * shape[1] * dtype.itemsize)
+            yield np.frombuffer(data, dtype).reshape(count, shape[1])
+
+
 def write_rows(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> None:
     """Streams blocks of rows, all of one dtype, into an npy file of the given shape."""
     with path.open("wb") as file:
@@ -165,7 +178,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _read_array(path: Path) -> np.ndarray:
+def _read_array(path: Path) -> np.memmap:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -21,6 +21,8 @@ def check_rows(x: Tensor, y: Tensor, num_classes: int, clip_norm: float) -> None
             finite or longer than the clip norm.
     """
     check_labels(x, y, num_classes)
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"x must be float32 or float64, got {x.dtype}")
     norms = torch.linalg.vector_norm(x, dim=-1)
     unsure = ~(norms <= clip_norm * (1 - NEAR))  # a NaN is unsure too
     if not unsure.any():
@@ -61,17 +63,20 @@ def check_labels(x: Tensor, y: Tensor, num_classes: int) -> None:
 def check_counts(counts: Tensor | None, x: Tensor) -> Tensor | None:
     """The number of true rows per user of a padded batch, or None where all rows are true.
 
-    Padding rows are the last ones of a user; what they hold is ignored.
+    Padding rows are the last ones of a user. What they hold does not matter, but the solvers
+    refuse there what they refuse in any row.
 
     Raises:
-        ValueError: counts of another shape than (users,), below 1 or above n.
+        ValueError: counts of another type or shape than int64 (users,), below 1 or above n.
     """
     if counts is None:
         return None
     users, n = x.shape[:2] if x.ndim == 3 else (1, x.shape[0])
     if counts.shape != (users,):
         raise ValueError(f"counts must be of shape ({users},), got {tuple(counts.shape)}")
+    if counts.dtype != torch.int64:
+        raise ValueError(f"counts must be int64, got {counts.dtype}")
     if counts.min() < 1 or counts.max() > n:
         wrong = counts[(counts < 1) | (counts > n)][0].item()
         raise ValueError(f"counts must lie in [1, {n}], got {wrong}")
-    return None if (counts == n).all() else counts.to(x.device, torch.int64)
+    return None if (counts == n).all() else counts.to(x.device)

@@ -156,26 +156,32 @@ def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor
 
 
 def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
-    """The same iterates through G = XXᵀ and W = XᵀA; ‖W‖² is carried along from batch values."""
+    """The same iterates through G = XXᵀ and W = s XᵀA, so that shrinking W only touches s > 0.
+
+    ‖W‖² is carried along from batch values.
+    """
     gram = x @ x.mT
     targets = head.targets(y, x.dtype)
     coefficients = x.new_zeros(*x.shape[:2], head.num_classes)
+    scale: float | Tensor = 1.0
     norm2 = x.new_zeros(())
     for step in schedule:
         if head.radius is not None and step.first:  # afresh, so that rounding does not pile up
             norm2 = (coefficients * (gram @ coefficients)).sum(head.norm_dims, keepdim=True)
-        scores = _take(gram, step.rows) @ coefficients
-        move = _residual(head, scores, targets, step.rows, schedule.mask).mul_(step.rate)
-        coefficients.mul_(step.shrink)
-        _subtract(coefficients, step.rows, move)
-        if head.radius is not None:
-            cross = (scores * move).sum(head.norm_dims, keepdim=True)
-            square = (move * (_block(gram, step.rows) @ move)).sum(head.norm_dims, keepdim=True)
-            norm2 = step.shrink**2 * norm2 - 2 * step.shrink * cross + square
-            scale = ball_scale(norm2.clamp(min=0).sqrt(), head.radius)
-            coefficients.mul_(scale)
             norm2 = norm2 * scale**2
-    return (coefficients.mT @ x).mT
+        scores = (_take(gram, step.rows) @ coefficients).mul_(scale)
+        residual = _residual(head, scores, targets, step.rows, schedule.mask)
+        if head.radius is not None:
+            cross = (scores * residual).sum(head.norm_dims, keepdim=True) * step.rate
+            square = residual * (_block(gram, step.rows) @ residual)
+            square = square.sum(head.norm_dims, keepdim=True) * step.rate**2
+            norm2 = step.shrink**2 * norm2 - 2 * step.shrink * cross + square
+        scale = scale * step.shrink
+        _subtract(coefficients, step.rows, residual, step.rate / scale)
+        if head.radius is not None:
+            ball = ball_scale(norm2.clamp(min=0).sqrt(), head.radius)
+            scale, norm2 = scale * ball, norm2 * ball**2
+    return (coefficients.mul_(scale).mT @ x).mT
 
 
 def _residual(
@@ -199,11 +205,14 @@ def _block(gram: Tensor, rows: Rows) -> Tensor:
     return _take(gram, rows).gather(2, rows[:, None, :].expand(-1, rows.shape[1], -1))
 
 
-def _subtract(values: Tensor, rows: Rows, change: Tensor) -> None:
-    if isinstance(rows, slice):
-        values[:, rows] -= change
+def _subtract(values: Tensor, rows: Rows, change: Tensor, factor: float | Tensor) -> None:
+    """values[:, rows] −= factor · change."""
+    if isinstance(factor, float) and isinstance(rows, slice):
+        values[:, rows].sub_(change, alpha=factor)
+    elif isinstance(rows, slice):
+        values[:, rows] -= change * factor
     else:
-        values.scatter_add_(1, rows[..., None].expand_as(change), -change)
+        values.scatter_add_(1, rows[..., None].expand_as(change), change * -factor)
 
 
 def _step_smoothness(head: Head, x: Tensor, smoothness: float | None) -> float:

@@ -91,3 +91,11 @@ def _fit_linear(x: Tensor, y: Tensor, l2_reg: float, iterations: int) -> Tensor:
 
     solver.step(closure)  # pyright: ignore[reportArgumentType]
     return weights.detach()
+
+
+def pixel_directions(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Mean (p,) and leading principal directions (p, dim) of (n, p) rows."""
+    mean = x.mean(0)
+    centred = x - mean
+    _, vectors = torch.linalg.eigh(centred.T @ centred)
+    return mean, vectors.flip(1)[:, :dim]

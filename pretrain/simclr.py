@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ class _Run:
     def start(cls, config: SimCLRConfig, generator: torch.Generator, device: str) -> "_Run":
         seed = int(torch.randint(2**40, (), generator=generator))
         model = ProjectedEncoder(config, torch.Generator().manual_seed(seed))
-        model = model.to(device=torch.device(device), memory_format=torch.channels_last)
+        model = model.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         parallel = DistributedDataParallel(model) if world_size() > 1 else model
         optimizer = build_optimizer(
             config.optimizer, model.parameters(), config.learning_rate, config.weight_decay
@@ -260,8 +260,3 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 _CHECKPOINT_KEYS = ("config", "seed", "images", "step", "model", "optimizer", "losses", "history")
-
-
-def with_epochs(config: SimCLRConfig, epochs: int) -> SimCLRConfig:
-    """The same recipe over another horizon."""
-    return replace(config, epochs=epochs)

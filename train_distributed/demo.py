@@ -3,10 +3,7 @@
 import contextlib
 import json
 import math
-import os
-import platform
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +12,11 @@ from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
 from pretrain.output import default_directory, new_directory, refuse_existing
-from train_distributed.experiment import Cell, Setting, cells, table
+from train_distributed.experiment import Cell, Plan, Setting, run_jobs
 from train_distributed.plot import draw_frontier
-from train_distributed.release import versions
+from train_distributed.provenance import provenance
 from train_distributed.run import TransformOptions
+from train_distributed.table import table
 
 PUBLIC, PRIVATE, TEST_ROWS = 1500, 2500, 1000
 SPLIT_SEED = 0  # which digits are public, private, test: the same in every run
@@ -57,14 +55,12 @@ class Demo:
         """
         out = default_directory("demo") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be >= 1, got {self.seeds}")
+        self._plan().validate()
         started = time.perf_counter()
-        digits = load_digits()
-        public, private = digits
+        public, private = load_digits()
         options = TransformOptions(components=self.components)
         transform = options.fit(public)
-        rows = list(self._cells(private, transform))
+        rows = self._cells(private, transform)
         text = table(rows)
         seconds = time.perf_counter() - started
         print(
@@ -78,25 +74,27 @@ class Demo:
             self._write(partial, rows, seconds)
         print(f"written: {out}  ({seconds:.0f} s)")
 
-    def _cells(self, private: EmbeddingSet, transform: PublicTransform) -> Iterator[Cell]:
-        schemes = ("iid", "one-class")
-        total = len(SETTINGS) * len(schemes) * self.seeds * len(self.epsilons)
-        found = cells(
-            private,
-            {"default": transform},
-            SETTINGS,
+    def _plan(self) -> Plan:
+        return Plan(
+            settings=SETTINGS,
             users=self.users,
-            schemes=schemes,
+            schemes=("iid", "one-class"),
             epsilons=self.epsilons,
             delta=DELTA,
             seeds=range(self.seeds),
             num_classes=10,
         )
-        return iter(tqdm(found, total=total, unit="release", disable=None, leave=False))
+
+    def _cells(self, private: EmbeddingSet, transform: PublicTransform) -> list[Cell]:
+        plan = self._plan()
+        jobs = run_jobs(private, {"default": transform}, plan)
+        total = len(plan.settings) * len(plan.schemes) * len(plan.seeds)
+        bar = tqdm(jobs, total=total, unit="job", disable=None, leave=False)
+        return [cell for _, cells in bar for cell in cells]
 
     def _write(self, directory: Path, rows: list[Cell], seconds: float) -> None:
         result = {
-            "command": "python -m train_distributed",
+            **provenance(),
             "configuration": {
                 "users": self.users,
                 "seeds": self.seeds,
@@ -106,8 +104,6 @@ class Demo:
             "simulation": True,
             "suitable_for_release": False,
             "seconds": seconds,
-            "hardware": f"{os.cpu_count()} cores, {platform.machine()}",
-            "versions": versions(),
             "cells": [row.as_dict() for row in rows],
         }
         (directory / "results.json").write_text(json.dumps(result, indent=1) + "\n")

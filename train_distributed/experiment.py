@@ -1,8 +1,10 @@
 """Many releases of the same users: methods x ε x partitions x seeds, as simulations."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -97,101 +99,102 @@ def simulate(
         yield method.classifier(total + noise, rows, std)
 
 
-def cells(
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run: every setting x partition x seed is one job, trained once for all ε."""
+
+    settings: Sequence[Setting]
+    users: int
+    schemes: Sequence[str]
+    epsilons: Sequence[float]
+    delta: float
+    seeds: Sequence[int]
+    num_classes: int
+    honest_fraction: float | None = None
+
+    def validate(self) -> None:
+        """Checks what can be checked before any work.
+
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        if not (self.seeds and self.schemes and self.epsilons):
+            raise ValueError("seeds, schemes and epsilons must not be empty")
+        for promise in self.promises:
+            promise.validate()
+
+    @property
+    def promises(self) -> list[Privacy]:
+        """One per ε."""
+        return [Privacy(epsilon, self.delta, self.honest_fraction) for epsilon in self.epsilons]
+
+
+def run_jobs(
     embeddings: EmbeddingSet,
     transforms: Mapping[str, PublicTransform],
-    settings: Sequence[Setting],
+    plan: Plan,
     *,
-    users: int,
-    schemes: Sequence[str],
-    epsilons: Sequence[float],
-    delta: float,
-    seeds: Sequence[int],
-    num_classes: int,
-    honest_fraction: float | None = None,
-) -> Iterator[Cell]:
-    """Every setting x scheme x seed x ε, in the order of the transforms.
+    finished: Collection[str] = (),
+) -> Iterator[tuple[str, list[Cell]]]:
+    """The cells of every job that is not finished, with the job's key.
 
-    A seed fixes the partition and the noise. The test split's labels are read to report
+    A seed fixes the partition; noise is drawn from a generator of each job's own, so the cells of
+    a job do not depend on which others were run. The test split's labels are read to report
     accuracies: choosing a setting by them costs privacy that no ε here accounts for.
     """
     train, test = (np.flatnonzero(embeddings.split == part) for part in (TRAIN, TEST))
     y_train, y_test = (torch.from_numpy(embeddings.labels[part]) for part in (train, test))
-    promises = [Privacy(epsilon, delta, honest_fraction) for epsilon in epsilons]
     for name, transform in transforms.items():
-        chosen = [setting for setting in settings if setting.transform == name]
-        if not chosen:
+        jobs = [
+            (setting, scheme, seed)
+            for scheme, seed in product(plan.schemes, plan.seeds)
+            for setting in plan.settings
+            if setting.transform == name and job_key(setting, scheme, seed) not in finished
+        ]
+        if not jobs:
             continue
         x_train = transform(embeddings.embeddings[train])
-        x_test = transform(embeddings.embeddings[test])
-        for scheme in schemes:
-            for seed in seeds:
-                generator = torch.Generator().manual_seed(seed)
-                partition = split(y_train, users, scheme, generator=generator)
-                held = RowsInMemory(x_train, y_train, partition)
-                for setting in chosen:
-                    method = build_method(setting.method, transform, num_classes, setting.options)
-                    released = simulate(held, method, promises, generator)
-                    for epsilon, weights in zip(epsilons, released, strict=True):
-                        predicted = (x_test.double() @ weights).argmax(1)
-                        yield Cell(
-                            setting.label,
-                            setting.method,
-                            scheme,
-                            None if math.isinf(epsilon) else epsilon,
-                            seed,
-                            (predicted == y_test).double().mean().item(),
-                            dict(setting.options),
-                            name,
-                        )
+        x_test = transform(embeddings.embeddings[test]).double()
+        for (scheme, seed), group in groupby(jobs, key=lambda job: job[1:]):
+            generator = torch.Generator().manual_seed(seed)
+            held = RowsInMemory(
+                x_train, y_train, split(y_train, plan.users, scheme, generator=generator)
+            )
+            for setting, *_ in group:
+                key = job_key(setting, scheme, seed)
+                noise = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+                method = build_method(setting.method, transform, plan.num_classes, setting.options)
+                released = simulate(held, method, plan.promises, noise)
+                accuracies = [
+                    ((x_test @ weights).argmax(1) == y_test).double().mean().item()
+                    for weights in released
+                ]
+                yield key, _cells(setting, scheme, seed, plan.epsilons, accuracies)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Mean and standard deviation over seeds."""
-
-    mean: float
-    std: float
-    seeds: int
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:5.1f} ± {100 * self.std:3.1f}"
+def job_key(setting: Setting, scheme: str, seed: int) -> str:
+    """Names a job; equal keys give equal cells."""
+    options = ", ".join(f"{name}={value}" for name, value in sorted(setting.options.items()))
+    return f"{setting.method}({options}) on {setting.transform}, {scheme}, seed {seed}"
 
 
-def summarise(rows: Iterable[Cell]) -> dict[tuple[str, str, float | None], Summary]:
-    """(label, scheme, ε) -> mean and sample deviation over the seeds of one setting.
-
-    Of several settings under one label the best mean is shown, as the paper does per cell; that
-    choice looks at the test split.
-    """
-    groups: dict[tuple[str, str, float | None], dict[str, list[float]]] = {}
-    for row in rows:
-        key = (row.label, row.scheme, row.epsilon)
-        setting = f"{row.transform} {sorted(row.options.items())}"
-        groups.setdefault(key, {}).setdefault(setting, []).append(row.accuracy)
-    best = {key: max(of_setting.values(), key=np.mean) for key, of_setting in groups.items()}
-    return {
-        key: Summary(
-            float(np.mean(values)),
-            float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
-            len(values),
+def _cells(
+    setting: Setting,
+    scheme: str,
+    seed: int,
+    epsilons: Sequence[float],
+    accuracies: Sequence[float],
+) -> list[Cell]:
+    return [
+        Cell(
+            setting.label,
+            setting.method,
+            scheme,
+            None if math.isinf(epsilon) else epsilon,
+            seed,
+            accuracy,
+            dict(setting.options),
+            setting.transform,
         )
-        for key, values in best.items()
-    }
-
-
-def table(rows: Sequence[Cell]) -> str:
-    """Accuracy in per cent: a line per method and partition, a column per ε."""
-    summary = summarise(rows)
-    labels = list(dict.fromkeys(row.label for row in rows))
-    schemes = list(dict.fromkeys(row.scheme for row in rows))
-    epsilons = list(dict.fromkeys(row.epsilon for row in rows))
-    width = max(len(label) for label in labels)
-    heads = ["not private" if e is None else f"eps {e:g}" for e in epsilons]
-    lines = [f"{'method':{width}}  {'users hold':10}" + "".join(f"{h:>14}" for h in heads)]
-    for scheme in schemes:
-        for label in labels:
-            found = [summary.get((label, scheme, epsilon)) for epsilon in epsilons]
-            values = "".join(f"{s!s:>14}" if s else f"{'-':>14}" for s in found)
-            lines.append(f"{label:{width}}  {scheme:10}{values}")
-    return "\n".join(lines)
+        for epsilon, accuracy in zip(epsilons, accuracies, strict=True)
+    ]

@@ -10,7 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from train_distributed import accounting
-from train_distributed.experiment import Cell, summarise
+from train_distributed.experiment import Cell
+from train_distributed.table import summarise
 
 
 def draw_frontier(rows: Sequence[Cell], path: Path, *, title: str, chance: float) -> None:

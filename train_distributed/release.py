@@ -121,7 +121,7 @@ def release(
         arrived = kept[chunk.users]
         if arrived.any():
             present = chunk.select(arrived).rounded(summation.grid)
-            summation.add(method.submit(present) * method.scale)
+            summation.add(present.users, method.submit(present) * method.scale)
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())
     noise_std = summation.local_std * math.sqrt(survivors)
     released = Release(

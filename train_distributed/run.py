@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.fit import refuse_leak
 from embed.store import TRAIN
 from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed.methods import build_method
@@ -144,13 +145,16 @@ class Run:
         if (self.public is None) == (self.transform is None):
             given = "neither" if self.public is None else "both"
             raise ValueError(f"exactly one of public and transform must be given, got {given}")
-        if self.transform is not None:
-            transform = PublicTransform.load(self.transform)
-        else:
+        if self.transform is None:
             assert self.public is not None
-            transform = self.transform_options.fit(EmbeddingSet.open(self.public))
-        if transform.fitted_on and transform.fitted_on == private.content_hash():
-            raise ValueError(f"public must differ from the private embeddings, got {self.public}")
+            public = EmbeddingSet.open(self.public)
+            refuse_leak(public, private)
+            return self.transform_options.fit(public)
+        transform = PublicTransform.load(self.transform)
+        if transform.fitted_on == private.content_hash():
+            raise ValueError(
+                f"transform must not be fitted on the private embeddings, got {self.transform}"
+            )
         return transform
 
     def _partition(self, private: EmbeddingSet, generator: torch.Generator | None) -> Partition:

@@ -14,12 +14,17 @@ from train_distributed.secure_sum import (
     FixedPoint,
     IntegerRelease,
     NoiseSampler,
+    SumResult,
     add_noise,
     discrete_gaussian,
     plan,
+    simulate_sum,
 )
+from train_distributed.secure_sum.simulate import ADVERTISE
 
 GRID_EXPONENTS = range(20, 7, -1)
+SERVERS = 3
+PROTOCOL = f"additive shares among {SERVERS} servers, all in one process"
 
 
 class Summation(Protocol):
@@ -35,8 +40,8 @@ class Summation(Protocol):
         """Standard deviation of one user's noise, in scaled units."""
         ...
 
-    def add(self, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions of u users."""
+    def add(self, users: Tensor, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions of these (u,) users."""
         ...
 
     def total(self) -> Tensor:
@@ -66,7 +71,7 @@ class FloatSum:
     def __post_init__(self) -> None:
         self._sum = torch.zeros(self.dimension, dtype=torch.float64)
 
-    def add(self, submissions: Tensor) -> None:
+    def add(self, users: Tensor, submissions: Tensor) -> None:
         """Takes (u, D) float64 scaled submissions."""
         self._sum += submissions.sum(0)
         self._users += len(submissions)
@@ -92,14 +97,20 @@ class IntegerSum:
     plan: IntegerRelease
     code: FixedPoint  # of the scaled submission, or of whole steps where they differ by coordinate
     grid: float | None  # rows must be multiples of it; None: any rows
+    parties: int  # w
+    minimum: int  # m_min
     sampler: NoiseSampler = discrete_gaussian
-    _sum: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._sum = np.zeros(self.plan.dimension, np.uint64)
+    _sent: dict[int, np.ndarray] = field(default_factory=dict)
+    _result: SumResult | None = None
 
     @classmethod
-    def of(cls, method: Method, guarantee: Guarantee, sizes: Tensor) -> "IntegerSum":
+    def of(
+        cls,
+        method: Method,
+        guarantee: Guarantee,
+        sizes: Tensor,
+        sampler: NoiseSampler = discrete_gaussian,
+    ) -> "IntegerSum":
         """The grid, noise and encoding of a method for users of these sizes.
 
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
@@ -111,7 +122,8 @@ class IntegerSum:
         bound, users = method.entry_bound(int(sizes.max())), guarantee.users
         if method.grid_powers is None:
             release = _plan(guarantee, method.dimension, None)
-            return cls(release, release.fixed_point(bound, users), grid=None)
+            code = release.fixed_point(bound, users)
+            return cls(release, code, None, users, guarantee.min_survivors, sampler)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
@@ -123,7 +135,7 @@ class IntegerSum:
                 if exponent == GRID_EXPONENTS[-1]:
                     raise
                 continue
-            return cls(release, code, grid)
+            return cls(release, code, grid, users, guarantee.min_survivors, sampler)
         raise AssertionError("unreachable: the last grid returns or raises")
 
     @property
@@ -131,25 +143,36 @@ class IntegerSum:
         """Noise of each user, in scaled units."""
         return self.plan.local_std
 
-    def add(self, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions."""
-        for submission in submissions.numpy():
+    def add(self, users: Tensor, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
+        for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
             words = self._encode(submission)
-            self._sum += add_noise(words, self.plan.stds_in_steps, self.sampler)
+            self._sent[user] = add_noise(words, self.plan.stds_in_steps, self.sampler)
 
     def total(self) -> Tensor:
-        """(D,) float64."""
-        decoded = self.code.decode(self._sum)
+        """(D,) float64, after protocol A has summed all that was sent."""
+        if self.parties == 1:
+            words = self._sent[0]
+        else:
+            silent = np.zeros(self.plan.dimension, np.uint64)
+            vectors = np.stack([self._sent.get(user, silent) for user in range(self.parties)])
+            absent = set(range(self.parties)) - self._sent.keys()
+            self._result = simulate_sum(
+                vectors, "shares", SERVERS, {ADVERTISE: absent}, minimum=self.minimum
+            )
+            words = self._result.total
+        decoded = self.code.decode(words)
         return torch.from_numpy(decoded if self.grid is None else decoded * self.plan.step)
 
     def report(self) -> dict[str, Any]:
-        """The kind of noise, the grid, and what discreteness costs."""
+        """The kind of noise, the grid, what discreteness costs, and what was sent."""
         return {
             "noise": "discrete",
             "local_noise_std": self.local_std,
             "step": float(np.max(self.plan.step)),
             "log10_zeta": self.plan.log10_zeta,
-            "bytes_per_user": 8 * self.plan.dimension,
+            "secure_sum": "none, a single user" if self._result is None else PROTOCOL,
+            "bytes_per_user": self._result.bytes_per_client if self._result else 0,
         }
 
     def _encode(self, submission: np.ndarray) -> np.ndarray:

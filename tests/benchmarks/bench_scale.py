@@ -84,7 +84,7 @@ def closed_heads(count: int) -> Tensor:
     def slack(g: float) -> float:
         return ROWS * L2_REG * g * (math.exp(g) + others) - CLASSES
 
-    gap = brentq(slack, 0, 100, xtol=1e-15)
+    gap = float(brentq(slack, 0, 100, xtol=1e-15))  # pyright: ignore[reportArgumentType]
     t = others / CLASSES * gap
     rows = torch.full((CLASSES, CLASSES), -t / others, dtype=torch.float64).fill_diagonal_(t)
     return ROWS * closed_class_sums(count) @ rows
@@ -100,7 +100,7 @@ class TotalOfClassSums(ClassSums):
 class TotalOfHeads(BlindAveraging):
     """Shows the bare total instead of the average."""
 
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
+    def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
         return total.unflatten(0, (FEATURES + 1, CLASSES))
 
 

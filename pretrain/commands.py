@@ -1,0 +1,253 @@
+"""The commands `python -m pretrain simclr|convert|probe`."""
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor, distributed, nn
+
+from pretrain import convert, simclr
+from pretrain.command import INTERRUPTED
+from pretrain.datasets import ImageSet
+from pretrain.encoder import build_encoder, encoder_hash, save_encoder
+from pretrain.output import default_directory, new_directory, refuse_existing
+from pretrain.preprocess import Preprocess
+from pretrain.probe import embed_all, knn_accuracy, linear_accuracy, pixel_directions
+from pretrain.recipes import SMALL
+from pretrain.resnet import SmallResNet
+from pretrain.simclr import SimCLRConfig
+from pretrain.sources import open_images
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
+
+
+def _pixels(images: ImageSet) -> Tensor:
+    """All images, decoded, (N, 3, h, w) uint8."""
+    return torch.from_numpy(images.images(slice(None)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simclr:
+    """Pretrain an encoder without labels; the same command continues an interrupted run.
+
+    Under torchrun the processes share every batch.
+    """
+
+    data: tuple[str, ...]
+    """Image sets (all must be public); their training splits are used, their labels are not."""
+    out: Path | None = None
+    """Directory to write: encoder.safetensors, report.json, history.png."""
+    config: SimCLRConfig = field(default_factory=lambda: SMALL)
+    monitor: str | None = None
+    """Labelled image set for kNN accuracy after every epoch."""
+    seed: int = 0
+    """Determines weights, order and views."""
+    checkpoint_steps: int = 200
+    """Steps between two checkpoints."""
+    new_horizon: bool = False
+    """Let the number of epochs differ from that of the continued run."""
+    device: str = DEVICE
+    """Where to train."""
+    overwrite: bool = False
+    """Replace a finished directory."""
+
+    def run(self) -> int:
+        """Trains or continues; prints the last epoch."""
+        out = self.out or default_directory("simclr")
+        refuse_existing(out, overwrite=self.overwrite)
+        parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if parallel:
+            distributed.init_process_group("nccl" if self.device == "cuda" else "gloo")
+        try:
+            return self._train(out, first=not parallel or distributed.get_rank() == 0)
+        except KeyboardInterrupt:
+            print(f"interrupted; the last checkpoint is in {out}.partial", file=sys.stderr)
+            return INTERRUPTED
+        finally:
+            if parallel:
+                distributed.destroy_process_group()
+
+    def _train(self, out: Path, *, first: bool) -> int:
+        images = torch.cat([_pixels(open_images(s, splits=["train"])) for s in self.data])
+        partial, start = out.with_name(f"{out.name}.partial"), time.perf_counter()
+        encoder, history = simclr.pretrain(
+            images,
+            self.config,
+            torch.Generator().manual_seed(self.seed),
+            directory=partial,
+            checkpoint_steps=self.checkpoint_steps,
+            new_horizon=self.new_horizon,
+            monitor=None if self.monitor is None else knn_monitor(open_images(self.monitor)),
+            device=self.device,
+        )
+        if not first:
+            return 0
+        report = {
+            "command": "simclr",
+            "config": asdict(self.config),
+            "data": [Path(source).name for source in self.data],
+            "images": len(images),
+            "seed": self.seed,
+            "encoder_hash": encoder_hash(encoder),
+            "parameters": sum(p.numel() for p in encoder.parameters()),
+            "history": history,
+            "seconds_of_last_run": round(time.perf_counter() - start, 1),
+            "device": self.device,
+            "versions": _versions(),
+        }
+        with new_directory(out, overwrite=self.overwrite) as directory:
+            save_encoder(encoder.cpu(), directory / "encoder.safetensors")
+            (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+            _draw_history(history).savefig(directory / "history.png", dpi=150)
+        shutil.rmtree(partial)
+        print(f"{json.dumps(history[-1])}\nencoder in {out}")
+        return 0
+
+
+def knn_monitor(images: ImageSet) -> Callable[[nn.Module], dict[str, float]]:
+    """KNN accuracy of up to 2,000 rows by up to 10,000 others; test rows where there are any."""
+    keys, queries = np.flatnonzero(images.split == 0), np.flatnonzero(images.split == 1)
+    if not len(queries):
+        keys, queries = keys[: len(keys) * 5 // 6], keys[len(keys) * 5 // 6 :]
+    parts = [images.take(rows) for rows in (keys[:10_000], queries[:2000])]
+    pixels = [_pixels(part) for part in parts]
+    labels = [torch.from_numpy(part.labels) for part in parts]
+
+    def measure(encoder: nn.Module) -> dict[str, float]:
+        train, test = (embed_all(encoder, p) for p in pixels)
+        return {"knn": knn_accuracy(train, labels[0], test, labels[1], k=min(20, len(train)))}
+
+    return measure
+
+
+def _draw_history(history: list[dict[str, float]]) -> Figure:
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(xlabel="epoch", ylabel="NT-Xent loss")
+    epochs = [entry["epoch"] for entry in history]
+    axes.plot(epochs, [entry["loss"] for entry in history], marker=".", color="C0")
+    if "knn" in history[-1]:
+        right = axes.twinx()
+        right.plot(epochs, [entry.get("knn", math.nan) for entry in history], color="C1")
+        right.set_ylabel("kNN accuracy", color="C1")
+    return figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Turn a SimCLRv2 checkpoint of TensorFlow into safetensors."""
+
+    checkpoint: Path
+    """Checkpoint path, without `.index`."""
+    arch: str
+    """Such as r50_1x_sk1."""
+    out: Path | None = None
+    """Directory to write: weights.safetensors, report.json."""
+    overwrite: bool = False
+    """Replace an existing directory."""
+
+    def run(self) -> None:
+        """Reads, checks every variable, writes."""
+        out = self.out or default_directory("convert")
+        refuse_existing(out, overwrite=self.overwrite)
+        network = convert.from_variables(self.arch, convert.read_tensorflow(self.checkpoint))
+        report = {
+            "command": "convert",
+            "arch": self.arch,
+            "checkpoint": self.checkpoint.name,
+            "encoder_hash": encoder_hash(network),
+            "embedding_dim": network.embedding_dim,
+            "versions": _versions(),
+        }
+        with new_directory(out, overwrite=self.overwrite) as directory:
+            convert.save_network(network, directory / "weights.safetensors", self.arch)
+            (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        print(f"{self.arch}: {network.embedding_dim} dimensions in {out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Measure an encoder on labelled images: kNN and linear probe, beside untrained and pixels."""
+
+    data: str
+    """Labelled image set with a training and a test split."""
+    encoder: str = "simclr-small"
+    """As in `python -m embed run`."""
+    weights: str | None = None
+    """As in `python -m embed run`."""
+    image_size: int | None = None
+    """Pixels of the encoder's square input; as stored by default."""
+    baselines: bool = True
+    """Also measure the same network untrained, and PCA of pixels with as many dimensions."""
+    out: Path | None = None
+    """Directory to write: report.json."""
+    device: str = DEVICE
+    """Where to compute embeddings."""
+    overwrite: bool = False
+    """Replace an existing directory."""
+
+    def run(self) -> None:
+        """Measures and prints percentages."""
+        out = self.out or default_directory("probe")
+        refuse_existing(out, overwrite=self.overwrite)
+        images = open_images(self.data)
+        train, test = (images.take(images.split == split) for split in (0, 1))
+        if not (len(train) and len(test)):
+            raise ValueError(f"{self.data} must have a training and a test split, got one")
+        weights = {} if self.weights is None else {"weights": self.weights}
+        encoder = build_encoder(self.encoder, **weights)
+        scores = {"encoder": self._score(encoder, train, test)}
+        if self.baselines and isinstance(encoder, SmallResNet):
+            untrained = SmallResNet(encoder.config, torch.Generator().manual_seed(0))
+            scores["untrained"] = self._score(untrained, train, test)
+        if self.baselines:
+            scores["pixels"] = _score_pixels(encoder.embedding_dim, train, test)
+        report: dict[str, Any] = {
+            "command": "probe",
+            "data": images.name,
+            "rows": [len(train), len(test)],
+            "encoder": Path(self.encoder).name,
+            "encoder_hash": encoder_hash(encoder),
+            "image_size": self.image_size,
+            "accuracy": scores,
+            "versions": _versions(),
+        }
+        with new_directory(out, overwrite=self.overwrite) as directory:
+            (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        print(json.dumps(scores, indent=2))
+
+    def _score(self, encoder: nn.Module, train: ImageSet, test: ImageSet) -> dict[str, float]:
+        encoder = encoder.eval().to(self.device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        preprocess = Preprocess(image_size=self.image_size)
+        rows = [embed_all(encoder, _pixels(part), preprocess) for part in (train, test)]
+        return _accuracies(rows[0], rows[1], train, test)
+
+
+def _score_pixels(dim: Any, train: ImageSet, test: ImageSet) -> dict[str, float]:
+    x, z = (_pixels(part).flatten(1).float() / 255 for part in (train, test))
+    mean, basis = pixel_directions(x, min(int(dim), *x.shape))
+    return _accuracies((x - mean) @ basis, (z - mean) @ basis, train, test)
+
+
+def _accuracies(x: Tensor, z: Tensor, train: ImageSet, test: ImageSet) -> dict[str, float]:
+    y, labels = torch.from_numpy(train.labels), torch.from_numpy(test.labels)
+    return {
+        "knn": knn_accuracy(x, y, z, labels, k=min(20, len(x))),
+        "linear": linear_accuracy(x, y, z, labels),
+    }

@@ -1,0 +1,63 @@
+"""Small image sets and encoders shared by the tests of this room."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pretrain.encoder import save_encoder
+from pretrain.resnet import ResNetConfig, SmallResNet
+
+ROWS = 100
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """100 images of 8x8 pixels; the first pixel is the row number."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (ROWS, 8, 8), np.uint8)
+    pixels[:, 0, 0] = np.arange(ROWS)
+    path = tmp_path / "images.npz"
+    np.savez(
+        path,
+        x_train=pixels[:80],
+        y_train=np.arange(80) % 3,
+        writer_train=np.arange(80) // 4,
+        x_test=pixels[80:],
+        y_test=np.arange(20) % 3,
+        writer_test=np.arange(20) // 4,
+    )
+    return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A tiny untrained encoder, 6 dimensions."""
+    path = tmp_path / "encoder.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    save_encoder(SmallResNet(ResNetConfig((4, 6), (1, 1)), generator), path)
+    return path
+
+
+class RowNumbers(nn.Module):
+    """Embeds an image as its first pixel, so that a row shows where it came from."""
+
+    embedding_dim = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.seen: list[int] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, 3, 8, 8) -> (n, 2)."""
+        first = (images[:, 0, 0, 0] * 255).round()
+        self.seen += first.int().tolist()
+        return first[:, None] * self.weight
+
+
+@pytest.fixture
+def row_numbers() -> RowNumbers:
+    return RowNumbers()

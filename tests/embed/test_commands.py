@@ -1,0 +1,162 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet, PublicTransform
+from embed.fit import refuse_leak, shared_rows
+from embed.run import FitTransform, ImportReference, Plot
+
+ROOT = Path(__file__).parents[2]
+
+
+def random_set(seed: int, rows: int = 200, dim: int = 8) -> EmbeddingSet:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(rows) % 3
+    values = rng.standard_normal((rows, dim)) + 3 * np.eye(3, dim)[labels]
+    return EmbeddingSet(
+        embeddings=values.astype(np.float32),
+        labels=labels,
+        users=np.arange(rows) // 10,
+        meta={"class_names": ["a", "b", "c"], "data": f"random {seed}"},
+    )
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    random_set(0).save(tmp_path / "public")
+    return tmp_path / "public"
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    random_set(1).save(tmp_path / "private")
+    return tmp_path / "private"
+
+
+def test_fit_transform_writes_transform_and_rows(
+    tmp_path: Path, public: Path, private: Path
+) -> None:
+    out = tmp_path / "out"
+    FitTransform(public=public, apply_to=private, out=out, components=4).run()
+    transform = PublicTransform.load(out / "transform.safetensors")
+    rows, original = EmbeddingSet.open(out / "embeddings"), EmbeddingSet.open(private)
+    assert np.array_equal(rows.embeddings, transform(original.embeddings).numpy())
+    assert rows.users is not None
+    assert rows.meta["transform"]["fitted_on"] == EmbeddingSet.open(public).content_hash()
+    report = json.loads((out / "report.json").read_text())
+    assert report["dim"] == 5
+    assert report["applied_to"] == "random 1"
+    with pytest.raises(FileExistsError):
+        FitTransform(public=public, out=out).run()
+
+
+def test_the_private_set_may_not_pass_for_public(tmp_path: Path, private: Path) -> None:
+    command: dict[str, Any] = {"public": private, "apply_to": private, "components": 4}
+    with pytest.raises(ValueError, match="public must be another set"):
+        FitTransform(**command, out=tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+    FitTransform(**command, out=tmp_path / "out", i_know_this_leaks=True).run()
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["leaks"] is True
+
+
+def test_neither_may_a_part_or_another_precision_of_it() -> None:
+    private = random_set(1)
+    part = private.subset(slice(0, 50))
+    assert shared_rows(part, private) == 50
+    with pytest.raises(ValueError, match="public must be another set"):
+        refuse_leak(part, private)
+    half = EmbeddingSet(embeddings=private.embeddings.astype(np.float64), labels=private.labels)
+    with pytest.raises(ValueError, match="public must be another set"):
+        refuse_leak(half, private)
+    refuse_leak(random_set(0), private)
+    refuse_leak(random_set(0, dim=4), private)
+
+
+def write_reference(directory: Path) -> dict[str, np.ndarray]:
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, rows in (("train", 6), ("test", 4)):
+        arrays[f"code_space_{name}"] = rng.standard_normal((rows, 5)).astype(np.float32)
+        arrays[f"labels_{name}"] = (np.arange(rows) % 3).astype(np.float64)
+        arrays[f"userid_{name}"] = np.arange(rows)[:, None] // 2
+    for name, values in arrays.items():
+        np.save(directory / f"{name}.npy", values)
+    return arrays
+
+
+def test_reference_files_are_imported(tmp_path: Path) -> None:
+    arrays = write_reference(tmp_path / "reference")
+    ImportReference(source=tmp_path / "reference", out=tmp_path / "out").run()
+    opened = EmbeddingSet.open(tmp_path / "out")
+    expected = np.concatenate([arrays["code_space_test"], arrays["code_space_train"]])
+    assert np.array_equal(opened.embeddings, expected)
+    assert opened.labels.tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1, 2]
+    assert opened.split.tolist() == [1] * 4 + [0] * 6
+    assert opened.users is not None
+    assert opened.users.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
+
+
+def test_one_hot_labels_and_missing_users(tmp_path: Path) -> None:
+    write_reference(tmp_path / "reference")
+    np.save(tmp_path / "reference" / "labels_train.npy", np.eye(3)[np.arange(6) % 3])
+    (tmp_path / "reference" / "userid_test.npy").unlink()
+    ImportReference(source=tmp_path / "reference", out=tmp_path / "out").run()
+    opened = EmbeddingSet.open(tmp_path / "out")
+    assert opened.labels[4:].tolist() == [0, 1, 2, 0, 1, 2]
+    assert opened.users is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rule"),
+    [
+        ("labels_train", np.zeros(5), "labels must be 6 integers"),
+        ("labels_train", np.full(6, 0.5), "must be whole numbers"),
+        ("labels_train", np.full(6, np.nan), "must be whole numbers"),
+        ("labels_train", np.ones((6, 3)), "must be labels or one-hot rows"),
+        ("code_space_train", np.zeros((6, 4)), r"one dimension, got \[4, 5\]"),
+        ("code_space_train", np.array([{}], dtype=object), "must be a complete npy file"),
+    ],
+)
+def test_bad_reference_files(tmp_path: Path, name: str, values: np.ndarray, rule: str) -> None:
+    source = tmp_path / "reference"
+    write_reference(source)
+    np.save(source / f"{name}.npy", values, allow_pickle=True)
+    with pytest.raises(ValueError, match=rule):
+        ImportReference(source=source, out=tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_reference_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must hold code_space_\*\.npy, got none"):
+        ImportReference(source=tmp_path, out=tmp_path / "out").run()
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_the_plot_separates_separated_classes(tmp_path: Path, public: Path, method: Any) -> None:
+    out = tmp_path / "plot"
+    Plot(embeddings=public, out=out, method=method, rows=90).run()
+    assert (out / "projection.png").read_bytes()[:4] == b"\x89PNG"
+    assert np.load(out / "projection.npy").shape == (90, 2)
+    assert json.loads((out / "report.json").read_text())["method"] == method
+    with pytest.raises(ValueError, match="rows must be >= 4 to draw, got 2"):
+        Plot(embeddings=public, out=tmp_path / "p", rows=2).run()
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "embed", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_the_command_line_ends_with_one_line_for_a_bad_input(tmp_path: Path) -> None:
+    done = command("run", "--data", str(tmp_path / "none.npz"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: images must be an npz file")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())

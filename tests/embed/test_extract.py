@@ -1,0 +1,298 @@
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from embed import EmbeddingSet
+from embed.extract import ExtractOptions, extract
+from embed.run import Run
+from pretrain import build_encoder
+from pretrain.datasets import ImageSet, open_npz
+from pretrain.preprocess import Preprocess
+from pretrain.probe import embed_all
+
+ROOT = Path(__file__).parents[2]
+
+
+def embed(images: ImageSet, encoder: nn.Module, out: Path, **options: Any) -> EmbeddingSet | None:
+    defaults: dict[str, Any] = {"batch_size": 4, "shard_rows": 10}
+    chosen = ExtractOptions(**defaults | options)
+    return extract(
+        images, encoder, out, encoder_name="test", preprocess=Preprocess(), options=chosen
+    )
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def test_the_command_embeds_what_the_encoder_gives(
+    tmp_path: Path, archive: Path, checkpoint: Path
+) -> None:
+    out = tmp_path / "out"
+    Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=32).run()
+    opened, images = EmbeddingSet.open(out), open_npz(archive)
+    pixels = torch.from_numpy(images.images(slice(None)))
+    expected = embed_all(build_encoder(str(checkpoint)), pixels).numpy()
+    assert np.allclose(opened.embeddings, expected, atol=1e-5)
+    assert np.array_equal(opened.labels, images.labels)
+    assert np.array_equal(opened.split, images.split)
+    assert opened.users is not None
+    assert np.array_equal(opened.users, images.users)  # pyright: ignore[reportArgumentType]
+    assert opened.meta["class_names"] == ["0", "1", "2"]
+    assert not out.with_name("out.partial").exists()
+
+
+def test_options_of_the_command(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
+    out = tmp_path / "out"
+    options = {"data": str(archive), "encoder": str(checkpoint), "out": out}
+    half = Run(**options, dtype="float16", splits=("test",), limit=7, image_size=12, invert=True)
+    half.run()
+    opened = EmbeddingSet.open(out)
+    assert opened.embeddings.dtype == np.float16
+    assert opened.split.tolist() == [1] * 7
+    with pytest.raises(FileExistsError, match="must not exist"):
+        Run(**options).run()
+    Run(**options, overwrite=True).run()
+    assert len(EmbeddingSet.open(out)) == 100
+    with pytest.raises(ValueError, match="limit must be >= 1, got 0"):
+        Run(**options, limit=0).run()
+    with pytest.raises(ValueError, match="shard must be i/n, got 3"):
+        Run(**options, shard="3").run()
+    with pytest.raises(ValueError, match="0 <= i < n, got 2/2"):
+        Run(**options, shard="2/2").run()
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path, archive: Path, row_numbers: Any) -> None:
+    images = open_npz(archive)
+    embed(images, row_numbers, tmp_path / "out")
+    assert row_numbers.seen == list(range(100))
+    again = embed(images, row_numbers, tmp_path / "out")
+    assert again is not None
+    assert len(row_numbers.seen) == 100
+
+
+def test_shares_of_several_processes_make_the_same_set(
+    tmp_path: Path, archive: Path, row_numbers: Any
+) -> None:
+    images = open_npz(archive)
+    embed(images, row_numbers, tmp_path / "one")
+    for index in (2, 0, 1):
+        done = embed(images, row_numbers, tmp_path / "three", shard=(index, 3))
+        assert (done is None) == (index != 1)
+    assert sorted(row_numbers.seen[100:]) == list(range(100))
+    assert files(tmp_path / "one") == files(tmp_path / "three")
+
+
+def test_another_extraction_in_the_same_place_is_refused(
+    tmp_path: Path, archive: Path, row_numbers: Any
+) -> None:
+    images = open_npz(archive)
+    embed(images, row_numbers, tmp_path / "out", shard=(0, 2))
+    with pytest.raises(ValueError, match=r"same extraction .* got another dtype"):
+        embed(images, row_numbers, tmp_path / "out", dtype="float16")
+    with pytest.raises(ValueError, match="got another data_hash"):
+        embed(images.take(np.arange(100)[::-1]), row_numbers, tmp_path / "out")
+
+
+def test_a_full_disk_keeps_finished_shards(
+    tmp_path: Path, archive: Path, row_numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, synced = open_npz(archive), []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        embed(images, row_numbers, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(list((tmp_path / "out.partial" / "finished").iterdir())) == 3
+    before = len(row_numbers.seen)
+    embed(images, row_numbers, tmp_path / "out")
+    assert row_numbers.seen[before:] == list(range(30, 100))
+    assert EmbeddingSet.open(tmp_path / "out").embeddings[:, 0].tolist() == list(range(100))
+
+
+def test_no_room_from_the_start_leaves_nothing(
+    tmp_path: Path, archive: Path, row_numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"800 bytes.*No space left"):
+        embed(open_npz(archive), row_numbers, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == [archive.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a tmpfs")
+@pytest.mark.slow
+def test_a_real_full_disk(tmp_path: Path, archive: Path, row_numbers: Any) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a tmpfs")
+    try:
+        (disk / "ballast").write_bytes(b"0" * 60_000)
+        with pytest.raises(OSError, match="No space left"):
+            embed(open_npz(archive), row_numbers, disk / "out")
+        assert [p.name for p in disk.iterdir()] == ["ballast"]
+        (disk / "ballast").unlink()
+        assert embed(open_npz(archive), row_numbers, disk / "out") is not None
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_an_encoder_that_returns_nan_is_named(
+    tmp_path: Path, archive: Path, row_numbers: Any
+) -> None:
+    nn.init.constant_(row_numbers.weight, float("nan"))
+    with pytest.raises(ValueError, match=r"embeddings must be finite.* row 0"):
+        embed(open_npz(archive), row_numbers, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_embeddings_too_large_for_float16_are_an_error(
+    tmp_path: Path, archive: Path, row_numbers: Any
+) -> None:
+    nn.init.constant_(row_numbers.weight, 1e6)
+    with pytest.raises(ValueError, match="embeddings must be finite in float16"):
+        embed(open_npz(archive), row_numbers, tmp_path / "out", dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"dtype": "int8"}, "dtype must be float32 or float16, got int8"),
+        ({"compute": "int8"}, "compute must be auto or one of"),
+        ({"shard_rows": 0}, "shard_rows and batch_size must be >= 1, got 0"),
+        ({"batch_size": 0}, "shard_rows and batch_size must be >= 1, got 10, 0"),
+        ({"shard": (1, 1)}, "0 <= i < n, got 1/1"),
+    ],
+)
+def test_bad_options(
+    tmp_path: Path, archive: Path, row_numbers: Any, options: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(ValueError, match=rule):
+        embed(open_npz(archive), row_numbers, tmp_path / "out", **options)
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+import torch
+from embed.extract import ExtractOptions, extract
+from pretrain.datasets import open_npz
+from pretrain.preprocess import Preprocess
+
+class Slow(torch.nn.Module):
+    embedding_dim = 3
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.1, 1.7, 9).view(3, 3))
+    def forward(self, images):
+        rows = (images[:, 0, 0, 0] * 255).round().int().tolist()
+        with open(sys.argv[3], "a") as log:
+            log.write("".join(f"{row}\\n" for row in rows))
+        time.sleep(0.04)
+        return images.mean((2, 3)) @ self.weight
+
+extract(open_npz(Path(sys.argv[1])), Slow(), Path(sys.argv[2]), encoder_name="slow",
+        preprocess=Preprocess(), options=ExtractOptions(batch_size=2, shard_rows=4))
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    whole = [sys.executable, "-c", CHILD, str(archive), str(tmp_path / "whole"), os.devnull]
+    uninterrupted = subprocess.Popen(whole, cwd=ROOT)
+    moments = random.Random(0)
+    finished: set[int] = set()
+    marks = out.with_name("out.partial") / "finished"
+    for _ in range(kills):
+        log.write_text("")
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(archive), str(out), str(log)], cwd=ROOT
+        )
+        while child.poll() is None and not log.read_text():
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 0.4))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        computed = {int(row) // 4 for row in log.read_text().split()}
+        assert not computed & finished
+        finished = {int(mark.name) for mark in marks.iterdir()}
+    assert 0 < len(finished) < 25
+    log.write_text("")
+    subprocess.run(
+        [sys.executable, "-c", CHILD, str(archive), str(out), str(log)], cwd=ROOT, check=True
+    )
+    last = [int(row) for row in log.read_text().split()]
+    assert sorted(last) == [row for row in range(100) if row // 4 not in finished]
+    assert uninterrupted.wait() == 0
+    assert files(out) == files(tmp_path / "whole")
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+import torch
+from embed.extract import ExtractOptions, extract
+from pretrain.datasets import open_npz
+from pretrain.preprocess import Preprocess
+
+class Wide(torch.nn.Module):
+    embedding_dim = 2048
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2048)
+    def forward(self, images):
+        return self.layer(images.mean((2, 3)))
+
+extract(open_npz(Path(sys.argv[1])), Wide(), Path(sys.argv[2]), encoder_name="wide",
+        preprocess=Preprocess(), options=ExtractOptions(batch_size=256, shard_rows=1024))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_follow_the_number_of_images(tmp_path: Path) -> None:
+    peaks = []
+    for rows in (4_000, 40_000):
+        path = tmp_path / f"{rows}.npz"
+        np.savez(
+            path,
+            x_train=np.zeros((rows, 32, 32, 3), np.uint8),
+            y_train=np.zeros(rows, np.int64),
+        )
+        command = [sys.executable, "-c", MEMORY, str(path), str(tmp_path / f"out{rows}")]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        peaks.append(int(done.stdout))
+    print(f"peak MiB at 4,000 and 40,000 images: {peaks}")  # 31 and 313 MiB of embeddings
+    assert peaks[1] < peaks[0] + 32
+
+
+def test_torchrun_shares_by_rank(
+    tmp_path: Path, archive: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=16).run()
+        assert out.exists() == (rank == 1)

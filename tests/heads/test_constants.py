@@ -1,0 +1,179 @@
+"""Constants, loss and gradient of each head against autograd and naive pseudocode."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead
+
+C, DIM = 3.0, 4
+HEADS: list[Head] = [
+    SoftmaxHead(num_classes=2, l2_reg=0.3, clip_norm=C),
+    SoftmaxHead(num_classes=5, l2_reg=0.3, clip_norm=C),
+    HuberSVMHead(num_classes=3, l2_reg=0.3, clip_norm=C),
+    HuberSVMHead(num_classes=3, l2_reg=0.3, clip_norm=C, relaxation=1.5),
+    LogisticHead(num_classes=3, l2_reg=0.3, clip_norm=C),
+]
+each_head = pytest.mark.parametrize("head", HEADS, ids=lambda h: f"{type(h).__name__}{h.curvature}")
+
+
+def data(head: Head, n: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, rows within the clip norm, labels."""
+    generator = torch.Generator().manual_seed(n)
+    weights = torch.randn(DIM, head.num_classes, generator=generator, dtype=torch.float64)
+    x = torch.randn(n, DIM, generator=generator, dtype=torch.float64)
+    x *= C / torch.linalg.vector_norm(x, dim=1).max()
+    return weights, x, torch.randint(head.num_classes, (n,), generator=generator)
+
+
+def naive_loss(head: Head, scores: list[float], label: int) -> float:
+    """One row's loss, transcribed from the definitions."""
+    if isinstance(head, SoftmaxHead):
+        return -math.log(math.exp(scores[label]) / sum(math.exp(s) for s in scores))
+    total = 0.0
+    for k, score in enumerate(scores):
+        z = score if k == label else -score
+        if isinstance(head, LogisticHead):
+            total += math.log(1 + math.exp(-z))
+            continue
+        assert isinstance(head, HuberSVMHead)
+        h = head.relaxation
+        if z > 1 + h:
+            total += 0
+        elif abs(1 - z) <= h:
+            total += (1 + h - z) ** 2 / (4 * h)
+        else:
+            total += 1 - z
+    return total
+
+
+@each_head
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 3.0])
+def test_loss_equals_naive_pseudocode(head: Head, scale: float) -> None:
+    weights, x, y = data(head)
+    weights = scale * weights
+    rows = zip((x @ weights).tolist(), y.tolist(), strict=True)
+    expected = sum(naive_loss(head, scores, label) for scores, label in rows) / len(y)
+    expected += head.l2_reg / 2 * sum(w * w for w in weights.flatten().tolist())
+    assert head.loss(weights, x, y).item() == pytest.approx(expected, rel=1e-12)
+
+
+@each_head
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 30.0])
+def test_gradient_equals_autograd(head: Head, scale: float) -> None:
+    weights, x, y = data(head)
+    weights = (scale * weights).requires_grad_()
+    (expected,) = torch.autograd.grad(head.loss(weights, x, y), weights)
+    torch.testing.assert_close(head.gradient(weights, x, y), expected, rtol=1e-12, atol=1e-12)
+
+
+@each_head
+def test_a_batch_of_users_is_every_user_alone(head: Head) -> None:
+    users = [data(head, n=6) for _ in range(2)]
+    users[1] = (users[1][0] * 2, -users[1][1], users[1][2].flip(0))
+    together = [torch.stack(part) for part in zip(*users, strict=True)]
+    for method in (head.loss, head.gradient):
+        alone = torch.stack([method(*user) for user in users])
+        torch.testing.assert_close(method(*together), alone, rtol=1e-13, atol=0)
+
+
+def of_data(head: Head, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """The data term as a function of one composition's weights."""
+    if isinstance(head, SoftmaxHead):
+        return lambda w: head.data_loss(x @ w, head.targets(y, x.dtype)).mean()
+    other = torch.zeros(DIM, head.num_classes - 1, dtype=x.dtype)
+
+    def loss(column: Tensor) -> Tensor:
+        return head.data_loss(x @ torch.cat([column, other], 1), head.targets(y, x.dtype)).mean()
+
+    return loss
+
+
+def composition_weights(head: Head, weights: Tensor) -> Tensor:
+    return weights if isinstance(head, SoftmaxHead) else weights[:, :1]
+
+
+def worst_inputs(head: Head) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Rows at the clip norm on weights that make one loss as steep or as curved as it gets."""
+    row = torch.zeros(1, DIM, dtype=torch.float64)
+    row[0, 0] = C
+    label = torch.zeros(1, dtype=torch.int64)
+    weights = torch.zeros(DIM, head.num_classes, dtype=torch.float64)
+    steep, even, at_margin = weights.clone(), weights.clone(), weights.clone()
+    steep[0, 0], steep[0, 1] = -20, 20  # surely wrong
+    even[0, 2:] = -20  # two classes alike, no other
+    at_margin[0] = 1 / C  # z = 1, the middle of the parabola
+    return [(w, row, label) for w in (steep, even, at_margin)]
+
+
+@each_head
+def test_lipschitz_and_curvature_are_attained_and_never_exceeded(head: Head) -> None:
+    steepest, most_curved = 0.0, 0.0
+    random = [data(head, n) for n in (1, 2, 5)]
+    for weights, x, y in [*random, *worst_inputs(head)]:
+        loss, point = of_data(head, x, y), composition_weights(head, weights).requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(point), point)
+        hessian = torch.autograd.functional.hessian(loss, point)
+        assert isinstance(hessian, Tensor)
+        top = torch.linalg.eigvalsh(hessian.reshape(point.numel(), -1))[-1].item()
+        steepest, most_curved = max(steepest, gradient.norm().item()), max(most_curved, top)
+    assert steepest <= head.lipschitz * (1 + 1e-12)
+    assert steepest >= 0.9999 * head.lipschitz
+    assert most_curved <= head.curvature * (1 + 1e-12)
+    assert most_curved >= 0.9999 * head.curvature
+
+
+@each_head
+def test_smoothness_of_the_paper_is_larger(head: Head) -> None:
+    assert head.smoothness == head.l2_reg + head.curvature
+    for dim in (2, 65, 6145):
+        assert head.paper_smoothness(dim) > head.smoothness
+
+
+def test_smoothness_of_the_paper_by_its_formulas() -> None:
+    softmax = SoftmaxHead(num_classes=10, l2_reg=10, clip_norm=34.854)
+    stated = math.sqrt(6145 * 10 * 10**2 + 0.5 * (10 + 34.854**2) ** 2)
+    assert softmax.paper_smoothness(6145) == pytest.approx(stated, rel=1e-14)
+    svm = HuberSVMHead(num_classes=10, l2_reg=10, clip_norm=34.854)
+    stated = math.sqrt((34.854**2 / 0.2 + 10) ** 2 + 6144 * 10**2)
+    assert svm.paper_smoothness(6145) == pytest.approx(stated, rel=1e-14)
+
+
+@each_head
+def test_sensitivities_by_their_formulas(head: Head) -> None:
+    assert head.sensitivity(50) == pytest.approx(2 * head.lipschitz / (0.3 * 50), rel=1e-14)
+    ball = type(head)(num_classes=3, l2_reg=0.3, clip_norm=C, radius=0.7)
+    stated = 2 * (0.3 * 0.7 + ball.lipschitz) / (0.3 * 50)
+    assert ball.sensitivity(50, bound="paper") == pytest.approx(stated, rel=1e-14)
+    assert ball.sensitivity(50, bound="paper") > ball.sensitivity(50)
+    assert head.compositions == (1 if isinstance(head, SoftmaxHead) else head.num_classes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_classes": 1}, "num_classes must be >= 2, got 1"),
+        ({"l2_reg": 0.0}, "l2_reg must be finite and > 0, got 0.0"),
+        ({"l2_reg": math.nan}, "l2_reg must be finite and > 0, got nan"),
+        ({"clip_norm": math.inf}, "clip_norm must be finite and > 0, got inf"),
+        ({"radius": -1.0}, "radius must be finite and > 0, got -1.0"),
+        ({"relaxation": 0.0}, "relaxation must be finite and > 0, got 0.0"),
+    ],
+)
+def test_bad_constants_name_argument_rule_and_value(change: dict, message: str) -> None:
+    good = {"num_classes": 2, "l2_reg": 1.0, "clip_norm": 1.0}
+    with pytest.raises(ValueError, match=message):
+        HuberSVMHead(**(good | change))
+
+
+def test_bad_sensitivity_arguments() -> None:
+    head = HEADS[0]
+    with pytest.raises(ValueError, match="n must be >= 1, got 0"):
+        head.sensitivity(0)
+    with pytest.raises(ValueError, match="radius must be given for bound='paper', got None"):
+        head.sensitivity(5, bound="paper")
+    with pytest.raises(ValueError, match="bound must be 'tight' or 'paper', got 'loose'"):
+        head.sensitivity(5, bound="loose")  # pyright: ignore[reportArgumentType]

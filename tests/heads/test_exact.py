@@ -1,0 +1,181 @@
+"""The certified solver: its certificate recomputed, and an independent solver beside it."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, default_tolerance, exact, fit_exact
+
+CLASSES = 3
+MAKE = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
+each_name = pytest.mark.parametrize("name", MAKE)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+each_shape = pytest.mark.parametrize(("n", "dim"), [(30, 60), (60, 30)], ids=["gram", "primal"])
+
+
+def rows(n: int, dim: int, clip_norm: float, users: int = 1) -> tuple[Tensor, Tensor]:
+    """Embedding-like rows at the clip norm with a shared direction, every third one repeated."""
+    generator = torch.Generator().manual_seed(n + dim)
+    x = torch.randn(users, n, dim, generator=generator, dtype=torch.float64).relu() + 0.3
+    x[..., 0] = 1
+    x *= clip_norm * (1 - 2**-20) / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    y = torch.randint(CLASSES, (users, n), generator=generator)
+    x[:, 1::3], y[:, 1::3] = x[:, 0::3], y[:, 0::3]
+    x[:, 2] = x[:, 0]  # the same row with another label
+    y[:, 2] = (y[:, 0] + 1) % CLASSES
+    return x, y
+
+
+def gradient_norm(head: Head, weights: Tensor, x: Tensor, y: Tensor) -> float:
+    """Largest gradient norm of one composition, in float64 from the definition."""
+    wide = x.double()
+    residual = head.residual(wide @ weights.double(), head.targets(y, torch.float64))
+    gradient = head.l2_reg * weights.double() + wide.mT @ residual / x.shape[-2]
+    return gradient.square().sum(head.norm_dims).sqrt().max().item()
+
+
+def rounding(head: Head, weights: Tensor, clip_norm: float) -> float:
+    """What storing W in its own type may add to the gradient: β times half an ulp of ‖W‖."""
+    unit = torch.finfo(weights.dtype).eps / 2
+    wide = weights.double().square().sum(head.norm_dims).sqrt().max().item()
+    return 4 * head.smoothness * unit * wide
+
+
+@each_name
+@each_dtype
+@each_shape
+@pytest.mark.parametrize(
+    ("l2_reg", "clip_norm"), [(1e-4, 1.0), (1.0, 1.0), (10.0, 34.854), (1e3, 1.0)]
+)
+def test_certificate_recomputed(
+    name: str, dtype: torch.dtype, n: int, dim: int, l2_reg: float, clip_norm: float
+) -> None:
+    head = MAKE[name](num_classes=CLASSES, l2_reg=l2_reg, clip_norm=clip_norm)
+    x, y = rows(n, dim, clip_norm, users=2)
+    x = x.to(dtype)
+    solution = fit_exact(head, x, y)
+    tau = default_tolerance(head, n)
+    assert (solution.tolerance == tau).all()
+    assert (solution.gradient_norm <= tau).all()
+    assert solution.weights.dtype == dtype
+    for weights, own_x, own_y in zip(solution.weights, x, y, strict=True):
+        norm = gradient_norm(head, weights, own_x, own_y)
+        assert norm <= tau + rounding(head, weights, clip_norm)
+
+
+@each_name
+@each_shape
+@pytest.mark.parametrize("l2_reg", [1e-4, 0.1])
+def test_equals_scipy_within_both_certificates(name: str, n: int, dim: int, l2_reg: float) -> None:
+    """‖W − W*‖ ≤ ‖∇J(W)‖/Λ for both, so their distance is at most the sum."""
+    head = MAKE[name](num_classes=CLASSES, l2_reg=l2_reg, clip_norm=1.0)
+    x, y = rows(n, dim, 1.0)
+    x, y = x[0], y[0]
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = torch.from_numpy(flat).view(dim, CLASSES)
+        gradient = head.gradient(weights, x, y).numpy().ravel()
+        return head.loss(weights, x, y).item(), gradient
+
+    options = {"maxiter": 100_000, "maxfun": 200_000, "ftol": 0, "gtol": 1e-10, "maxcor": 30}
+    found = minimize(
+        objective, np.zeros(dim * CLASSES), jac=True, method="L-BFGS-B", options=options
+    )
+    theirs = torch.from_numpy(found.x).view(dim, CLASSES)
+    their_norm = gradient_norm(head, theirs, x, y)
+    solution = fit_exact(head, x, y, tolerance=1e-9)
+    distance = (solution.weights - theirs).square().sum(head.norm_dims).sqrt().max().item()
+    assert their_norm <= 1e-6  # the comparison means something
+    assert distance <= (1e-9 + their_norm) / l2_reg * (1 + 1e-6)
+
+
+@each_name
+@pytest.mark.parametrize("l2_reg", [1e-4, 1.0])
+def test_padded_users_equal_separate_users(name: str, l2_reg: float) -> None:
+    head = MAKE[name](num_classes=CLASSES, l2_reg=l2_reg, clip_norm=1.0)
+    for n, dim in ((12, 20), (20, 12)):
+        x, y = rows(n, dim, 1.0, users=3)
+        counts = torch.tensor([n, 1, 7])
+        padded = fit_exact(head, x, y, counts=counts, tolerance=1e-8)
+        for user, own in enumerate(counts.tolist()):
+            alone = fit_exact(head, x[user, :own], y[user, :own], tolerance=1e-8)
+            distance = (padded.weights[user] - alone.weights).square().sum(head.norm_dims).sqrt()
+            assert distance.max().item() <= 2e-8 / l2_reg
+            assert gradient_norm(head, padded.weights[user], x[user, :own], y[user, :own]) <= 1.1e-8
+
+
+def test_default_tolerance_follows_each_user() -> None:
+    head = SoftmaxHead(num_classes=CLASSES, l2_reg=1.0, clip_norm=1.0)
+    x, y = rows(12, 20, 1.0, users=3)
+    solution = fit_exact(head, x, y, counts=torch.tensor([12, 1, 7]))
+    expected = torch.tensor([default_tolerance(head, n) for n in (12, 1, 7)], dtype=torch.float64)
+    torch.testing.assert_close(solution.tolerance, expected, rtol=1e-14, atol=0)
+    largest = head.sensitivity(12) + 2 * default_tolerance(head, 1)
+    assert solution.sensitivity(12) == pytest.approx(largest, rel=1e-12)
+
+
+def test_one_user_without_a_users_dimension() -> None:
+    head = SoftmaxHead(num_classes=CLASSES, l2_reg=0.1, clip_norm=1.0)
+    x, y = rows(12, 20, 1.0)
+    one, many = fit_exact(head, x[0], y[0]), fit_exact(head, x, y)
+    assert one.gradient_norm.shape == one.tolerance.shape == ()
+    assert torch.equal(one.weights, many.weights[0])
+
+
+@each_dtype
+@each_shape
+def test_rows_shorter_than_the_clip_norm_and_equal_rows(
+    dtype: torch.dtype, n: int, dim: int
+) -> None:
+    """A Gram matrix of rank one; half of the rows zero."""
+    head = SoftmaxHead(num_classes=CLASSES, l2_reg=1e-4, clip_norm=10.0)
+    x, y = rows(n, dim, 10.0)
+    x = x[0, :1].repeat(n, 1).to(dtype)
+    x[n // 2 :] = 0
+    solution = fit_exact(head, x, y[0])
+    norm = gradient_norm(head, solution.weights, x, y[0])
+    assert norm <= default_tolerance(head, n) + rounding(head, solution.weights, 10.0)
+
+
+@each_shape
+def test_the_tightest_tolerance_is_certified_in_float64(n: int, dim: int) -> None:
+    """Rows repeated, so that the Gram matrix has a null space to hide a gradient in."""
+    head = LogisticHead(num_classes=CLASSES, l2_reg=0.1, clip_norm=1.0)
+    x, y = rows(n, dim, 1.0)
+    tau = 1e-12
+    solution = fit_exact(head, x[0], y[0], tolerance=tau)
+    norm = gradient_norm(head, solution.weights, x[0], y[0])
+    assert norm <= tau + rounding(head, solution.weights, 1.0)
+
+
+def test_a_radius_is_refused() -> None:
+    head = SoftmaxHead(num_classes=CLASSES, l2_reg=1.0, clip_norm=1.0, radius=2.0)
+    x, y = rows(12, 20, 1.0)
+    with pytest.raises(ValueError, match=r"head must have radius None .* got 2\.0"):
+        fit_exact(head, x, y)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, 1e-17, float("nan"), float("inf")])
+def test_a_tolerance_that_cannot_be_certified_is_refused(tolerance: float) -> None:
+    head = SoftmaxHead(num_classes=CLASSES, l2_reg=1.0, clip_norm=1.0)
+    x, y = rows(12, 20, 1.0)
+    with pytest.raises(ValueError, match=f"tolerance must be finite and >= .* got {tolerance}"):
+        fit_exact(head, x, y, tolerance=tolerance)
+
+
+@each_shape
+def test_a_missed_tolerance_raises(monkeypatch: pytest.MonkeyPatch, n: int, dim: int) -> None:
+    monkeypatch.setattr(exact, "_iteration_cap", lambda head, tau: 1)
+    head = SoftmaxHead(num_classes=CLASSES, l2_reg=1e-4, clip_norm=1.0)
+    x, y = rows(n, dim, 1.0)
+    with pytest.raises(ArithmeticError, match=r"missed its tolerance .* nothing may be released"):
+        fit_exact(head, x, y)
+
+
+def test_the_cap_depends_on_no_data() -> None:
+    """Two data sets, one easy and one hard, are given the same number of iterations."""
+    head = SoftmaxHead(num_classes=CLASSES, l2_reg=1e-4, clip_norm=1.0)
+    assert exact._iteration_cap(head, 1e-5) == exact._iteration_cap(head, 1e-5)
+    assert exact._iteration_cap(head, 1e-5) < exact._iteration_cap(head, 1e-8)

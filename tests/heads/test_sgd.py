@@ -1,0 +1,186 @@
+"""Projected SGD: golden values, both paths, padding, and a plain autograd loop."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, fit_sgd
+from heads.sgd import Method
+
+HEADS: list[Head] = [
+    SoftmaxHead(num_classes=3, l2_reg=0.1, clip_norm=2.0),
+    SoftmaxHead(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=0.5),
+    HuberSVMHead(num_classes=3, l2_reg=0.1, clip_norm=2.0),
+    HuberSVMHead(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=0.2),
+    LogisticHead(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=0.5),
+]
+each_head = pytest.mark.parametrize("head", HEADS, ids=lambda h: f"{type(h).__name__}-{h.radius}")
+each_method = pytest.mark.parametrize("method", ["gram", "primal"])
+
+
+def rows(users: int, n: int, dim: int = 9) -> tuple[Tensor, Tensor]:
+    """Rows at the clip norm with a shared direction, and labels."""
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(users, n, dim, generator=generator, dtype=torch.float64).relu() + 0.2
+    x *= 2 * (1 - 1e-12) / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x, torch.randint(3, (users, n), generator=generator)
+
+
+@each_method
+@pytest.mark.parametrize("case", ["plain", "projected", "wide", "late"])
+def test_golden_values_of_the_reference_implementation(
+    reference_data: Path, case: str, method: Method
+) -> None:
+    with np.load(reference_data / "golden" / "softmax_psgd.npz") as file:
+        golden = {
+            key.removeprefix(f"{case}_"): file[key] for key in file.files if key.startswith(case)
+        }
+    x = torch.from_numpy(golden["x"])
+    x = torch.cat([torch.ones(len(x), 1), x], 1)
+    head = SoftmaxHead(
+        num_classes=int(golden["num_classes"]),
+        l2_reg=float(golden["l2_reg"]),
+        clip_norm=60.0,
+        radius=float(golden["radius"]),
+    )
+    weights = fit_sgd(
+        head,
+        x,
+        torch.from_numpy(golden["y"]),
+        epochs=int(golden["epochs"]),
+        batch_size=int(golden["batch_size"]),
+        smoothness=float(golden["smoothness"]),
+        method=method,
+    )
+    expected = torch.from_numpy(np.vstack([golden["intercept"], golden["coef"].T]))
+    assert (weights - expected).norm() <= 1e-5 * expected.norm()
+
+
+@each_head
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(("epochs", "batch_size"), [(1, 20), (7, 4), (40, 3)])
+def test_gram_and_primal_take_the_same_steps(
+    head: Head, counted: bool, shuffled: bool, epochs: int, batch_size: int
+) -> None:
+    x, y = rows(users=3, n=8)
+    counts = torch.tensor([8, 1, 5]) if counted else None
+    found = []
+    methods: tuple[Method, ...] = ("gram", "primal")
+    for method in methods:
+        generator = torch.Generator().manual_seed(3) if shuffled else None
+        found.append(
+            fit_sgd(
+                head,
+                x,
+                y,
+                epochs=epochs,
+                batch_size=batch_size,
+                generator=generator,
+                counts=counts,
+                method=method,
+            )
+        )
+    assert (found[0] - found[1]).norm() <= 1e-10 * found[1].norm()
+
+
+@each_head
+@each_method
+def test_padded_users_equal_separate_users(head: Head, method: Method) -> None:
+    x, y = rows(users=4, n=11)
+    counts = torch.tensor([11, 1, 4, 7])
+    padded = fit_sgd(head, x, y, epochs=5, batch_size=4, counts=counts, method=method)
+    for user, n in enumerate(counts.tolist()):
+        alone = fit_sgd(head, x[user, :n], y[user, :n], epochs=5, batch_size=4, method=method)
+        torch.testing.assert_close(padded[user], alone, rtol=1e-12, atol=1e-13)
+
+
+def plain_autograd(head: Head, x: Tensor, y: Tensor, epochs: int, batch_size: int) -> Tensor:
+    """Algorithm 1/2 for one user, gradients by autograd of the loss."""
+    b, m = min(batch_size, len(y)), 0
+    weights = torch.zeros(x.shape[1], head.num_classes, dtype=x.dtype, requires_grad=True)
+    for _ in range(epochs):
+        for start in range(0, len(y), b):
+            m += 1
+            part = slice(start, start + b)
+            targets = head.targets(y[part], x.dtype)
+            loss = head.data_loss(x[part] @ weights, targets).sum() / b
+            loss = loss + head.l2_reg / 2 * weights.square().sum()
+            (gradient,) = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                rate = min(1 / head.smoothness, 1 / (head.l2_reg * m))
+                weights -= rate * gradient
+                if head.radius is not None:
+                    norm = torch.linalg.vector_norm(weights, dim=head.norm_dims, keepdim=True)
+                    weights *= torch.where(norm > head.radius, head.radius / norm, 1.0)
+    return weights.detach()
+
+
+@each_head
+@each_method
+@pytest.mark.parametrize(("n", "batch_size"), [(1, 1), (7, 3), (12, 12), (12, 50), (25, 7)])
+def test_equals_a_plain_autograd_loop(head: Head, method: Method, n: int, batch_size: int) -> None:
+    x, y = rows(users=2, n=n)
+    weights = fit_sgd(head, x, y, epochs=6, batch_size=batch_size, method=method)
+    for user in range(2):
+        expected = plain_autograd(head, x[user], y[user], 6, batch_size)
+        torch.testing.assert_close(weights[user], expected, rtol=1e-10, atol=1e-13)
+
+
+@each_method
+def test_a_generator_draws_a_new_order_per_user_and_epoch(method: Method) -> None:
+    """Two users with the same rows part ways; the same generator state repeats them."""
+    x, y = (part.expand(2, *part.shape[1:]) for part in rows(users=1, n=8))
+    found = [
+        fit_sgd(
+            HEADS[0],
+            x,
+            y,
+            epochs=2,
+            batch_size=3,
+            generator=torch.Generator().manual_seed(5),
+            method=method,
+        )
+        for _ in range(2)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0][0], found[0][1], rtol=1e-6)
+
+
+def test_the_last_iterate_approaches_the_minimiser() -> None:
+    x, y = rows(users=1, n=8)
+    head = HEADS[0]
+    weights = fit_sgd(head, x, y, epochs=4000, batch_size=8)
+    assert head.gradient(weights, x, y).norm() <= 1e-3 * head.lipschitz
+
+
+@each_method
+def test_one_user_float32_and_type(method: Method) -> None:
+    x, y = rows(users=1, n=8)
+    wide = fit_sgd(HEADS[1], x[0], y[0], epochs=5, batch_size=4, method=method)
+    narrow_x = x[0].float() * (1 - 1e-6)
+    narrow = fit_sgd(HEADS[1], narrow_x, y[0], epochs=5, batch_size=4, method=method)
+    assert (wide.dtype, narrow.dtype) == (torch.float64, torch.float32)
+    assert wide.shape == narrow.shape == (9, 3)
+    assert (narrow - wide).norm() <= 1e-5 * wide.norm()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 0}, "epochs must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"method": "dual"}, "method must be 'auto', 'gram' or 'primal', got 'dual'"),
+        ({"smoothness": 1.0}, r"smoothness must be finite and >= l2_reg \+ curvature .*got 1.0"),
+        ({"smoothness": float("nan")}, "smoothness must be finite.*got nan"),
+    ],
+)
+def test_bad_options_name_argument_rule_and_value(change: dict[str, Any], message: str) -> None:
+    x, y = rows(users=2, n=4)
+    options: dict[str, Any] = {"epochs": 1, "batch_size": 2} | change
+    with pytest.raises(ValueError, match=message):
+        fit_sgd(HEADS[0], x, y, **options)

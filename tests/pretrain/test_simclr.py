@@ -1,0 +1,167 @@
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.augment import AugmentConfig
+from pretrain.lars import build_optimizer, cosine_rate
+from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
+from pretrain.resnet import ResNetConfig
+from pretrain.simclr import CHECKPOINT, SimCLRConfig, pretrain
+
+CONFIG = SimCLRConfig(
+    encoder=ResNetConfig((8, 16), (1, 1)),
+    augment=AugmentConfig(size=8),
+    epochs=3,
+    batch_size=16,
+    hidden=16,
+    projected=8,
+)
+
+
+def pictures(n: int = 64, side: int = 8) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, generator=generator)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lars"])
+@pytest.mark.parametrize("steps", [1, 4, 7, 11])
+def test_a_resumed_run_has_the_same_weights(tmp_path: Path, optimizer: str, steps: int) -> None:
+    config = dataclasses.replace(CONFIG, optimizer=optimizer, accumulate=2)
+    whole, history = pretrain(pictures(), config, seeded())
+    with pytest.MonkeyPatch.context() as patch:
+        from pretrain import simclr
+
+        save = simclr._Run.save
+
+        def save_and_die(run: simclr._Run, path: Path, images: torch.Tensor) -> None:
+            save(run, path, images)
+            if run.step == steps:
+                raise KilledError
+
+        patch.setattr(simclr._Run, "save", save_and_die)
+        with pytest.raises(KilledError):
+            pretrain(pictures(), config, seeded(), directory=tmp_path, checkpoint_steps=1)
+    resumed, again = pretrain(pictures(), config, seeded(), directory=tmp_path)
+    assert again == history
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    short = dataclasses.replace(CONFIG, epochs=1)
+    pretrain(pictures(), short, seeded(), directory=tmp_path)
+    with pytest.raises(ValueError, match="must be of the same run, got another epochs"):
+        pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
+    with pytest.raises(ValueError, match="another seed"):
+        pretrain(pictures(), short, torch.Generator().manual_seed(6), directory=tmp_path)
+    with pytest.raises(ValueError, match="another images"):
+        pretrain(pictures(32), short, seeded(), directory=tmp_path)
+    hotter = dataclasses.replace(short, temperature=1.0)
+    with pytest.raises(ValueError, match="another temperature"):
+        pretrain(pictures(), hotter, seeded(), directory=tmp_path)
+    _, history = pretrain(pictures(), CONFIG, seeded(), directory=tmp_path, new_horizon=True)
+    assert len(history) == 3
+
+
+def test_damaged_checkpoints_are_errors(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT).write_bytes(b"PK nothing")
+    with pytest.raises(ValueError, match="must be a SimCLR checkpoint"):
+        pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
+
+
+def test_the_loss_falls_and_the_monitor_is_called() -> None:
+    config = dataclasses.replace(CONFIG, epochs=6, learning_rate=5e-3)
+    shades = torch.randint(0, 256, (64, 3, 1, 1), dtype=torch.uint8, generator=seeded())
+    images = (pictures() // 8 + shades // 2).expand(-1, -1, 8, 8).contiguous()
+    _, history = pretrain(images, config, seeded(), monitor=lambda e: {"dim": e.embedding_dim})
+    assert [entry["epoch"] for entry in history] == [1, 2, 3, 4, 5, 6]
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert history[0]["dim"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"epochs": 0}, "epochs must be >= 1, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be > 0, got 0.0"),
+        ({"temperature": float("nan")}, "temperature must be > 0, got nan"),
+        ({"batch_size": 10, "accumulate": 4}, "batch_size must be divisible by 4 x 1, got 10"),
+        ({"warmup": 1.0}, r"warmup must be in \[0, 1\)"),
+    ],
+)
+def test_bad_recipes(options: dict[str, float], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        SimCLRConfig(**options)  # pyright: ignore[reportArgumentType]
+
+
+def test_bad_optimizer_and_too_few_images() -> None:
+    with pytest.raises(ValueError, match="optimizer must be adamw, sgd or lars, got adam"):
+        pretrain(pictures(), dataclasses.replace(CONFIG, optimizer="adam"), seeded())
+    with pytest.raises(ValueError, match="N >= batch_size 16"):
+        pretrain(pictures(8), CONFIG, seeded())
+
+
+def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
+    rates = [cosine_rate(step, total=100, warmup=10) for step in range(101)]
+    assert rates[:10] == pytest.approx([k / 10 for k in range(1, 11)])
+    assert rates[100] == pytest.approx(0)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+
+
+def test_lars_steps_are_a_share_of_the_weight() -> None:
+    weight = torch.nn.Parameter(torch.full((2, 2), 3.0))
+    bias = torch.nn.Parameter(torch.zeros(2))
+    solver = build_optimizer("lars", [weight, bias], lr=1.0, weight_decay=0.0)
+    weight.grad, bias.grad = torch.full((2, 2), 1e4), torch.full((2,), 0.5)
+    solver.step()
+    assert torch.allclose(weight, torch.full((2, 2), 3.0 - 1e-3 * 3.0))
+    assert torch.allclose(bias, torch.full((2,), -0.5))
+
+
+def clusters(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 4
+    centres = 4 * torch.eye(4, 10)
+    return centres[labels] + torch.randn(n, 10, generator=generator), labels
+
+
+def test_probes_find_separated_classes_and_nothing_else() -> None:
+    train, y = clusters(400, 0)
+    test, test_y = clusters(200, 1)
+    assert knn_accuracy(train, y, test, test_y) > 0.95
+    assert linear_accuracy(train, y, test, test_y) > 0.95
+    shuffled = y[torch.randperm(400, generator=seeded())]
+    assert linear_accuracy(train, shuffled, test, test_y) < 0.5
+    with pytest.raises(ValueError, match=r"k must be in \[1, 400\], got 0"):
+        knn_accuracy(train, y, test, test_y, k=0)
+
+
+def test_the_linear_probe_minimises_its_loss() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    train, y = clusters(300, 0)
+    train = train * 0.3
+    test, test_y = clusters(300, 1)
+    test = test * 0.3
+    std = (train - train.mean(0)) / train.std(0)
+    model = LogisticRegression(C=1 / (300 * 1e-2), max_iter=1000, tol=1e-8).fit(std, y)
+    expected = model.score((test - train.mean(0)) / train.std(0), test_y)
+    assert linear_accuracy(train, y, test, test_y, l2_reg=1e-2) == pytest.approx(expected, abs=1e-9)
+
+
+def test_embedding_in_batches() -> None:
+    encoder, _ = pretrain(pictures(), dataclasses.replace(CONFIG, epochs=1), seeded())
+    whole = embed_all(encoder, pictures(300))
+    assert whole.shape == (300, 16)
+    assert torch.allclose(whole[250:], embed_all(encoder, pictures(300)[250:]), atol=1e-5)

@@ -1,0 +1,74 @@
+"""Charter's experiment and the gradient descent it is compared with."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from train_distributed import accounting
+from train_distributed.charter import Distance, experiment
+from train_distributed.charter.reference import private_gradient_descent
+
+
+def descend(rows, *, epsilon, seed=0, rounds=40):
+    return private_gradient_descent(
+        [(rows, torch.zeros(len(rows)))],
+        Distance(rows.shape[1]),
+        epsilon=epsilon,
+        delta=1e-5,
+        rounds=rounds,
+        gradient_clip=2.0,
+        step=0.5,
+        half_width=1.0,
+        generator=torch.Generator().manual_seed(seed),
+    )[0]
+
+
+def test_descent_without_noise_reaches_the_mean():
+    rows = 0.3 + 0.1 * torch.randn(500, 3, generator=torch.Generator().manual_seed(1)).double()
+    assert torch.allclose(descend(rows, epsilon=math.inf), rows.mean(0), atol=0.01)
+
+
+def test_descent_adds_the_noise_of_its_accounting():
+    rows = torch.zeros(100, 3, dtype=torch.float64)
+    drawn = torch.stack([descend(rows, epsilon=1.0, seed=seed, rounds=1) for seed in range(300)])
+    # One round from 0, step 1/2, clamped never: noise 2 G/N σ(1, 1e-5) times the step.
+    expected = 0.5 * 2 * 2.0 / 100 * accounting.noise_multiplier(1.0, 1e-5)
+    assert drawn.std() == pytest.approx(expected, rel=0.1)
+
+
+def test_slopes_are_those_of_a_power_law():
+    rows = [
+        {"sweep": "rows", "rows": n, "charter": n**-1.5, "charter_secure_sum": 2 / n, "dp_sgd": 1.0}
+        for n in (100, 200, 400)
+    ]
+    found = experiment.slope(rows, "rows")
+    assert found["charter"] == pytest.approx(-1.5)
+    assert found["charter_secure_sum"] == pytest.approx(-1)
+    assert found["dp_sgd"] == pytest.approx(0, abs=1e-12)
+
+
+def test_cut_fit_reads_decades_and_dimensions():
+    cuts = [
+        {"dimension": d, "digits": n, "cuts": 3 * d * n + 7} for d in (2, 5, 9) for n in range(1, 5)
+    ]
+    fitted = experiment.fit_cuts(cuts)
+    assert fitted["per_decade"][5] == pytest.approx(15)
+    assert fitted["per_decade_and_dimension"] == pytest.approx(3)
+
+
+def test_max_affine_has_least_value_zero():
+    value, gradient = experiment.max_affine(4, seed=3)
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        x, other = draw.normal(size=(2, 4))
+        assert value(x) >= 0
+        assert value(other) >= value(x) + gradient(x) @ (other - x) - 1e-12
+
+
+@pytest.mark.slow
+def test_the_command_writes_its_files(tmp_path):
+    experiment.Slopes(output=tmp_path / "out", seeds=2).run()
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"risk.csv", "cuts.csv", "report.json", "charter.png"}

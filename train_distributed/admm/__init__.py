@@ -1,0 +1,24 @@
+"""Decentralised learning without a server, private in every iteration."""
+
+from train_distributed.admm.graph import Graph, from_edges, grid, random_regular, ring, star
+from train_distributed.admm.method import Settings, State, iterations
+from train_distributed.admm.nodes import Nodes, gather
+from train_distributed.admm.run import Result, account, accuracy, run
+
+__all__ = [
+    "Graph",
+    "Nodes",
+    "Result",
+    "Settings",
+    "State",
+    "account",
+    "accuracy",
+    "from_edges",
+    "gather",
+    "grid",
+    "iterations",
+    "random_regular",
+    "ring",
+    "run",
+    "star",
+]

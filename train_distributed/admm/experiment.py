@@ -1,0 +1,195 @@
+"""The figures of Zhang and Zhu's paper on UCI Adult.
+
+    python -m train_distributed.admm.experiment --data adult.data.gz --output results/admm_adult
+
+Number of nodes, graph and η are not published; ρ and C are (Sec. V).
+"""
+
+import argparse
+import csv
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pretrain.output import new_directory, refuse_existing
+from train_distributed import partition
+from train_distributed.admm import figures, tradeoff
+from train_distributed.admm.adult import read_adult
+from train_distributed.admm.graph import ring
+from train_distributed.admm.method import Settings, State, iterations
+from train_distributed.admm.nodes import Nodes, gather
+from train_distributed.admm.privacy import compose
+from train_distributed.admm.solver import loss
+from train_distributed.provenance import provenance
+
+PUBLISHED = {"none": (10**-10, 1750.0), "dvp": (10**-2.5, 1750.0), "pvp": (0.1, 146.0)}  # ρ, C
+CURVES = (0.01, 0.1, 0.5, 1.0)  # α of Fig. 3
+ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+MOMENTS = (2, 100)  # t of Fig. 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Convergence, privacy-accuracy curves and the fitted trade-off of DVP and PVP on UCI Adult."""
+
+    data: Path  # adult.data.gz
+    output: Path = Path("results/admm_adult")
+    nodes: int = 6  # P, on a ring
+    # η is chosen as the paper chooses ρ: lowest empirical loss at α = .3, powers of ten from .01.
+    eta_dual: float = 10.0  # without noise and under dual perturbation
+    eta_primal: float = 1.0  # under primal perturbation
+    iterations: int = 100
+    seeds: int = 5  # of the noise, on one split
+    seed: int = 0  # of the split, and the first of the noise
+    overwrite: bool = False
+
+    def run(self) -> None:
+        """Trains everything, then writes curves.csv, report.json and three PNG files."""
+        refuse_existing(self.output, overwrite=self.overwrite)
+        if self.iterations < max(MOMENTS):
+            raise ValueError(f"iterations must be >= {max(MOMENTS)}, got {self.iterations}")
+        nodes, test = self._split(*read_adult(self.data))
+        curves = {("none", float("inf")): self._curves(nodes, test, "none", float("inf"))}
+        jobs = [(method, alpha) for method in ("dvp", "pvp") for alpha in ALPHAS]
+        for method, alpha in tqdm(jobs, unit="run", disable=None):
+            curves[method, alpha] = self._curves(nodes, test, method, alpha)
+        report = self._report(curves)
+        with new_directory(self.output, overwrite=self.overwrite) as directory:
+            write_curves(directory / "curves.csv", curves)
+            (directory / "report.json").write_text(json.dumps(report, indent=1, default=str))
+            figures.draw_convergence(directory / "convergence.png", curves, CURVES)
+            figures.draw_tradeoff(directory / "tradeoff.png", curves, ALPHAS, MOMENTS, report)
+            figures.draw_final(directory / "final.png", curves, ALPHAS)
+        print(json.dumps(report["comparison"], indent=1))
+
+    def _split(self, x: Tensor, labels: Tensor) -> tuple[Nodes, tuple[Tensor, Tensor]]:
+        """Four fifths for the nodes, one fifth to test."""
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(labels), generator=generator)
+        train, held_out = order[len(order) // 5 :], order[: len(order) // 5]
+        users = partition.split(labels[train], self.nodes, generator=generator)
+        return gather(x[train], labels[train], users, 2), (x[held_out], labels[held_out])
+
+    def _curves(
+        self, nodes: Nodes, test: tuple[Tensor, Tensor], method: str, alpha: float
+    ) -> dict[str, np.ndarray]:
+        """{loss, error, own_loss, own_error: (T, seeds)}, means over nodes.
+
+        The seeds are so many independent copies of the one binary problem.
+        """
+        copies = Nodes(nodes.x, nodes.y.expand(-1, -1, self.seeds), nodes.counts)
+        rho, weight = PUBLISHED[method]
+        settings = Settings(
+            method=method,
+            iterations=self.iterations,
+            rho=rho,
+            eta=self.eta_primal if method == "pvp" else self.eta_dual,
+            loss_weight=weight,
+            alpha=alpha,
+            tolerance=1e-6,
+        )
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        rows = [
+            _measure(copies, test, state)
+            for state in iterations(copies, ring(self.nodes), settings, generator)
+        ]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _report(self, curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> dict[str, object]:
+        composed = {
+            str(alpha): asdict(compose([alpha * (1 + 1e-6)] * self.iterations, 1e-5))
+            for alpha in CURVES
+        }
+        return {
+            "configuration": asdict(self)
+            | {"data": self.data.name, "output": self.output.name}
+            | {"graph": "ring", "rho_and_C": PUBLISHED},
+            **provenance(),
+            "seeds": f"{self.seeds} noise seeds on one split; mean, sample standard deviation",
+            "composed_over_all_iterations": composed,
+            "tradeoff": {method: fit_tradeoff(curves, method) for method in ("dvp", "pvp")},
+            "comparison": compare(curves),
+            "paper": {
+                "intermediate": "DVP slightly more robust to noise than PVP",
+                "final": "PVP slightly better than DVP in empirical loss",
+            },
+        }
+
+
+def _measure(nodes: Nodes, test: tuple[Tensor, Tensor], state: State) -> dict[str, np.ndarray]:
+    measured = {}
+    for prefix, weights in (("", state.sent), ("own_", state.own)):
+        right = (torch.einsum("pkd,nd->pkn", weights, test[0]) > 0) == (test[1] == 1)
+        measured[f"{prefix}loss"] = loss(nodes, weights).mean(0).numpy()
+        measured[f"{prefix}error"] = 1 - right.double().mean((0, 2)).numpy()
+    return measured
+
+
+def fit_tradeoff(
+    curves: dict[tuple[str, float], dict[str, np.ndarray]], method: str
+) -> dict[str, object]:
+    """Fits L_acc at t = 100 and says which α is worth it, beside the published curve."""
+    losses = np.array([curves[method, alpha]["loss"].mean(1) for alpha in ALPHAS])  # (α, T)
+    settled = losses[-1]
+    floor = float(settled.min() if method == "dvp" else settled[19:100].mean())
+    final = losses[:, max(MOMENTS) - 1]
+    fitted = tradeoff.fit_loss_curve(np.array(ALPHAS), final, floor)
+    published = tradeoff.LossCurve(*tradeoff.PUBLISHED[method], floor)
+    return {
+        "fitted": asdict(fitted),
+        "best_alpha_of_fit": tradeoff.best_alpha(fitted, ALPHAS[0], ALPHAS[-1]),
+        "published": asdict(published),
+        "best_alpha_of_published": tradeoff.best_alpha(published, ALPHAS[0], ALPHAS[-1]),
+    }
+
+
+def compare(curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> list[dict[str, object]]:
+    """Mean and deviation over seeds of both methods, in the middle and at the end."""
+    found = []
+    for alpha in CURVES:
+        for label, when in (("intermediate, mean of t = 2 … 99", slice(1, -1)), ("final", [-1])):
+            for measure in ("loss", "error"):
+                row: dict[str, object] = {"alpha": alpha, "when": label, "measure": measure}
+                for method in ("dvp", "pvp"):
+                    values = curves[method, alpha][measure][when].mean(0)
+                    row[method] = [float(values.mean()), float(values.std(ddof=1))]
+                found.append(row)
+    return found
+
+
+def write_curves(path: Path, curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> None:
+    """One line per method, α and iteration: mean and deviation over seeds of each measure."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        names = list(next(iter(curves.values())))
+        writer.writerow(
+            ["method", "alpha", "iteration", *(f"{n}_{s}" for n in names for s in ("mean", "std"))]
+        )
+        for (method, alpha), measured in curves.items():
+            for t in range(len(measured["loss"])):
+                moments = [
+                    f"{value:.6g}"
+                    for name in names
+                    for value in (measured[name][t].mean(), measured[name][t].std(ddof=1))
+                ]
+                writer.writerow([method, alpha, t + 1, *moments])
+
+
+def main() -> None:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=Figures.__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=Figures.output)
+    parser.add_argument("--eta-primal", type=float, default=Figures.eta_primal)
+    parser.add_argument("--seeds", type=int, default=Figures.seeds)
+    parser.add_argument("--overwrite", action="store_true")
+    Figures(**vars(parser.parse_args())).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Who talks to whom: connected undirected graphs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A connected undirected graph without loops.
+
+    Raises:
+        ValueError: an edge that is a loop, leaves the nodes or comes twice; a graph in pieces.
+    """
+
+    nodes: int  # P
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if self.nodes < 2:
+            raise ValueError(f"nodes must be >= 2, got {self.nodes}")
+        seen = set()
+        for a, b in self.edges:
+            if a == b or not (0 <= a < self.nodes and 0 <= b < self.nodes):
+                raise ValueError(f"edges must join two of {self.nodes} nodes, got ({a}, {b})")
+            if (min(a, b), max(a, b)) in seen:
+                raise ValueError(f"edges must be distinct, got ({a}, {b}) twice")
+            seen.add((min(a, b), max(a, b)))
+        pieces = _pieces(self.nodes, self.edges)
+        if pieces > 1:
+            raise ValueError(f"graph must be connected, got {pieces} pieces")
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """(P,) float64, N_p."""
+        return torch.bincount(torch.tensor(self.edges).flatten(), minlength=self.nodes).double()
+
+    @cached_property
+    def _adjacency(self) -> Tensor:
+        ends = torch.tensor(self.edges).T
+        both = torch.cat([ends, ends.flip(0)], dim=1)
+        ones = torch.ones(both.shape[1], dtype=torch.float64)
+        return torch.sparse_coo_tensor(
+            both, ones, (self.nodes, self.nodes), check_invariants=True
+        ).coalesce()
+
+    def neighbour_sum(self, values: Tensor) -> Tensor:
+        """(P, ...) float64 -> (P, ...), Σ over the neighbours of each node."""
+        return torch.sparse.mm(self._adjacency, values.flatten(1)).view_as(values)
+
+
+def ring(nodes: int) -> Graph:
+    """Each node between two others."""
+    if nodes < 3:
+        raise ValueError(f"nodes of a ring must be >= 3, got {nodes}")
+    return Graph(nodes, tuple((i, (i + 1) % nodes) for i in range(nodes)))
+
+
+def star(nodes: int) -> Graph:
+    """Node 0 in the middle."""
+    return Graph(nodes, tuple((0, i) for i in range(1, nodes)))
+
+
+def grid(rows: int, columns: int) -> Graph:
+    """Rectangular grid; node r * columns + c is at (r, c)."""
+    cells = np.arange(rows * columns).reshape(rows, columns)
+    across = zip(cells[:, :-1].flat, cells[:, 1:].flat, strict=True)
+    down = zip(cells[:-1].flat, cells[1:].flat, strict=True)
+    return Graph(rows * columns, tuple((int(a), int(b)) for a, b in [*across, *down]))
+
+
+def random_regular(nodes: int, degree: int, generator: torch.Generator) -> Graph:
+    """Every node has `degree` neighbours: a circulant graph after random edge switches.
+
+    Raises:
+        ValueError: no such graph exists (nodes * degree odd, degree not in [2, nodes)).
+    """
+    if not 2 <= degree < nodes or nodes * degree % 2:
+        raise ValueError(
+            f"degree must be in [2, {nodes}) with nodes * degree even, got {degree} for {nodes}"
+        )
+    edges = {
+        (min(i, j), max(i, j))
+        for i in range(nodes)
+        for j in ((i + step) % nodes for step in _circulant_steps(nodes, degree))
+    }
+    switched = list(edges)
+    while True:
+        for _ in range(10):
+            _switch(switched, generator)
+        if _pieces(nodes, switched) == 1:
+            return Graph(nodes, tuple(sorted(switched)))
+
+
+def from_edges(edges: Iterable[tuple[int, int]]) -> Graph:
+    """The graph of an edge list; its nodes are 0 to the largest number in the list."""
+    listed = tuple((int(a), int(b)) for a, b in edges)
+    if not listed:
+        raise ValueError("edges must not be empty, got none")
+    return Graph(1 + max(max(edge) for edge in listed), listed)
+
+
+def _circulant_steps(nodes: int, degree: int) -> list[int]:
+    return [*range(1, degree // 2 + 1), *([nodes // 2] if degree % 2 else [])]
+
+
+def _switch(edges: list[tuple[int, int]], generator: torch.Generator) -> None:
+    """As many random exchanges (a, b), (c, d) -> (a, c), (b, d) as there are edges, if simple."""
+    present = set(edges)
+    picks = torch.randint(len(edges), (len(edges), 2), generator=generator).tolist()
+    flips = torch.randint(2, (len(edges),), generator=generator).tolist()
+    for (i, j), flip in zip(picks, flips, strict=True):
+        (a, b), (c, d) = edges[i], edges[j][::-1] if flip else edges[j]
+        new = [(min(a, c), max(a, c)), (min(b, d), max(b, d))]
+        if len({a, b, c, d}) == 4 and not present & set(new):
+            present -= {edges[i], edges[j]}
+            present |= set(new)
+            edges[i], edges[j] = new
+
+
+def _pieces(nodes: int, edges: Iterable[tuple[int, int]]) -> int:
+    ends = np.array([*edges]).reshape(-1, 2).T
+    adjacency = coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(nodes, nodes))
+    return int(connected_components(adjacency, directed=False)[0])

@@ -1,0 +1,21 @@
+"""Private cutting planes: few bits, one record used at most once."""
+
+from train_distributed.charter.method import Result, run
+from train_distributed.charter.objectives import Distance, OneVsRestLogistic, Softmax, predict
+from train_distributed.charter.plan import Plan, Task, make_plan
+from train_distributed.charter.vaidya import Cutting, cutting_planes, minimise
+
+__all__ = [
+    "Cutting",
+    "Distance",
+    "OneVsRestLogistic",
+    "Plan",
+    "Result",
+    "Softmax",
+    "Task",
+    "cutting_planes",
+    "make_plan",
+    "minimise",
+    "predict",
+    "run",
+]

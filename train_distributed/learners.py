@@ -1,0 +1,297 @@
+"""All learners on the same public features: one-shot sums, ADMM and Charter at one total ε.
+
+python -m train_distributed.learners --embeddings DIR --public DIR --output results/learners
+"""
+
+import argparse
+import csv
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from embed import EmbeddingSet, PublicTransform
+from pretrain.output import new_directory, refuse_existing
+from train_distributed import admm, charter, partition
+from train_distributed.admm import privacy as admm_privacy
+from train_distributed.experiment import RowsInMemory, simulate
+from train_distributed.methods import build_method
+from train_distributed.partition import Partition
+from train_distributed.privacy import Privacy
+from train_distributed.provenance import provenance
+
+ONE_SHOT = ("class-sums", "least-squares", "softmax", "svm", "logistic")
+CONSTANT = 0.5  # the constant column beside features of norm 1
+ADMM = {"rho": 0.3, "eta": 0.3, "iterations": 10}  # ρ, η, T
+# Half the cube's side, G0 over the rows' norm, and K over d. With noise a low clip and few rounds
+# are best: noise grows with both.
+CHARTER = {
+    "none": {"half_width": 3.0, "gradient_clip": 0.3, "rounds_per_feature": 2.0},
+    "quantised": {"half_width": 1.0, "gradient_clip": 0.08, "rounds_per_feature": 0.5},
+    "sum": {"half_width": 1.0, "gradient_clip": 0.08, "rounds_per_feature": 0.5},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Rows of all users, how they are spread, and what tests them."""
+
+    transform: PublicTransform
+    x: Tensor  # (N, q + 1) float64
+    y: Tensor  # (N,) int64
+    test: tuple[Tensor, Tensor]
+    users: Partition
+    num_classes: int
+    epsilon: float
+    delta: float
+    seed: int
+
+    def generator(self) -> torch.Generator:
+        """Of the noise."""
+        return torch.Generator().manual_seed(1000 + self.seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one learner reached and cost."""
+
+    accuracy: float
+    epsilon: float  # composed, at the setting's δ
+    rounds: int
+    bits_per_user: float
+    server_sees: str
+
+
+def one_shot(setting: Setting, name: str) -> Outcome:
+    """A statistic or blind averaging, by one secure sum with half of the users honest."""
+    method = build_method(name, setting.transform, setting.num_classes, {})
+    held = RowsInMemory(setting.x, setting.y, setting.users)
+    promise = Privacy(setting.epsilon, setting.delta)
+    (weights,) = simulate(held, method, [promise], setting.generator())
+    guess = (setting.test[0].to(weights.dtype) @ weights).argmax(1)
+    accuracy = float((guess == setting.test[1]).double().mean())
+    return Outcome(accuracy, setting.epsilon, 1, 64 * method.dimension, "one sum")
+
+
+def decentralised(setting: Setting, name: str) -> Outcome:
+    """ADMM on a random graph of degree 4, with α such that all messages together spend ε."""
+    draw = torch.Generator().manual_seed(setting.seed)
+    graph = admm.random_regular(setting.users.users, 4, draw)
+    rounds = int(ADMM["iterations"])
+    alpha = math.inf
+    if name != "none":
+        alpha = alpha_for(setting.epsilon, setting.delta, rounds * setting.num_classes)
+    settings = admm.Settings(method=name, alpha=alpha, iterations=rounds, **_rates())
+    scale = setting.transform.clip_norm
+    nodes = admm.gather(setting.x / scale, setting.y, setting.users, setting.num_classes)
+    result = admm.run(
+        nodes,
+        graph,
+        settings,
+        delta=setting.delta,
+        test=(setting.test[0] / scale, setting.test[1]),
+        generator=setting.generator(),
+    )
+    spent = result.report.get("epsilon_composed", math.inf)
+    bits = result.report["bits_per_user"]
+    return Outcome(result.report["accuracy"], spent, rounds, bits, "neighbours see messages")
+
+
+def cutting(setting: Setting, name: str) -> Outcome:
+    """Charter on one-vs-rest logistic losses."""
+    counts, tuned = setting.users.counts, CHARTER[name]
+    dimension = setting.x.shape[1]
+    objective = charter.OneVsRestLogistic(setting.num_classes, dimension)
+    rounds = min(int(counts.min()) // 3, round(tuned["rounds_per_feature"] * dimension))
+    task = charter.Task(
+        clients=setting.users.users,
+        rows=int(counts.min()),
+        dimension=objective.problems * dimension,
+        epsilon=math.inf if name == "none" else setting.epsilon,
+        delta=setting.delta,
+        diameter=2 * tuned["half_width"] * math.sqrt(dimension),
+    )
+    plan = charter.make_plan(
+        task,
+        rounds=rounds,
+        gradient_clip=tuned["gradient_clip"] * setting.transform.clip_norm,
+        loss_clip=1.0,
+        secure_sum=name == "sum",
+    )
+    data = [
+        (setting.x[rows[: task.rows]], setting.y[rows[: task.rows]])
+        for rows in (setting.users.rows(user) for user in range(task.clients))
+    ]
+    result = charter.run(
+        data,
+        objective,
+        plan,
+        half_width=tuned["half_width"],
+        generator=setting.generator(),
+    )
+    guess = charter.predict(objective, result.points, setting.test[0])
+    accuracy = float((guess == setting.test[1]).double().mean())
+    report = result.report
+    return Outcome(
+        accuracy,
+        report["epsilon_composed"],
+        report["rounds"],
+        report["bits_per_user"],
+        report["server_sees"],
+    )
+
+
+LEARNERS: dict[str, tuple[Callable[[Setting, str], Outcome], str]] = {
+    **{name: (one_shot, name) for name in ONE_SHOT},
+    "ADMM, no noise": (decentralised, "none"),
+    "ADMM, dual perturbation": (decentralised, "dvp"),
+    "ADMM, primal perturbation": (decentralised, "pvp"),
+    "Charter, no noise": (cutting, "none"),
+    "Charter": (cutting, "quantised"),
+    "Charter, secure sum": (cutting, "sum"),
+}
+
+
+def alpha_for(epsilon: float, delta: float, messages: int) -> float:
+    """The largest α of each message, to 1e-3, with which all of them compose to ε."""
+    low, high = epsilon / messages, epsilon
+    while high / low > 1 + 1e-3:
+        middle = math.sqrt(low * high)
+        spent = admm_privacy.charged(middle, 1e-9)
+        if admm_privacy.compose([spent] * messages, delta).epsilon <= epsilon:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Every learner x number of features x number of users, at one total privacy."""
+
+    embeddings: Path
+    public: Path
+    output: Path = Path("results/learners")
+    components: tuple[int, ...] = (32, 128)
+    users: tuple[int, ...] = (10, 1000)
+    epsilon: float = 1.2
+    delta: float = 1e-5
+    seeds: int = 3
+    overwrite: bool = False
+
+    def run(self) -> None:
+        """Writes table.csv, table.txt and report.json; prints the table."""
+        refuse_existing(self.output, overwrite=self.overwrite)
+        private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        rows: list[dict[str, Any]] = []
+        settings = list(self._settings(private, public))
+        for setting in tqdm(settings, unit="setting", disable=None):
+            for name, (learner, variant) in LEARNERS.items():
+                began = time.perf_counter()
+                outcome = learner(setting, variant)
+                rows.append(
+                    {
+                        "features": setting.x.shape[1] - 1,
+                        "users": setting.users.users,
+                        "learner": name,
+                        "seed": setting.seed,
+                        **asdict(outcome),
+                        "seconds": time.perf_counter() - began,
+                    }
+                )
+        table = tabulate(rows)
+        report = {
+            "configuration": self._configuration(),
+            **provenance(),
+            "admm": ADMM,
+            "charter": CHARTER,
+        }
+        with new_directory(self.output, overwrite=self.overwrite) as directory:
+            with (directory / "table.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]))
+                writer.writeheader()
+                writer.writerows(rows)
+            (directory / "table.txt").write_text(table)
+            (directory / "report.json").write_text(json.dumps(report, indent=1))
+        print(table, end="")
+
+    def _settings(self, private: EmbeddingSet, public: EmbeddingSet) -> Iterator[Setting]:
+        train, test = private.split == 0, private.split == 1
+        labels = torch.tensor(np.asarray(private.labels))
+        for components in self.components:
+            transform = PublicTransform.fit(
+                public,
+                components=components,
+                clip_norm=math.sqrt(1 + CONSTANT**2),
+                constant=CONSTANT,
+            )
+            x = transform(private.embeddings, dtype=torch.float64)
+            for users in self.users:
+                for seed in range(self.seeds):
+                    draw = torch.Generator().manual_seed(seed)
+                    yield Setting(
+                        transform=transform,
+                        x=x[train],
+                        y=labels[train],
+                        test=(x[test], labels[test]),
+                        users=partition.split(labels[train], users, generator=draw),
+                        num_classes=int(labels.max()) + 1,
+                        epsilon=self.epsilon,
+                        delta=self.delta,
+                        seed=seed,
+                    )
+
+    def _configuration(self) -> dict[str, Any]:
+        places = {name: getattr(self, name).name for name in ("embeddings", "public", "output")}
+        return asdict(self) | places
+
+
+def tabulate(rows: list[dict[str, Any]]) -> str:
+    """One line per learner and setting, mean and sample deviation over seeds."""
+    groups: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["features"], row["users"], row["learner"]), []).append(row)
+    lines = [
+        f"{'features':>8} {'users':>5} {'learner':26} {'accuracy / %':>13} {'epsilon':>8} "
+        f"{'rounds':>6} {'bits per user':>13} {'seconds':>8}  the server sees"
+    ]
+    for (features, users, learner), group in groups.items():
+        scores = 100 * np.array([row["accuracy"] for row in group])
+        spread = scores.std(ddof=1) if len(scores) > 1 else math.nan
+        first = group[0]
+        lines.append(
+            f"{features:8} {users:5} {learner:26} {scores.mean():6.2f} ± {spread:4.2f} "
+            f"{first['epsilon']:8.3g} {first['rounds']:6} {first['bits_per_user']:13,.0f} "
+            f"{np.median([row['seconds'] for row in group]):8.1f}  {first['server_sees']}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _rates() -> dict[str, float]:
+    return {"rho": ADMM["rho"], "eta": ADMM["eta"]}
+
+
+def main() -> None:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=Comparison.__doc__)
+    parser.add_argument("--embeddings", type=Path, required=True)
+    parser.add_argument("--public", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=Comparison.output)
+    parser.add_argument("--components", type=int, nargs="+", default=Comparison.components)
+    parser.add_argument("--users", type=int, nargs="+", default=Comparison.users)
+    parser.add_argument("--epsilon", type=float, default=Comparison.epsilon)
+    parser.add_argument("--seeds", type=int, default=Comparison.seeds)
+    parser.add_argument("--overwrite", action="store_true")
+    Comparison(**vars(parser.parse_args())).run()
+
+
+if __name__ == "__main__":
+    main()

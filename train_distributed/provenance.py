@@ -1,0 +1,49 @@
+"""What a measured number needs beside it: command, hardware, versions."""
+
+import os
+import platform
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting")
+
+
+def provenance() -> dict[str, object]:
+    """The command line, the processor and the versions of what computed a result.
+
+    Files outside the working directory appear by their names: where they lie is nobody's business.
+    """
+    program = Path(sys.argv[0])
+    command = ["-m", _module(program)] if program.suffix == ".py" else [program.name]
+    return {
+        "command": shlex.join(["python", *command, *map(_public, sys.argv[1:])]),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "versions": {"python": platform.python_version()} | {n: version(n) for n in LIBRARIES},
+    }
+
+
+def _public(argument: str) -> str:
+    outside = argument.startswith(("/", ".."))
+    return Path(argument).name if outside else argument
+
+
+def _module(program: Path) -> str:
+    """The dotted name of a file below the working directory."""
+    try:
+        relative = program.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return program.stem
+    parts = relative.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

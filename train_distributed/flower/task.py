@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
+from train_distributed import accounting
 from train_distributed.flower.federation import Federation
 from train_distributed.guarantee import Guarantee
 from train_distributed.methods import Method, build_method
@@ -102,8 +103,16 @@ class ModelTask:
         report = self.guarantee.report() | self.integers.report()
         report |= {"users": len(self.federation.users), "survivors": len(opened.users)}
         report |= {"rows": rows, "protocol": self.federation.protocol}
+        report |= self._all_sessions()
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
         return Release(weights, self.transform, tuple(names), report | {"versions": versions()})
+
+    def _all_sessions(self) -> dict[str, float]:
+        """What a user gives away if every agreed session is run: ε of them together, same δ."""
+        sessions, guarantee = self.federation.sessions, self.guarantee
+        together = guarantee.compositions * sessions
+        epsilon = accounting.epsilon(guarantee.privacy.delta, guarantee.noise_multiplier, together)
+        return {"sessions": sessions, "epsilon_of_all_sessions": epsilon}
 
 
 def transform_hash(path: Path) -> str:

@@ -80,6 +80,9 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(method: str, folder: P
         model.weights, plain.classifier(expected, 3 * ROWS, std), rtol=2e-3, atol=2e-3
     )
     assert model.report["survivors"] == 3
+    assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)
+    twice = ModelTask.of(replace(task.federation, sessions=2), path).released(opened)
+    assert 1.3 < twice.report["epsilon_of_all_sessions"] < 2
     assert model.report["noise"] == "discrete"
     assert model.report["suitable_for_release"]
 

@@ -273,10 +273,10 @@ def test_survivors_must_be_enough_and_include_the_user(make_secagg: Callable) ->
 
 
 def test_users_take_orders_from_the_server_alone(make_secagg: Callable) -> None:
-    parties = make_secagg(np.zeros((4, 3), np.uint64))
+    parties = make_secagg(np.zeros((5, 3), np.uint64))
     adverts = [user.start() for user in parties.users]
     with pytest.raises(errors.WrongSender, match="sender must be the server, got 1"):
-        parties.users[0].receive(_signed(parties, Kind.NEIGHBOURS, 1, 0, b"".join(adverts[1:3])))
+        parties.users[0].receive(_signed(parties, Kind.NEIGHBOURS, 1, 0, b"".join(adverts[1:])))
     for joined, error in [
         (adverts[1] + adverts[1], errors.ReplayedMessage),
         (adverts[1], errors.TooFewUsers),

@@ -8,6 +8,7 @@ import torch
 
 from train_distributed import admm
 from train_distributed.admm import audit, privacy
+from train_distributed.lower_bound import epsilon_below
 
 
 def test_dual_noise_when_the_curvature_suffices():
@@ -59,7 +60,7 @@ def test_the_audit_of_a_whole_run_stays_below_the_composed_guarantee(method):
     composed = privacy.compose(run.alphas, 1e-5)
     drawn = losses(run)
     assert max(float(one.abs().max()) for one in drawn) <= composed.pure * (1 + 1e-6)
-    below = audit.epsilon_below(*drawn, 1e-5)
+    below = epsilon_below(*drawn, 1e-5)
     assert 0.2 < below <= composed.epsilon
     # A privacy loss is one: E[e^-loss] = 1 under its own truth.
     assert float((-drawn[0]).exp().mean()) == pytest.approx(1, abs=0.02)
@@ -69,13 +70,13 @@ def test_the_audit_of_a_whole_run_stays_below_the_composed_guarantee(method):
 @pytest.mark.parametrize("method", ["dvp", "pvp"])
 def test_the_audit_catches_an_eighth_of_the_noise(method):
     run = admm.Settings(method=method, iterations=4, rho=0.5, eta=0.1, alpha=0.5)
-    below = audit.epsilon_below(*losses(run, noise_scale=1 / 8), 1e-5)
+    below = epsilon_below(*losses(run, noise_scale=1 / 8), 1e-5)
     assert below > privacy.compose(run.alphas, 1e-5).epsilon
 
 
 def test_the_lower_bound_of_identical_runs_is_zero():
     same = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
-    assert audit.epsilon_below(same[0], same[1], 1e-5) < 0.1
+    assert epsilon_below(same[0], same[1], 1e-5) < 0.1
 
 
 def responses_delta(alpha, count, epsilon):

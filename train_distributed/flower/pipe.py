@@ -33,9 +33,12 @@ class Desk:
             return None
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
-        """Answers one request per connection, for ever; an app that breaks off is ignored."""
+        """Answers one request per connection until the desk closes; a broken-off app is ignored."""
         while True:
-            connection = self.accept()
+            try:
+                connection = self.accept()
+            except OSError:  # closed
+                return
             if connection is not None:
                 with connection, suppress(EOFError, OSError):
                     connection.send_bytes(answer(connection.recv_bytes()))

@@ -13,6 +13,7 @@ from heads.projection import ball_scale, project_ball
 from heads.rows import check_counts, check_rows
 
 Method = Literal["auto", "gram", "primal"]
+REFRESH = 8  # epochs between two evaluations of GA from scratch
 Rows = slice | Tensor  # of a batch: a view in the given order, or (users, b) indices
 
 
@@ -158,27 +159,31 @@ def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor
 def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
     """The same iterates through G = XXᵀ and W = s XᵀA, so that shrinking W only touches s > 0.
 
-    ‖W‖² is carried along from batch values.
+    P = GA is carried along: a batch's scores are rows of sP, and one product with the batch's
+    columns of G moves P and gives what ‖W‖² needs.
     """
     gram = x @ x.mT
     targets = head.targets(y, x.dtype)
     coefficients = x.new_zeros(*x.shape[:2], head.num_classes)
+    products = torch.zeros_like(coefficients)
     scale: float | Tensor = 1.0
-    norm2 = x.new_zeros(())
+    norm2, epoch = x.new_zeros(()), 0
     for step in schedule:
-        if head.radius is not None and step.first:  # afresh, so that rounding does not pile up
-            norm2 = (coefficients * (gram @ coefficients)).sum(head.norm_dims, keepdim=True)
-            norm2 = norm2 * scale**2
-        scores = (_take(gram, step.rows) @ coefficients).mul_(scale)
+        if step.first:  # afresh now and then, so that rounding does not pile up
+            if epoch % REFRESH == REFRESH - 1:
+                products = gram @ coefficients
+            norm2 = (coefficients * products).sum(head.norm_dims, keepdim=True) * scale**2
+            epoch += 1
+        scores = _take(products, step.rows) * scale
         residual = _residual(head, scores, targets, step.rows, schedule.mask)
-        if head.radius is not None:
-            cross = (scores * residual).sum(head.norm_dims, keepdim=True) * step.rate
-            square = residual * (_block(gram, step.rows) @ residual)
-            square = square.sum(head.norm_dims, keepdim=True) * step.rate**2
-            norm2 = step.shrink**2 * norm2 - 2 * step.shrink * cross + square
+        change = _take(gram, step.rows).mT @ residual
         scale = scale * step.shrink
         _subtract(coefficients, step.rows, residual, step.rate / scale)
+        _subtract(products, slice(None), change, step.rate / scale)
         if head.radius is not None:
+            cross = (scores * residual).sum(head.norm_dims, keepdim=True) * step.rate
+            square = residual.mul_(_take(change, step.rows)).sum(head.norm_dims, keepdim=True)
+            norm2 = step.shrink**2 * norm2 - 2 * step.shrink * cross + square * step.rate**2
             ball = ball_scale(norm2.clamp(min=0).sqrt(), head.radius)
             scale, norm2 = scale * ball, norm2 * ball**2
     return (coefficients.mul_(scale).mT @ x).mT
@@ -196,13 +201,6 @@ def _take(values: Tensor, rows: Rows) -> Tensor:
     if isinstance(rows, slice):
         return values[:, rows]
     return values.gather(1, rows[..., None].expand(-1, -1, values.shape[2]))
-
-
-def _block(gram: Tensor, rows: Rows) -> Tensor:
-    """G of a batch with itself: (users, b, b)."""
-    if isinstance(rows, slice):
-        return gram[:, rows, rows]
-    return _take(gram, rows).gather(2, rows[:, None, :].expand(-1, rows.shape[1], -1))
 
 
 def _subtract(values: Tensor, rows: Rows, change: Tensor, factor: float | Tensor) -> None:

@@ -102,7 +102,7 @@ class Ours:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reference-data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)

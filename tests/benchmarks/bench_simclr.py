@@ -50,7 +50,7 @@ class Lightly:
         warnings.simplefilter("ignore")
         from lightly.loss import NTXentLoss  # pyright: ignore[reportMissingImports]
         from lightly.models.modules import SimCLRProjectionHead  # pyright: ignore[reportMissingImports]
-        from lightly.transforms import SimCLRTransform  # pyright: ignore[reportMissingImports]
+        from lightly.transforms.simclr_transform import SimCLRTransform  # pyright: ignore
 
         augment = SMALL.augment
         transform = SimCLRTransform(

@@ -40,14 +40,14 @@ def run_command(parse: Callable[[], Command]) -> int:
         return _fail(_one_line(box.getvalue()))
     try:
         return command.run() or 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ArithmeticError) as error:
         return _fail(" ".join(_message(error).split()))
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
 
 
-def _message(error: ValueError | OSError) -> str:
+def _message(error: ValueError | OSError | ArithmeticError) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -70,8 +70,8 @@ class Head(ABC):
         """Loss of each row from its scores (..., n, K): (..., n)."""
 
     @abstractmethod
-    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Derivative of `data_loss` by the scores: (..., n, K)."""
+    def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
+        """Derivative of `data_loss` by the scores (..., n, K), or of any shape with K at `dim`."""
 
     @property
     def smoothness(self) -> float:

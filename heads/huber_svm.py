@@ -37,7 +37,7 @@ class HuberSVMHead(OneVsRest):
         gap = 1 + h - scores * targets  # 1+h−z: the parabola where 0 ≤ gap ≤ 2h, linear beyond
         return (gap.clamp(0, 2 * h).square() / (4 * h) + (gap - 2 * h).clamp(min=0)).sum(-1)
 
-    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
         """∓clamp((1+h−z)/(2h), 0, 1)."""
         h = self.relaxation
         slope = (scores * targets).neg_().add_(1 + h).div_(2 * h).clamp_(0, 1)

@@ -26,6 +26,6 @@ class LogisticHead(OneVsRest):
         """Sum over the K binary problems."""
         return functional.softplus(scores * -targets, threshold=40).sum(-1)  # e⁻⁴⁰ < 2⁻⁵³
 
-    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
         """∓σ(−z)."""
         return (scores * targets).neg_().sigmoid_().mul_(targets).neg_()

@@ -159,34 +159,40 @@ def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor
 def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
     """The same iterates through G = XXᵀ and W = s XᵀA, so that shrinking W only touches s > 0.
 
-    P = GA is carried along: a batch's scores are rows of sP, and one product with the batch's
-    columns of G moves P and gives what ‖W‖² needs.
+    P = GA is carried along: a batch's scores S are rows of sP, and one product with the batch's
+    rows of G moves P. ‖W‖² follows from the scores before and after the step W' = s'W − αXᵀD:
+    ‖W'‖² = s'²‖W‖² − α⟨s'S + S', D⟩. A and P are kept transposed, (users, K, n): that is how small
+    products are fast.
     """
     gram = x @ x.mT
-    targets = head.targets(y, x.dtype)
-    coefficients = x.new_zeros(*x.shape[:2], head.num_classes)
-    products = torch.zeros_like(coefficients)
+    targets = head.targets(y, x.dtype).mT.contiguous()
+    mask = None if schedule.mask is None else schedule.mask.mT
+    dims = tuple(-3 - dim for dim in head.norm_dims)  # of (n, K), seen from (K, n)
+    coefficients = torch.zeros_like(targets)
+    products = torch.zeros_like(targets)
     scale: float | Tensor = 1.0
     norm2, epoch = x.new_zeros(()), 0
     for step in schedule:
-        if step.first:  # afresh now and then, so that rounding does not pile up
-            if epoch % REFRESH == REFRESH - 1:
-                products = gram @ coefficients
-            norm2 = (coefficients * products).sum(head.norm_dims, keepdim=True) * scale**2
+        if step.first and head.radius is not None:  # afresh, so that rounding does not pile up
+            norm2 = (coefficients * products).sum(dims, keepdim=True) * scale**2
+        if step.first:
             epoch += 1
-        scores = _take(products, step.rows) * scale
-        residual = _residual(head, scores, targets, step.rows, schedule.mask)
-        change = _take(gram, step.rows).mT @ residual
+            products = coefficients @ gram if epoch % REFRESH == 0 else products
+        scores = _columns(products, step.rows) * scale
+        residual = head.residual(scores, _columns(targets, step.rows), dim=-2)
+        if mask is not None:
+            residual *= _columns(mask, step.rows)
         scale = scale * step.shrink
-        _subtract(coefficients, step.rows, residual, step.rate / scale)
-        _subtract(products, slice(None), change, step.rate / scale)
+        change = residual * (step.rate / scale)
+        _subtract(coefficients, step.rows, change)
+        products.baddbmm_(change, _take(gram, step.rows), alpha=-1)
         if head.radius is not None:
-            cross = (scores * residual).sum(head.norm_dims, keepdim=True) * step.rate
-            square = residual.mul_(_take(change, step.rows)).sum(head.norm_dims, keepdim=True)
-            norm2 = step.shrink**2 * norm2 - 2 * step.shrink * cross + square * step.rate**2
-            ball = ball_scale(norm2.clamp(min=0).sqrt(), head.radius)
+            both = scores * step.shrink + _columns(products, step.rows) * scale
+            slope = (both * residual).sum(dims, keepdim=True) * step.rate
+            norm2 = (step.shrink**2 * norm2 - slope).clamp(min=0)
+            ball = ball_scale(norm2.sqrt(), head.radius)
             scale, norm2 = scale * ball, norm2 * ball**2
-    return (coefficients.mul_(scale).mT @ x).mT
+    return (coefficients.mul_(scale) @ x).mT
 
 
 def _residual(
@@ -203,14 +209,19 @@ def _take(values: Tensor, rows: Rows) -> Tensor:
     return values.gather(1, rows[..., None].expand(-1, -1, values.shape[2]))
 
 
-def _subtract(values: Tensor, rows: Rows, change: Tensor, factor: float | Tensor) -> None:
-    """values[:, rows] −= factor · change."""
-    if isinstance(factor, float) and isinstance(rows, slice):
-        values[:, rows].sub_(change, alpha=factor)
-    elif isinstance(rows, slice):
-        values[:, rows] -= change * factor
+def _columns(values: Tensor, rows: Rows) -> Tensor:
+    """values[..., rows]: (users, k, n) -> (users, k, b)."""
+    if isinstance(rows, slice):
+        return values[..., rows]
+    return values.gather(2, rows[:, None].expand(-1, values.shape[1], -1))
+
+
+def _subtract(values: Tensor, rows: Rows, change: Tensor) -> None:
+    """values[..., rows] −= change."""
+    if isinstance(rows, slice):
+        values[..., rows].sub_(change)
     else:
-        values.scatter_add_(1, rows[..., None].expand_as(change), change * -factor)
+        values.scatter_add_(2, rows[:, None].expand_as(change), -change)
 
 
 def _step_smoothness(head: Head, x: Tensor, smoothness: float | None) -> float:

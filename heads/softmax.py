@@ -49,6 +49,6 @@ class SoftmaxHead(Head):
         """Cross-entropy −log softmax(s)_y."""
         return scores.logsumexp(-1) - (scores * targets).sum(-1)
 
-    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
         """softmax(s) − one-hot(y)."""
-        return torch.softmax(scores, -1).sub_(targets)
+        return torch.softmax(scores, dim).sub_(targets)

@@ -42,6 +42,15 @@ def summarise(rows: Iterable[Cell]) -> dict[tuple[str, str, float | None], Summa
     }
 
 
+def best(rows: Iterable[Cell]) -> dict[tuple[str, float | None], Summary]:
+    """(scheme, ε) -> the summary of the label with the best mean; that choice looks at the test."""
+    found: dict[tuple[str, float | None], Summary] = {}
+    for (_, scheme, epsilon), summary in summarise(rows).items():
+        key = (scheme, epsilon)
+        found[key] = max(found.get(key, summary), summary, key=lambda one: one.mean)
+    return found
+
+
 def table(rows: Sequence[Cell]) -> str:
     """Accuracy in per cent: a line per method and partition, a column per ε."""
     summary = summarise(rows)

@@ -14,9 +14,11 @@ from embed import EmbeddingSet, PublicTransform
 from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed.experiment import Cell, Plan, Setting, run_jobs
 from train_distributed.plot import draw_frontier
+from train_distributed.privacy import Privacy
 from train_distributed.provenance import provenance
-from train_distributed.run import TransformOptions
 from train_distributed.table import table
+from train_distributed.transform_options import TransformOptions
+from train_distributed.world import World
 
 PUBLIC, PRIVATE, TEST_ROWS = 1500, 2500, 1000
 SPLIT_SEED = 0  # which digits are public, private, test: the same in every run
@@ -77,10 +79,8 @@ class Demo:
     def _plan(self) -> Plan:
         return Plan(
             settings=SETTINGS,
-            users=self.users,
-            schemes=("iid", "one-class"),
-            epsilons=self.epsilons,
-            delta=DELTA,
+            worlds=[World(users=self.users, scheme=scheme) for scheme in ("iid", "one-class")],
+            promises=[Privacy(epsilon, DELTA) for epsilon in self.epsilons],
             seeds=range(self.seeds),
             num_classes=10,
         )
@@ -88,8 +88,7 @@ class Demo:
     def _cells(self, private: EmbeddingSet, transform: PublicTransform) -> list[Cell]:
         plan = self._plan()
         jobs = run_jobs(private, {"default": transform}, plan)
-        total = len(plan.settings) * len(plan.schemes) * len(plan.seeds)
-        bar = tqdm(jobs, total=total, unit="job", disable=None, leave=False)
+        bar = tqdm(jobs, total=len(plan.jobs()), unit="job", disable=None, leave=False)
         return [cell for _, cells in bar for cell in cells]
 
     def _write(self, directory: Path, rows: list[Cell], seconds: float) -> None:

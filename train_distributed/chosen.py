@@ -37,12 +37,13 @@ class Chosen:
         try:
             fields = json.loads(path.read_text())
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
+            public_hash = fields.pop("public_hash")
             return cls(
                 method=str(fields.pop("method")),
                 transform_options=TransformOptions(**fields.pop("transform_options")),
                 options=dict(fields.pop("options")),
                 privacy=Privacy(**fields.pop("privacy")),
-                public_hash=str(fields.pop("public_hash")),
+                public_hash=None if public_hash is None else str(public_hash),
                 **fields,
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

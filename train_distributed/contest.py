@@ -15,6 +15,7 @@ from train_distributed.world import World
 
 CHOSEN = "ours, chosen by select"
 REHEARSAL = "rehearsal: "
+REHEARSED = 2  # partitions and noises per public task
 
 
 def against_choice(
@@ -99,7 +100,7 @@ class Contest:
                 self.conditions.promises,
                 self.candidates,
                 tasks=self.conditions.tasks,
-                seeds=1,
+                seeds=REHEARSED,
                 finished=finished,
             ):
                 yield REHEARSAL + key, [cell.as_dict() for cell in cells]
@@ -112,5 +113,7 @@ class Contest:
 
         families = len({setting.training for setting in self.candidates.settings})
         epsilons, seeds = len(self.conditions.promises), len(self.conditions.all_seeds)
-        chosen = len(self.worlds) * (families * self.conditions.tasks + epsilons * seeds)
+        chosen = len(self.worlds) * (
+            families * self.conditions.tasks * REHEARSED + epsilons * seeds
+        )
         return Work(chosen + sum(len(stage.plan.jobs()) for stage in stages), jobs, collect)

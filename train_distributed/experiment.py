@@ -183,14 +183,16 @@ class _Stage:
         return RowsInMemory(x, labels[rows], partition), torch.from_numpy(test)
 
     def _totals(self, job: Job, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
-        if job.family[0].method not in STATISTICS:
+        """Sums, from an earlier job where the partition makes no difference to them."""
+        statistics = job.family[0].method in STATISTICS
+        if not statistics and job.world.users != 1:
             return totals(held, methods)
         part = job.world.rows_per_user and (job.world.users, job.world.rows_per_user)
         drawn = bool(part) or self.plan.folds is not None
         key = (job.family[0].training, part, job.seed if drawn else None)
         if key not in self.sums:
-            self.sums[key] = totals(held, methods[:1])
-        return self.sums[key] * len(methods)
+            self.sums[key] = totals(held, methods[:1] if statistics else methods)
+        return self.sums[key] * len(methods) if statistics else self.sums[key]
 
     def _cell(
         self, job: Job, setting: Setting, promise: Privacy, users: int, rows: int, value: float

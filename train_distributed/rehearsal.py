@@ -15,7 +15,7 @@ from train_distributed.transform_options import TransformOptions
 from train_distributed.world import World
 
 TEST_SHARE = 0.25  # of the public rows
-GROUP = 10  # public classes in one class of a task, at most
+GROUP = 5  # public classes in one class of a task, at most
 ROUNDS = 20  # of balanced k-means
 COMPONENTS = (32, 64, 128, 256)
 QUANTILES = (0.02, 0.1, 0.25, 0.9)

@@ -11,7 +11,6 @@ from embed import EmbeddingSet
 from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed.choice import Choice, ranking
 from train_distributed.chosen import Chosen
-from train_distributed.guarantee import honest_users
 from train_distributed.privacy import Privacy
 from train_distributed.provenance import provenance
 from train_distributed.rehearsal import Candidates, Federation, rehearse
@@ -108,7 +107,6 @@ class Select:
             concentration=self.concentration,
         )
         federation.validate()
-        honest_users(self.users, self.privacy.fraction(self.users))
         return federation
 
 

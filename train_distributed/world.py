@@ -83,7 +83,7 @@ class World:
             sizes=sizes,
             concentration=self.concentration,
             writers=writers[rows] if by_writer and writers is not None else None,
-            generator=generator,
+            generator=None if self.users == 1 else generator,  # a single user's order is free
         )
         return rows, partition
 

@@ -136,7 +136,10 @@ def test_folds_test_every_row_once(sets, tmp_path, capsys):
     assert {cell["rows"] for cell in cells(tmp_path / "out")} == {195}
 
 
-@pytest.mark.parametrize("name", ["users", "groups", "unequal", "cost"])
+@pytest.mark.parametrize(
+    "name",
+    ["users", "cost", *(pytest.param(n, marks=pytest.mark.slow) for n in ("groups", "unequal"))],
+)
 def test_every_experiment_ends_in_a_figure_that_plot_draws_again(sets, tmp_path, name, capsys):
     sweep(sets, tmp_path / "out", name, users=(10, 5), seeds=1).run()
     figure = (tmp_path / "out/figure.png").read_bytes()

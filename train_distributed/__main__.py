@@ -9,15 +9,26 @@ from train_distributed.account import Account
 from train_distributed.demo import Demo
 from train_distributed.flower.commands import Agree, Certificates, Client, Keys, Server
 from train_distributed.run import Run
-from train_distributed.sweep import Sweep
+from train_distributed.select import Select
+from train_distributed.sweep import Plot, Sweep
 
-Simulation = Demo | Run | Sweep | Account
+Simulation = Demo | Run | Sweep | Plot | Select | Account
 Deployment = Keys | Certificates | Agree | Server | Client
 
 
 def _parse() -> Simulation | Deployment:
     return tyro.cli(
-        Demo | Run | Sweep | Account | Keys | Certificates | Agree | Server | Client,
+        Demo
+        | Run
+        | Sweep
+        | Plot
+        | Select
+        | Account
+        | Keys
+        | Certificates
+        | Agree
+        | Server
+        | Client,
         default=Demo(),
         prog="python -m train_distributed",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),

@@ -72,6 +72,11 @@ class BlindAveraging:
     def grid_powers(self) -> None:
         """Trained weights lie on no grid: they are rounded, and the rounding is charged."""
 
+    @property
+    def without_radius(self) -> Head:
+        """The head whose minimiser the exact solver finds, before it is projected."""
+        return self.head if self.head.radius is None else replace(self.head, radius=None)
+
     def entry_bound(self, n: int) -> float:
         """N ‖W‖ bounds every entry."""
         return n * self.weight_bound(n)
@@ -111,8 +116,9 @@ class BlindAveraging:
     def submit(self, chunk: Chunk) -> Tensor:
         """n_i W_i without noise: (u, d K) float64."""
         if self.solver == "exact":
-            free = _without_radius(self.head)
-            weights = fit_exact(free, chunk.x, chunk.y, counts=chunk.counts).weights.double()
+            weights = fit_exact(
+                self.without_radius, chunk.x, chunk.y, counts=chunk.counts
+            ).weights.double()
             if self.head.radius is not None:
                 weights = project_ball(weights, self.head.radius, self.head.norm_dims)
         else:
@@ -129,7 +135,3 @@ class BlindAveraging:
     def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
         """(d, K) weights from the noised sum over `rows` rows."""
         return total.unflatten(0, (self.dim, self.head.num_classes)) / rows
-
-
-def _without_radius(head: Head) -> Head:
-    return head if head.radius is None else replace(head, radius=None)

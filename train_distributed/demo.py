@@ -19,9 +19,11 @@ from pretrain.recipes import DIGITS
 from pretrain.simclr import pretrain
 from train_distributed.experiment import Cell, Plan, Setting, run_jobs
 from train_distributed.plot import draw_frontier
+from train_distributed.privacy import Privacy
 from train_distributed.provenance import provenance
-from train_distributed.run import TransformOptions
-from train_distributed.table import best, table
+from train_distributed.table import summarise, table
+from train_distributed.transform_options import TransformOptions
+from train_distributed.world import World
 
 PUBLIC, PRIVATE, TEST_ROWS = 1500, 2500, 1000
 SPLIT_SEED = 0  # which digits are public, private, test: the same in every run
@@ -79,10 +81,8 @@ class Demo:
     def _plan(self, transform: str = SIMCLR) -> Plan:
         return Plan(
             settings=[Setting(label, name, transform) for label, name in METHODS.items()],
-            users=self.users,
-            schemes=SCHEMES,
-            epsilons=self.epsilons,
-            delta=DELTA,
+            worlds=[World(users=self.users, scheme=scheme) for scheme in SCHEMES],
+            promises=[Privacy(epsilon, DELTA) for epsilon in self.epsilons],
             seeds=range(self.seeds),
             num_classes=10,
         )
@@ -92,8 +92,7 @@ class Demo:
         public, private = split_digits(embeddings, labels)
         transform = TransformOptions(components=self.components).fit(public)
         jobs = run_jobs(private, {name: transform}, plan)
-        total = len(plan.settings) * len(plan.schemes) * len(plan.seeds)
-        bar = tqdm(jobs, desc=name, total=total, unit="job", disable=None, leave=False)
+        bar = tqdm(jobs, desc=name, total=len(plan.jobs()), unit="job", disable=None, leave=False)
         return [cell for _, cells in bar for cell in cells]
 
     def _text(self, rows: list[Cell]) -> str:
@@ -109,7 +108,9 @@ class Demo:
             parts += [f"{name}:", table(_of(rows, name)), ""]
         parts += ["best method per cell, chosen on the test digits:"]
         parts += [f"{'users hold':10}  {'eps':>11}{SIMCLR:>14}{PIXELS:>14}"]
-        simclr, plain = (best(_of(rows, name)) for name in (SIMCLR, PIXELS))
+        simclr, plain = (
+            summarise(_of(rows, name), by=("scheme", "epsilon")) for name in (SIMCLR, PIXELS)
+        )
         for (scheme, epsilon), summary in simclr.items():
             eps = "not private" if epsilon is None else f"{epsilon:g}"
             parts += [f"{scheme:10}  {eps:>11}{summary!s:>14}{plain[scheme, epsilon]!s:>14}"]

@@ -1,24 +1,25 @@
-"""Many releases of the same users: methods x ε x partitions x seeds, as simulations."""
+"""Many releases of the same users: methods x promises x partitions x seeds, as simulations."""
 
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby, product
-from typing import Any
+from itertools import islice, product
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST, TRAIN
 from train_distributed.guarantee import Guarantee
-from train_distributed.methods import Method, build_method
-from train_distributed.noise import gaussian
-from train_distributed.partition import Partition, split
+from train_distributed.methods import STATISTICS, Method, build_method
 from train_distributed.privacy import Privacy
-from train_distributed.users import Chunk
+from train_distributed.simulation import TRAINED, RowsInMemory, released, totals
+from train_distributed.world import World, held_out
+
+K = TypeVar("K")
+V = TypeVar("V")
+SCORED = 64  # weights that are tested together
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,20 @@ class Setting:
     transform: str = "default"  # which of the transforms that are at hand
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def training(self) -> str:
+        """Settings of equal value need one training between them, whatever their other options."""
+        statistics = self.method in STATISTICS
+        exact = self.options.get("solver", "exact") == "exact"
+        seen = {} if statistics else dict(self.options)
+        if exact:
+            seen = {name: value for name, value in seen.items() if name not in TRAINED}
+        return f"{self.method}({_in_words(seen)}) on {self.transform}"
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One released model's accuracy on the test split."""
+    """One released model's accuracy on the test rows."""
 
     label: str
     method: str
@@ -43,74 +54,25 @@ class Cell:
     accuracy: float
     options: Mapping[str, Any]
     transform: str
+    users: int = 0  # that held rows, whatever the world stands for
+    rows: int = 0  # that they held
+    delta: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class RowsInMemory:
-    """The training rows of a set, transformed once: for many passes over the same users."""
-
-    x: Tensor  # (N, d)
-    y: Tensor  # (N,) int64
-    partition: Partition
-    chunk_numbers: int = 1 << 25
-
-    @property
-    def sizes(self) -> Tensor:
-        """(users,) n_i."""
-        return self.partition.counts
-
-    @property
-    def dim(self) -> int:
-        """D."""
-        return self.x.shape[1]
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Users of similar size together."""
-        for bucket in self.partition.buckets(max(1, self.chunk_numbers // self.dim)):
-            yield Chunk(bucket.users, self.x[bucket.rows], self.y[bucket.rows], bucket.counts)
-
-
-def simulate(
-    users: RowsInMemory,
-    method: Method,
-    promises: Iterable[Privacy],
-    generator: torch.Generator,
-) -> Iterator[Tensor]:
-    """The weights of one release per promise, all from one pass over the users.
-
-    The sum is the same for every ε; only the noise, float and seeded, is drawn anew. Not for
-    release: several promises kept on one sum compose.
-
-    Yields:
-        (d, K) weights.
-    """
-    total = torch.zeros(method.dimension, dtype=torch.float64)
-    for chunk in users.chunks():
-        total += method.submit(chunk).sum(0)
-    rows = int(users.sizes.sum())
-    for promise in promises:
-        guarantee = Guarantee.of(users.sizes, method, promise)
-        std = guarantee.local_std * math.sqrt(guarantee.users)
-        noise = gaussian(method.dimension, std, generator) / method.scale
-        yield method.classifier(total + noise, rows, std)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run: every setting x partition x seed is one job, trained once for all ε."""
+    """What is run. A job is what one training serves: a world, a seed, some settings, every ε."""
 
     settings: Sequence[Setting]
-    users: int
-    schemes: Sequence[str]
-    epsilons: Sequence[float]
-    delta: float
+    worlds: Sequence[World]
+    promises: Sequence[Privacy]
     seeds: Sequence[int]
     num_classes: int
-    honest_fraction: float | None = None
+    folds: int | None = None  # None: the predefined split; else see `world.held_out`
 
     def validate(self) -> None:
         """Checks what can be checked before any work.
@@ -118,15 +80,47 @@ class Plan:
         Raises:
             ValueError: naming the field, its rule and its value.
         """
-        if not (self.seeds and self.schemes and self.epsilons):
-            raise ValueError("seeds, schemes and epsilons must not be empty")
+        if not (self.seeds and self.worlds and self.promises and self.settings):
+            raise ValueError("settings, worlds, promises and seeds must not be empty")
         for promise in self.promises:
             promise.validate()
 
+    def jobs(self) -> list["Job"]:
+        """All jobs, those on one transform and of one partition together."""
+        families: dict[str, dict[str, list[Setting]]] = {}
+        for setting in self.settings:
+            of_transform = families.setdefault(setting.transform, {})
+            of_transform.setdefault(setting.training, []).append(setting)
+        return [
+            Job(tuple(family), world, seed)
+            for of_transform in families.values()
+            for world, seed in product(self.worlds, self.seeds)
+            for family in of_transform.values()
+        ]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Settings that one training serves, in one world, with one seed."""
+
+    family: tuple[Setting, ...]
+    world: World
+    seed: int
+
     @property
-    def promises(self) -> list[Privacy]:
-        """One per ε."""
-        return [Privacy(epsilon, self.delta, self.honest_fraction) for epsilon in self.epsilons]
+    def key(self) -> str:
+        """Names a job of a plan; equal keys give equal cells."""
+        return f"{self.family[0].training}, {self.world.key}, seed {self.seed}"
+
+    def noise(self, promise: Privacy, dimension: int) -> Tensor:
+        """(dimension,) draws from N(0, 1), alike in all jobs of a seed, other for another promise.
+
+        Settings and partitions are compared under the same noise (common random numbers), so
+        their difference is not that of two draws.
+        """
+        words = f"noise, seed {self.seed}, epsilon {promise.epsilon}, delta {promise.delta}"
+        generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
+        return torch.randn(dimension, generator=generator, dtype=torch.float64)
 
 
 def run_jobs(
@@ -138,63 +132,127 @@ def run_jobs(
 ) -> Iterator[tuple[str, list[Cell]]]:
     """The cells of every job that is not finished, with the job's key.
 
-    A seed fixes the partition; noise is drawn from a generator of each job's own, so the cells of
-    a job do not depend on which others were run. The test split's labels are read to report
-    accuracies: choosing a setting by them costs privacy that no ε here accounts for.
+    A seed fixes the partition, the test rows and the noise; a job's cells do not depend on which
+    others were run. Labels of test rows are read to report accuracies: choosing a setting by them
+    costs privacy that no ε here accounts for.
     """
-    train, test = (np.flatnonzero(embeddings.split == part) for part in (TRAIN, TEST))
-    y_train, y_test = (torch.from_numpy(embeddings.labels[part]) for part in (train, test))
-    for name, transform in transforms.items():
-        jobs = [
-            (setting, scheme, seed)
-            for scheme, seed in product(plan.schemes, plan.seeds)
-            for setting in plan.settings
-            if setting.transform == name and job_key(setting, scheme, seed) not in finished
-        ]
-        if not jobs:
-            continue
-        x_train = transform(embeddings.embeddings[train])
-        x_test = transform(embeddings.embeddings[test]).double()
-        for (scheme, seed), group in groupby(jobs, key=lambda job: job[1:]):
-            generator = torch.Generator().manual_seed(seed)
-            held = RowsInMemory(
-                x_train, y_train, split(y_train, plan.users, scheme, generator=generator)
+    stage = _Stage(embeddings, transforms, plan)
+    for job in plan.jobs():
+        if job.key not in finished:
+            yield job.key, stage.play(job)
+
+
+class _Stage:
+    """What consecutive jobs share: transformed rows, a partition, sums that know no partition."""
+
+    def __init__(
+        self, embeddings: EmbeddingSet, transforms: Mapping[str, PublicTransform], plan: Plan
+    ) -> None:
+        self.embeddings, self.transforms, self.plan = embeddings, transforms, plan
+        self.labels = torch.tensor(embeddings.labels)
+        self.rows = _Latest(lambda name: transforms[name](embeddings.embeddings))
+        self.held = _Latest(self._held)
+        self.sums: dict[object, list[Tensor]] = {}
+
+    def play(self, job: Job) -> list[Cell]:
+        name = job.family[0].transform
+        held, test = self.held((name, job.world, job.seed))
+        methods = [self._method(setting) for setting in job.family]
+        sums = self._totals(job, held, methods)
+        weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
+        accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
+        return [
+            self._cell(job, setting, promise, len(held.sizes), int(held.sizes.sum()), value)
+            for (setting, promise), value in zip(
+                product(job.family, self.plan.promises), accuracies, strict=True
             )
-            for setting, *_ in group:
-                key = job_key(setting, scheme, seed)
-                noise = torch.Generator().manual_seed(zlib.crc32(key.encode()))
-                method = build_method(setting.method, transform, plan.num_classes, setting.options)
-                released = simulate(held, method, plan.promises, noise)
-                accuracies = [
-                    ((x_test @ weights).argmax(1) == y_test).double().mean().item()
-                    for weights in released
-                ]
-                yield key, _cells(setting, scheme, seed, plan.epsilons, accuracies)
+        ]
 
+    def _method(self, setting: Setting) -> Method:
+        transform = self.transforms[setting.transform]
+        return build_method(setting.method, transform, self.plan.num_classes, setting.options)
 
-def job_key(setting: Setting, scheme: str, seed: int) -> str:
-    """Names a job; equal keys give equal cells."""
-    options = ", ".join(f"{name}={value}" for name, value in sorted(setting.options.items()))
-    return f"{setting.method}({options}) on {setting.transform}, {scheme}, seed {seed}"
+    def _held(self, place: tuple[str, World, int]) -> tuple[RowsInMemory, Tensor]:
+        name, world, seed = place
+        train, test = held_out(self.embeddings.labels, self.embeddings.split, self.plan.folds, seed)
+        labels = self.labels[train]
+        users = self.embeddings.users
+        writers = None if users is None else torch.tensor(users[train])
+        rows, partition = world.place(labels, writers, torch.Generator().manual_seed(seed))
+        x = self.rows(name)[torch.from_numpy(train)[rows]]
+        return RowsInMemory(x, labels[rows], partition), torch.from_numpy(test)
 
+    def _totals(self, job: Job, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
+        """Sums, from an earlier job where the partition makes no difference to them."""
+        statistics = job.family[0].method in STATISTICS
+        if not statistics and job.world.users != 1:
+            return totals(held, methods)
+        part = job.world.rows_per_user and (job.world.users, job.world.rows_per_user)
+        drawn = bool(part) or self.plan.folds is not None
+        key = (job.family[0].training, part, job.seed if drawn else None)
+        if key not in self.sums:
+            self.sums[key] = totals(held, methods[:1] if statistics else methods)
+        return self.sums[key] * len(methods) if statistics else self.sums[key]
 
-def _cells(
-    setting: Setting,
-    scheme: str,
-    seed: int,
-    epsilons: Sequence[float],
-    accuracies: Sequence[float],
-) -> list[Cell]:
-    return [
-        Cell(
+    def _cell(
+        self, job: Job, setting: Setting, promise: Privacy, users: int, rows: int, value: float
+    ) -> Cell:
+        return Cell(
             setting.label,
             setting.method,
-            scheme,
-            None if math.isinf(epsilon) else epsilon,
-            seed,
-            accuracy,
+            job.world.name,
+            None if math.isinf(promise.epsilon) else promise.epsilon,
+            job.seed,
+            value,
             dict(setting.options),
             setting.transform,
+            users,
+            rows,
+            promise.delta,
         )
-        for epsilon, accuracy in zip(epsilons, accuracies, strict=True)
-    ]
+
+
+class _Latest(Generic[K, V]):
+    """The last value of a function, so that consecutive equal questions are answered once."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self.make = make
+        self.last: tuple[K, V] | None = None
+
+    def __call__(self, key: K) -> V:
+        if self.last is None or self.last[0] != key:
+            self.last = None  # the old value goes before the new one is made
+            self.last = (key, self.make(key))
+        return self.last[1]
+
+
+def _releases(
+    job: Job,
+    promises: Sequence[Privacy],
+    held: Tensor,
+    methods: Sequence[Method],
+    sums: Sequence[Tensor],
+) -> Iterator[Tensor]:
+    """(d, K) weights for every method and promise; sums are scaled to what they stand for."""
+    sizes = job.world.sizes(held)
+    rows = int(sizes.sum())
+    noises = [job.noise(promise, methods[0].dimension) for promise in promises]
+    scale = rows / int(held.sum())
+    for method, total in zip(methods, sums, strict=True):
+        for promise, noise in zip(promises, noises, strict=True):
+            guarantee = Guarantee.of(sizes, method, promise)
+            yield released(method, scale * total, guarantee, rows, noise)
+
+
+def accuracy(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[float]:
+    """Share of rows (n, d) that each (d, K) classifies as their labels (n,)."""
+    values: list[float] = []
+    while block := list(islice(weights, SCORED)):
+        scores = x @ torch.cat(block, 1).to(x.dtype)
+        hits = scores.unflatten(1, (len(block), -1)).argmax(2) == y[:, None]
+        values += hits.double().mean(0).tolist()
+    return values
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(options.items()))

@@ -22,11 +22,11 @@ from embed import EmbeddingSet, PublicTransform
 from pretrain.output import new_directory, refuse_existing
 from train_distributed import admm, charter, partition
 from train_distributed.admm import privacy as admm_privacy
-from train_distributed.experiment import RowsInMemory, simulate
 from train_distributed.methods import build_method
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
 from train_distributed.provenance import provenance
+from train_distributed.simulation import RowsInMemory, simulate
 
 ONE_SHOT = ("class-sums", "least-squares", "softmax", "svm", "logistic")
 CONSTANT = 0.5  # the constant column beside features of norm 1

@@ -11,40 +11,17 @@ from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak
 from embed.store import TRAIN
 from pretrain.output import default_directory, new_directory, refuse_existing
+from train_distributed.chosen import Chosen
 from train_distributed.methods import build_method
 from train_distributed.partition import Partition, split
 from train_distributed.plot import draw_release
 from train_distributed.privacy import Privacy
 from train_distributed.release import Noise, Release, release
+from train_distributed.transform_options import TransformOptions
 from train_distributed.users import own_partition
 
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 DISCRETE_NUMBERS = 1 << 22  # users x length of a submission: about a minute of exact sampling
-
-
-@dataclass(frozen=True)
-class TransformOptions:
-    """How the public transform is fitted; see `embed.PublicTransform.fit`."""
-
-    components: int | None = None
-    """Principal directions of the public embeddings that are kept; all if left out."""
-    whiten: bool = True
-    """Divide each direction by its (shrunk) public standard deviation."""
-    clip_quantile: float = 0.1
-    """Features are divided by this quantile of the public norms, then clipped to length 1."""
-    constant: float = 0.5
-    """The constant column; the clip norm is sqrt(1 + constant²)."""
-
-    def fit(self, public: EmbeddingSet) -> PublicTransform:
-        """The transform of a public set."""
-        return PublicTransform.fit(
-            public,
-            components=self.components,
-            whiten=self.whiten,
-            clip_quantile=self.clip_quantile,
-            clip_norm=math.sqrt(1 + self.constant**2),
-            constant=self.constant,
-        )
 
 
 @dataclass(frozen=True)
@@ -83,8 +60,10 @@ class Run:
 
     embeddings: Path
     """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
-    method: Literal["class-sums", "least-squares", "softmax", "svm", "logistic"] = "least-squares"
-    """What every user submits."""
+    config: Path | None = None
+    """configuration.json of `select`: method and options, for the privacy it was chosen for."""
+    method: Literal["class-sums", "least-squares", "softmax", "svm", "logistic"] | None = None
+    """What every user submits; least-squares if left out."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     public: Path | None = None
     """Embedding set that is nobody's secret: the transform is fitted on all its rows."""
@@ -121,14 +100,15 @@ class Run:
         self.privacy.validate()
         out = default_directory("run") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
+        settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
-        transform = self._transform(private)
+        transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
-        noise = self._noise(private, transform, partition.users)
+        noise = self._noise(private, transform, partition.users, settings)
         released = release(
             private,
-            self.method,
+            settings.method,
             self.privacy,
             transform=transform,
             num_classes=self.num_classes,
@@ -136,20 +116,46 @@ class Run:
             noise=noise,
             generator=generator,
             min_survivors=self.min_survivors,
-            **self.options.given(),
+            **settings.options,
         )
-        released.report["configuration"] = _jsonable(asdict(self))
+        used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
+        released.report["configuration"] = _jsonable(
+            asdict(self) | used | {"options": settings.options}
+        )
         self._write(released, out)
 
-    def _transform(self, private: EmbeddingSet) -> PublicTransform:
+    def _settings(self) -> Chosen:
+        """Method, transform and options: as given, or from a configuration file and nowhere else.
+
+        Raises:
+            ValueError: both, or a file that was made for another promise.
+        """
+        if self.config is None:
+            method = self.method or "least-squares"
+            return Chosen(method, self.transform_options, self.options.given(), self.privacy)
+        chosen = Chosen.read(self.config)
+        for name in ("method", "transform"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} must be left out with config, got {getattr(self, name)}")
+        if self.options.given() or self.transform_options != TransformOptions():
+            raise ValueError("options of method and transform must be left out with config")
+        if chosen.privacy != self.privacy:
+            raise ValueError(
+                f"privacy must be what config was chosen for, {chosen.privacy}, got {self.privacy}"
+            )
+        return chosen
+
+    def _transform(self, private: EmbeddingSet, settings: Chosen) -> PublicTransform:
         if (self.public is None) == (self.transform is None):
             given = "neither" if self.public is None else "both"
             raise ValueError(f"exactly one of public and transform must be given, got {given}")
         if self.transform is None:
             assert self.public is not None
             public = EmbeddingSet.open(self.public)
+            if settings.public_hash not in (None, public.content_hash()):
+                raise ValueError(f"public must be the set config was chosen on, got {self.public}")
             refuse_leak(public, private)
-            return self.transform_options.fit(public)
+            return settings.transform_options.fit(public)
         transform = PublicTransform.load(self.transform)
         if transform.fitted_on == private.content_hash():
             raise ValueError(
@@ -177,13 +183,15 @@ class Run:
             generator=generator,
         )
 
-    def _noise(self, private: EmbeddingSet, transform: PublicTransform, users: int) -> Noise:
+    def _noise(
+        self, private: EmbeddingSet, transform: PublicTransform, users: int, settings: Chosen
+    ) -> Noise:
         if self.noise is not None:
             return self.noise
         if self.seed is not None:
             return "float"
         classes = self.num_classes or max(2, len(private.meta.get("class_names", ())))
-        method = build_method(self.method, transform, classes, self.options.given())
+        method = build_method(settings.method, transform, classes, settings.options)
         if users * method.dimension > DISCRETE_NUMBERS:
             raise ValueError(
                 f"noise must be chosen for more than {DISCRETE_NUMBERS} numbers: 'discrete', for "

@@ -1,11 +1,9 @@
 """`python -m train_distributed sweep`: a whole experiment, resumable, as raw rows and a picture."""
 
 import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 from tqdm import tqdm
@@ -13,44 +11,43 @@ from tqdm import tqdm
 from embed import EmbeddingSet
 from embed.fit import refuse_leak
 from pretrain.output import default_directory, new_directory, refuse_existing
-from train_distributed.experiment import Cell, Plan, run_jobs
-from train_distributed.frontier import frontier_settings, frontier_transforms
-from train_distributed.plot import draw_frontier
+from train_distributed.conditions import Conditions
+from train_distributed.experiments import EXPERIMENTS, Name
+from train_distributed.figures import draw, tell
+from train_distributed.journal import Journal, Rows
 from train_distributed.provenance import provenance
-from train_distributed.table import table
+from train_distributed.release import versions
+from train_distributed.stages import Work
 
-EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
+NOTE = (
+    "a simulation with float noise; the best setting under a label is chosen per cell on the test "
+    "rows unless it says 'chosen by select', and that choice costs privacy that is not accounted "
+    "for; cells of one seed share their noise (common random numbers)"
+)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Compare methods over ε and partitions; a killed sweep continues where it stopped."""
+    """Compare methods in one of the experiments; a killed sweep continues where it stopped."""
 
-    experiment: tyro.conf.Positional[Literal["frontier"]]
-    """frontier: blind averaging as published against our statistics and transform."""
-    embeddings: Path
-    """Embedding set: split 0 is spread over users, split 1 tests."""
-    public: Path
-    """Embedding set that is nobody's secret."""
-    users: int = 1000
-    """Number of users."""
-    epsilons: tuple[float, ...] = EPSILONS
-    """ε of each column."""
-    delta: float = 1e-5
-    """δ."""
-    honest_fraction: float = 0.5
-    """t: share of users that are honest."""
-    schemes: tuple[Literal["iid", "one-class"], ...] = ("iid", "one-class")
-    """Who holds which rows."""
-    seeds: int = 5
-    """Repetitions with other partitions and other noise."""
+    experiment: tyro.conf.Positional[Name]
+    """frontier: ours as `select` chooses against blind averaging as published. selection: what
+    `select` chooses against the best of a grid. accuracy: against epsilon for several numbers of
+    users. users: against the number of users. groups: heat map for more users and group privacy.
+    central: one user. non-iid: partitions. unequal: local sizes. cost: seconds, memory, bytes.
+    convergence: averaged and global models of two users, and of many."""
+    embeddings: Path | None = None
+    """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
+    public: Path | None = None
+    """Embedding set that is nobody's secret; labelled for frontier and selection."""
+    conditions: Conditions = field(default_factory=Conditions)
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 
     def run(self) -> None:
-        """Writes results.json, table.txt and accuracy.png; prints the table.
+        """Writes results.json, table.txt and figure.png; prints the table.
 
         Raises:
             ValueError: a setting out of range.
@@ -58,105 +55,106 @@ class Sweep:
         """
         out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
-        embeddings, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
-        plan = self._plan(embeddings)
-        plan.validate()
-        refuse_leak(public, embeddings)
-        journal = Journal(out.with_name(f".{out.name}.unfinished.jsonl"), self._identity())
-        rows = list(self._cells(embeddings, public, plan, journal))
-        text = table(rows)
+        self.conditions.validate()
+        private, public = self._sets()
+        work = EXPERIMENTS[self.experiment](self.conditions, private, public)
+        configuration = self._identity(private, public)
+        journal = Journal(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
+        result = {
+            **provenance(),
+            "versions": versions(),
+            "experiment": self.experiment,
+            "configuration": configuration,
+            "embeddings": _described(private),
+            "public": _described(public),
+            "num_classes": private and len(private.meta["class_names"]),
+            "simulation": True,
+            "suitable_for_release": False,
+            "note": NOTE,
+            "cells": _finish(work, journal),
+        }
+        text = tell(result)
         with new_directory(out, overwrite=self.overwrite) as partial:
-            (partial / "results.json").write_text(json.dumps(self._result(rows), indent=1) + "\n")
+            (partial / "results.json").write_text(_dump(result))
             (partial / "table.txt").write_text(text + "\n")
-            title = f"{self.experiment}: {self.users} users, δ = {self.delta:g}, {self.seeds} seeds"
-            chance = 1 / plan.num_classes
-            draw_frontier(rows, partial / "accuracy.png", title=title, chance=chance)
+            draw(result, partial / "figure.png")
         journal.path.unlink()
         print(f"{text}\n\nwritten: {out}")
 
-    def _plan(self, embeddings: EmbeddingSet) -> Plan:
-        names = embeddings.meta.get("class_names")
-        if not names:
+    def _sets(self) -> tuple[EmbeddingSet | None, EmbeddingSet | None]:
+        needed = self.experiment != "convergence"
+        for name in ("embeddings", "public"):
+            given = getattr(self, name)
+            if needed != (given is not None):
+                rule = "given" if needed else "left out"
+                raise ValueError(f"{name} must be {rule} for {self.experiment}, got {given}")
+        if self.embeddings is None or self.public is None:
+            return None, None
+        private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        if not private.meta.get("class_names"):
             raise ValueError("embeddings must name their classes (meta.json, class_names)")
-        return Plan(
-            settings=frontier_settings(embeddings.dim),
-            users=self.users,
-            schemes=self.schemes,
-            epsilons=self.epsilons,
-            delta=self.delta,
-            seeds=range(self.seeds),
-            num_classes=len(names),
-            honest_fraction=self.honest_fraction,
-        )
+        refuse_leak(public, private)
+        return private, public
 
-    def _cells(
-        self, embeddings: EmbeddingSet, public: EmbeddingSet, plan: Plan, journal: "Journal"
-    ) -> Iterator[Cell]:
-        done = journal.read()
-        jobs = run_jobs(embeddings, frontier_transforms(public), plan, finished=done)
-        total = len(plan.settings) * len(plan.schemes) * len(plan.seeds)
-        for key, cells in tqdm(jobs, total=total, initial=len(done), unit="job", disable=None):
-            journal.append(key, cells)
-            done[key] = cells
-        for key in sorted(done):
-            yield from done[key]
-
-    def _identity(self) -> dict[str, Any]:
+    def _identity(
+        self, private: EmbeddingSet | None, public: EmbeddingSet | None
+    ) -> dict[str, Any]:
         """What must be equal for a sweep to be the same one."""
         return {
             "experiment": self.experiment,
-            "embeddings": EmbeddingSet.open(self.embeddings).content_hash(),
-            "public": EmbeddingSet.open(self.public).content_hash(),
-            "users": self.users,
-            "epsilons": list(self.epsilons),
-            "delta": self.delta,
-            "honest_fraction": self.honest_fraction,
-            "schemes": list(self.schemes),
-            "seeds": self.seeds,
-        }
-
-    def _result(self, rows: list[Cell]) -> dict[str, Any]:
-        embeddings = EmbeddingSet.open(self.embeddings)
-        names = ("dataset", "encoder", "preprocessing")
-        return {
-            **provenance(),
-            "configuration": self._identity(),
-            "embeddings": {k: embeddings.meta[k] for k in names if k in embeddings.meta},
-            "simulation": True,
-            "suitable_for_release": False,
-            "note": "the best setting under a label is chosen per cell on the test split; that "
-            "choice costs privacy that is not accounted for",
-            "cells": [row.as_dict() for row in rows],
+            "embeddings": private and private.content_hash(),
+            "public": public and public.content_hash(),
+            **asdict(self.conditions),
         }
 
 
 @dataclass(frozen=True)
-class Journal:
-    """Finished jobs of an unfinished sweep, a line each; a torn last line counts for nothing."""
+class Plot:
+    """Draw the figure of a sweep again from its results.json."""
 
-    path: Path
-    identity: dict[str, Any]
+    results: tyro.conf.Positional[Path]
+    """The results.json of a sweep, or the directory that holds it."""
+    out: Path | None = None
+    """PNG to write; figure.png beside the results if left out."""
 
-    def read(self) -> dict[str, list[Cell]]:
-        """Cells by job; starts the file if there is none, or if it belongs to another sweep."""
-        lines, first = self._lines(), {"sweep": self.identity}
-        if not lines or lines[0] != first:
-            lines = [first]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        jobs: list[Any] = lines[1:]
-        return {job["job"]: [Cell(**cell) for cell in job["cells"]] for job in jobs}
+    def run(self) -> None:
+        """Draws, prints the table.
 
-    def append(self, key: str, cells: list[Cell]) -> None:
-        """Records a job, on disk before it returns."""
-        line = json.dumps({"job": key, "cells": [cell.as_dict() for cell in cells]})
-        with self.path.open("a") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        Raises:
+            ValueError: not the result of a sweep.
+        """
+        path = self.results / "results.json" if self.results.is_dir() else self.results
+        try:
+            result = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"results must be the JSON of a sweep, got: {error}") from error
+        if not isinstance(result, dict) or result.get("experiment") not in EXPERIMENTS:
+            raise ValueError(f"results must be the JSON of a sweep, got another file: {path}")
+        out = path.with_name("figure.png") if self.out is None else self.out
+        text = tell(result)
+        draw(result, out)
+        print(f"{text}\n\nwritten: {out}")
 
-    def _lines(self) -> list[Any]:
-        if not self.path.exists():
-            return []
-        whole = self.path.read_text().split("\n")[:-1]
-        return [json.loads(line) for line in whole]
+
+def _finish(work: Work, journal: Journal) -> Rows:
+    """All rows of the work, in its order; jobs in the journal are not done again."""
+    done = journal.read()
+    fresh = work.jobs(done)
+    for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
+        journal.append(key, rows)
+        done[key] = json.loads(json.dumps(rows))
+    return work.collect(done)
+
+
+def _described(embeddings: EmbeddingSet | None) -> dict[str, Any]:
+    if embeddings is None:
+        return {}
+    names = ("data", "encoder", "preprocess")
+    return {name: embeddings.meta[name] for name in names if name in embeddings.meta}
+
+
+def _dump(result: dict[str, Any]) -> str:
+    """JSON with a line per cell."""
+    head = {name: value for name, value in result.items() if name != "cells"}
+    cells = ",\n".join("  " + json.dumps(cell) for cell in result["cells"])
+    return json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n{cells}\n ]\n}}\n'

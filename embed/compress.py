@@ -1,0 +1,87 @@
+"""The leading public directions of embeddings, once, for many transforms of the same rows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embed.moments import moments, principal_directions
+from embed.store import EmbeddingSet
+from embed.transform import PublicTransform, check_finite
+
+
+@dataclass(frozen=True)
+class Compression:
+    """x -> Pᵀ(x − m), the Q leading public principal directions.
+
+    A public transform of at most Q components sees nothing else of a row, so whoever tries many
+    transforms projects every row once and fits on the coordinates: `fit_transform` on compressed
+    rows and `PublicTransform.fit` on whole ones give the same rows, up to rounding.
+    """
+
+    mean: Tensor  # (p,) float64
+    basis: Tensor  # (p, Q) float64
+    variance_share: float  # mean variance over all p directions, over that of the Q kept
+
+    @classmethod
+    def fit(cls, public: EmbeddingSet, components: int) -> "Compression":
+        """The directions of a public set.
+
+        Args:
+            public: embeddings that are nobody's secret.
+            components: Q in [1, p].
+
+        Raises:
+            ValueError: components out of range, or a row that is not finite.
+        """
+        if not 1 <= components <= public.dim:
+            raise ValueError(f"components must be in [1, {public.dim}], got {components}")
+        mean, second = moments(_checked(block) for block in public.blocks())
+        covariance = second - torch.outer(mean, mean)
+        variances, basis = principal_directions(covariance, components)
+        share = (covariance.trace() / public.dim) / (variances.sum() / components)
+        return cls(mean, basis.contiguous(), float(share))
+
+    def apply(self, embeddings: EmbeddingSet) -> EmbeddingSet:
+        """The same rows by their coordinates, (N, Q) float32, in memory."""
+        coordinates = np.empty((len(embeddings), self.basis.shape[1]), np.float32)
+        start = 0
+        for block in embeddings.blocks():
+            rows = (_checked(block).double() - self.mean) @ self.basis
+            coordinates[start : start + len(block)] = rows.numpy()
+            start += len(block)
+        kept = {k: v for k, v in embeddings.meta.items() if k != "content_hash"}
+        return EmbeddingSet(
+            embeddings=coordinates,
+            labels=np.array(embeddings.labels),
+            users=embeddings.users,
+            split=np.array(embeddings.split),
+            meta=kept,
+        )
+
+    def fit_transform(
+        self,
+        compressed: EmbeddingSet,
+        *,
+        whiten: bool = True,
+        shrinkage: float = 0.01,
+        **options: Any,
+    ) -> PublicTransform:
+        """`PublicTransform.fit` on compressed public rows, as if on whole ones.
+
+        Whitening mixes a share of the mean variance over all p directions into each; the
+        coordinates know that of Q only. (1 − s)v + s·v̄ₚ is, up to a factor that the clip quantile
+        takes out, (1 − s′)v + s′·v̄_Q with s′/(1 − s′) = s/(1 − s) · v̄ₚ/v̄_Q.
+        """
+        if 0 < shrinkage < 1:
+            odds = shrinkage / (1 - shrinkage) * self.variance_share
+            shrinkage = odds / (1 + odds)
+        return PublicTransform.fit(compressed, whiten=whiten, shrinkage=shrinkage, **options)
+
+
+def _checked(block: np.ndarray) -> Tensor:
+    rows = torch.from_numpy(np.array(block))
+    check_finite(rows, "embeddings")
+    return rows

@@ -1,0 +1,48 @@
+"""Turns an embedding set with writers into a private and a public one, disjoint in writers.
+
+    python tests/benchmarks/split_by_writer.py --source DIR --private DIR --public DIR
+
+Training writers stay private users. Of the test writers every other one counts as public: people
+who donated their labelled digits. The rest test.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from embed import EmbeddingSet
+from embed.store import TEST, TRAIN
+
+
+@dataclass(frozen=True)
+class SplitByWriter:
+    """Where to read and write."""
+
+    source: Path
+    """Embedding set that names its users in both splits."""
+    private: Path
+    """To write: all training rows, test rows of half of the test writers."""
+    public: Path
+    """To write: the other test rows, split 0."""
+
+    def run(self) -> None:
+        """Writes both sets; prints their sizes."""
+        source = EmbeddingSet.open(self.source)
+        if source.users is None:
+            raise ValueError("source must name its users, got none")
+        writers = np.unique(source.users[source.split == TEST])
+        donated = (source.split == TEST) & np.isin(source.users, writers[::2])
+        kept = np.flatnonzero(~donated)
+        source.subset(kept).save(self.private)
+        given = source.subset(np.flatnonzero(donated))
+        EmbeddingSet(
+            embeddings=given.embeddings, labels=given.labels, users=given.users, meta=given.meta
+        ).save(self.public)
+        users = len(np.unique(source.users[source.split == TRAIN]))
+        print(f"{users} private users, {len(kept)} private and test rows, {len(given)} public rows")
+
+
+if __name__ == "__main__":
+    tyro.cli(SplitByWriter).run()

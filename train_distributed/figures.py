@@ -1,0 +1,112 @@
+"""What a sweep's JSON says, as a figure and as a table: everything is drawn from the rows alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pretrain.output import new_file
+from train_distributed import convergence_figure, cost_figure, heatmap
+from train_distributed.contest import CHOSEN
+from train_distributed.experiment import Cell
+from train_distributed.plot import draw_frontier
+from train_distributed.table import summarise, table
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which fields of a cell make panels, lines and columns."""
+
+    panel: str = "scheme"
+    lines: tuple[str, ...] = ("label",)
+    x: Literal["epsilon", "users"] = "epsilon"
+
+
+LAYOUTS = {
+    "accuracy": Layout(lines=("label", "users")),
+    "users": Layout(panel="epsilon", lines=("label", "scheme"), x="users"),
+    "central": Layout(panel="delta"),
+    "non-iid": Layout(panel="label", lines=("scheme",)),
+    "unequal": Layout(panel="label", lines=("scheme",)),
+    "selection": Layout(lines=("label", "users")),
+}
+SPECIAL = {"cost": cost_figure, "convergence": convergence_figure}
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Writes the PNG of a sweep's result, whole or not at all.
+
+    Args:
+        result: the content of results.json.
+        path: of the PNG.
+    """
+    name = result["experiment"]
+    with new_file(path) as partial, partial.open("wb") as file:
+        if name in SPECIAL:
+            SPECIAL[name].draw(result["cells"], file)
+        elif name == "groups":
+            heatmap.draw(_cells(result), file)
+        else:
+            layout = LAYOUTS.get(name, Layout())
+            draw_frontier(
+                _cells(result),
+                file,
+                title=_title(result),
+                chance=1 / _classes(result),
+                panel=layout.panel,
+                lines=layout.lines,
+                x=layout.x,
+            )
+
+
+def tell(result: Mapping[str, Any]) -> str:
+    """The table of a sweep's result."""
+    name = result["experiment"]
+    if name in SPECIAL:
+        return SPECIAL[name].tell(result["cells"])
+    cells, layout = _cells(result), LAYOUTS.get(name, Layout())
+    lines = dict.fromkeys((layout.panel, *layout.lines))
+    lines.pop(layout.x, None)
+    text = table(cells, tuple(lines), layout.x) if layout.panel != layout.x else ""
+    if name in ("frontier", "selection"):
+        text += "\n\n" + margins(cells)
+    return text
+
+
+def margins(cells: Sequence[Cell]) -> str:
+    """Per cell: the best rival, what was chosen on public data, and the difference in points."""
+    by = ("users", "scheme", "epsilon")
+    rivals = summarise([cell for cell in cells if cell.label != CHOSEN], by)
+    chosen = summarise([cell for cell in cells if cell.label == CHOSEN], by)
+    used = {(c.users, c.scheme, c.epsilon): c for c in cells if c.label == CHOSEN}
+    head = f"{'users':>6}  {'users hold':22}  {'eps':>5}  {'best rival':>10}  {'chosen':>6}  "
+    lines = [head + f"{'ours - rival':>12}  chosen on public data"]
+    for key, ours in chosen.items():
+        users, scheme, epsilon = key
+        cell, best = used[key], rivals[key]
+        lines.append(
+            f"{users:6}  {scheme:22}  {'inf' if epsilon is None else f'{epsilon:g}':>5}  "
+            f"{100 * best.mean:10.2f}  {100 * ours.mean:6.2f}  "
+            f"{100 * (ours.mean - best.mean):+12.2f}  "
+            f"{cell.method}, {cell.transform}, {dict(cell.options)}"
+        )
+    return "\n".join(lines)
+
+
+def _cells(result: Mapping[str, Any]) -> list[Cell]:
+    return [Cell(**cell) for cell in result["cells"]]
+
+
+def _classes(result: Mapping[str, Any]) -> int:
+    return int(result["num_classes"])
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    used = result["configuration"]
+    users = ", ".join(f"{users:,}" for users in used["users"])
+    delta = used["delta"]
+    shown = "" if result["experiment"] == "central" else f", δ = {delta:g}"
+    held = "one user" if result["experiment"] == "central" else f"{users} users"
+    folds = f" x {used['folds']} folds" if used["folds"] else ""
+    data = Path(str(result["embeddings"].get("data", ""))).name
+    return f"{result['experiment']}: {data}, {held}{shown}, {used['seeds']} seeds{folds}"

@@ -1,0 +1,29 @@
+"""How the public transform is fitted, as options of a command."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from embed import EmbeddingSet, PublicTransform
+
+
+@dataclass(frozen=True)
+class TransformOptions:
+    """How the public transform is fitted; see `embed.PublicTransform.fit`."""
+
+    components: int | None = None
+    """Principal directions of the public embeddings that are kept; all if left out."""
+    whiten: bool = True
+    """Divide each direction by its (shrunk) public standard deviation."""
+    clip_quantile: float = 0.1
+    """Features are divided by this quantile of the public norms, then clipped to length 1."""
+    constant: float = 0.5
+    """The constant column; the clip norm is sqrt(1 + constant²)."""
+
+    def fit(self, public: EmbeddingSet) -> PublicTransform:
+        """The transform of a public set."""
+        return PublicTransform.fit(public, **self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `PublicTransform.fit`."""
+        return asdict(self) | {"clip_norm": math.sqrt(1 + self.constant**2)}

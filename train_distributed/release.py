@@ -117,7 +117,7 @@ def release(
     if generator is not None and noise == "discrete":
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
     transform, users = _stream(embeddings, transform, partition)
-    method = _method(method, transform, _num_classes(embeddings, num_classes), options)
+    method = _method(method, transform, known_classes(embeddings, num_classes), options)
     sizes = users.sizes
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     _check_users("known_noise", known_noise, len(sizes))
@@ -134,7 +134,7 @@ def release(
     released = Release(
         method.classifier(opened / method.scale, rows, noise_std),
         transform,
-        _class_names(embeddings, method.num_classes),
+        class_names_of(embeddings, method.num_classes),
         opened=opened,
     )
     report = guarantee.report() | summation.report()
@@ -143,7 +143,7 @@ def release(
     report |= suitability(privacy, noise, seeded=seeded, bare_users=len(set(known_noise)))
     report |= {"versions": versions()}
     if isinstance(embeddings, EmbeddingSet) and (embeddings.split == TEST).any():
-        report |= _test_report(released, embeddings)
+        report |= accuracy_report(released, embeddings)
     return replace(released, report=report)
 
 
@@ -178,7 +178,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _test_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
+def accuracy_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
+    """Accuracy on the test split, over all classes and by class."""
     confusion = released.confusion(embeddings)
     hits, rows = confusion.diagonal(), confusion.sum(1)
     shares = {
@@ -255,7 +256,7 @@ def _check_users(name: str, given: Collection[int], users: int) -> None:
             raise ValueError(f"{name} must hold users in [0, {users}), got {user}")
 
 
-def _num_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> int:
+def known_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> int:
     """K, from configuration or class names, never from the private labels."""
     known = isinstance(embeddings, EmbeddingSet) and len(embeddings.meta.get("class_names", ()))
     if num_classes is None:
@@ -270,6 +271,7 @@ def _num_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> i
     return num_classes
 
 
-def _class_names(embeddings: EmbeddingSet | Users, num_classes: int) -> tuple[str, ...]:
+def class_names_of(embeddings: EmbeddingSet | Users, num_classes: int) -> tuple[str, ...]:
+    """The set's names, or numbers."""
     names = embeddings.meta.get("class_names") if isinstance(embeddings, EmbeddingSet) else None
     return tuple(names or map(str, range(num_classes)))

@@ -60,11 +60,12 @@ class Audit:
         """
         out = default_directory("audit") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
-        print(HEADINGS)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for target in self._targets():
             many = 3 if self.method == "all" and target.noise == "float" else 1
             finding = attack(target, trials=many * self.trials, confidence=self.confidence)
+            if not rows:
+                print(HEADINGS)
             print(_line(target, finding), flush=True)
             rows.append(_described(target) | finding.as_dict())
         broken = sum(row["broken"] for row in rows)

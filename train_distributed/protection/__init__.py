@@ -1,0 +1,1 @@
+"""Choosing a protection: what leaks, what it costs, which parameter suffices."""

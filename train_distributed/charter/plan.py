@@ -162,7 +162,7 @@ def make_plan(
         task: the problem.
         rounds: K, gradients to ask for and iterates to verify.
         constants: "tight": the least noise among sound bounds (`amplification`, exact Gaussian
-            curve); "paper": s0 and s1 of Sec. 4.3, proven for ε < 1.5/√K.
+            curve); "paper": s0 and s1 of Sec. 4.3, for ε < 1.5/√K, and never less than the former.
         gradient_clip: G0; None: the paper's. A known Lipschitz constant is better.
         loss_clip: G1; None: the paper's.
         secure_sum: the server sees sums over clients only, and each adds a share of the noise.
@@ -225,7 +225,14 @@ def _paper_stds(plan: Plan) -> tuple[float, float]:
             f"paper's constants, got {task.epsilon}"
         )
     scale = math.sqrt(plan.rounds) / (task.rows * task.epsilon)
-    return (
+    paper = (
         math.sqrt(1080) * plan.gradient_clip * math.log(2.5 / task.delta) * scale,
         math.sqrt(40) * plan.loss_clip * math.log(2.5 * plan.rounds / task.delta) * scale,
     )
+    tight = _tight_stds(plan)
+    if paper[0] < tight[0] or paper[1] < tight[1]:
+        raise ValueError(
+            f"constants must be 'tight' here, got 'paper': its noise {paper} is less than {tight}, "
+            "the least that can be proven"
+        )
+    return paper

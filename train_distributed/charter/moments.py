@@ -23,7 +23,7 @@ p'/r, and M(a, b, c) = E_r (p - p')^j, a sum of exponentials of linear functions
     mean of an odd increasing function, sinh^(j-1), of a Gaussian whose mean has that sign.
 
 So M grows with the larger of a and b, which is s at the maximum; as the other goes from 0 to s, M
-falls and then rises, and is largest at an end. With X ~ N(0, s) and Y ~ N((j-1) s/2, s) the ends are
+falls, then rises, and is largest at an end. With X ~ N(0, s) and Y ~ N((j-1) s/2, s) the ends are
 
     a = 0:  E_r (1 - p')^j = exp(s (j² - 2j)/8) E (2 sinh Y/2)^j
     a = s:  E_r (p - p')^j = exp(s (3j² - 4j)/8) E (2 sinh X/2)^j       (an equilateral triangle)
@@ -75,7 +75,7 @@ def log_moments(noise_multiplier: float, largest: int) -> Vector:
 
 
 def log_divergence(order: int, rate: float, moments: Vector) -> float:
-    """ln of the bound on ∫ P^α P'^(1-α); over α - 1 it bounds the Rényi divergence.
+    """Logarithm of the bound on ∫ P^α P'^(1-α); over α - 1 it bounds the Rényi divergence.
 
     Args:
         order: α >= 2.
@@ -89,7 +89,7 @@ def log_divergence(order: int, rate: float, moments: Vector) -> float:
 
 
 def _log_sinh_moment(even: Vector, mean: Vector, variance: float) -> Vector:
-    """ln E (2 sinh X/2)^j of X ~ N(mean_j, variance) for every even j, by the trapezoidal rule."""
+    """Of every even j, ln E (2 sinh X/2)^j for X ~ N(mean_j, variance): the trapezoidal rule."""
     std = math.sqrt(variance)
     reach = even.max() * std + math.sqrt(even.max()) + 40
     z = np.arange(-reach, reach, _STEP)

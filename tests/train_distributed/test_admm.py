@@ -1,5 +1,7 @@
 """ADMM against its limit, against the paper's listing written out, and its graphs."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -122,6 +124,26 @@ def test_the_iterates_are_those_of_the_listing(method, alpha):
             dual[b] += run.eta / 2 * (sent[b] - sent[a])
         assert torch.allclose(state.sent[:, 0], sent, rtol=1e-6, atol=1e-6)
         assert torch.allclose(state.dual[:, 0], dual, rtol=1e-6, atol=1e-6)
+
+
+def test_shares_are_as_good_as_runs_of_their_own():
+    nodes, graph = random_nodes(count=4, rows=12, dimension=3, problems=2), admm.star(4)
+    constants = {"method": "dvp", "iterations": 3, "rho": 0.01, "eta": 0.02}
+    together = admm.iterations(
+        nodes,
+        graph,
+        admm.Settings(**constants, alpha=1.0),
+        generator(),
+        shares=torch.tensor([0.1, 2.0]),
+    )
+    for problem, alpha in enumerate((0.1, 2.0)):
+        alone = admm.iterations(nodes, graph, admm.Settings(**constants, alpha=alpha), generator())
+        together, copy = itertools.tee(together)
+        for both, one in zip(copy, alone, strict=True):
+            assert torch.allclose(both.sent[:, problem], one.sent[:, problem])
+    run = admm.Settings(**constants, alpha=1.0)
+    with pytest.raises(ValueError, match=r"shares must be 2 numbers > 0, got \[0.0, 1.0\]"):
+        admm.iterations(nodes, graph, run, None, shares=torch.tensor([0.0, 1.0]))
 
 
 def test_the_step_is_solved_to_its_certificate():

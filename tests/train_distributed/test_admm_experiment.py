@@ -103,6 +103,7 @@ def test_the_command_writes_curves_report_and_figures(tmp_path, monkeypatch):
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {
         "curves.csv",
+        "comparison.txt",
         "report.json",
         "convergence.png",
         "tradeoff.png",
@@ -112,6 +113,8 @@ def test_the_command_writes_curves_report_and_figures(tmp_path, monkeypatch):
     assert len(report["comparison"]) == 4 * 2 * 2
     assert report["composed_over_all_iterations"]["0.1"]["pure"] == pytest.approx(10, rel=1e-5)
     assert str(tmp_path) not in json.dumps(report)
+    text = (tmp_path / "out" / "comparison.txt").read_text()
+    assert text.count(" is better\n") + text.count("no difference") == 16
     lines = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert len(lines) == 1 + 100 * (1 + 2 * 4)
     with pytest.raises(FileExistsError, match="must not exist"):
@@ -122,3 +125,15 @@ def test_too_few_iterations_are_named(tmp_path):
     command = experiment.Figures(data=tmp_path, output=tmp_path / "out", iterations=5)
     with pytest.raises(ValueError, match="iterations must be >= 100, got 5"):
         command.run()
+
+
+def test_the_comparison_names_the_better_method_only_where_seeds_agree():
+    clear, vague = np.full((100, 4), 0.3), np.tile([0.1, 0.5, 0.1, 0.5], (100, 1))
+    other = np.full((100, 4), 0.2) + 1e-3 * np.arange(4)
+    curves = {}
+    for alpha in experiment.CURVES:
+        curves["dvp", alpha] = {"loss": clear, "error": vague}
+        curves["pvp", alpha] = {"loss": other, "error": vague.mean() + 0 * vague}
+    rows = experiment.compare(curves)
+    assert {row["better"] for row in rows if row["measure"] == "loss"} == {"pvp"}
+    assert {row["better"] for row in rows if row["measure"] == "error"} == {"neither"}

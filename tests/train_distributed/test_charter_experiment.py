@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from train_distributed import accounting
-from train_distributed.charter import Distance, experiment
+from train_distributed.charter import Distance, cuts, experiment
 from train_distributed.charter.reference import private_gradient_descent
 
 
@@ -50,21 +50,35 @@ def test_slopes_are_those_of_a_power_law():
 
 
 def test_cut_fit_reads_decades_and_dimensions():
-    cuts = [
+    counts = [
         {"dimension": d, "digits": n, "cuts": 3 * d * n + 7} for d in (2, 5, 9) for n in range(1, 5)
     ]
-    fitted = experiment.fit_cuts(cuts)
+    fitted = cuts.fit_cuts(counts)
     assert fitted["per_decade"][5] == pytest.approx(15)
     assert fitted["per_decade_and_dimension"] == pytest.approx(3)
 
 
 def test_max_affine_has_least_value_zero():
-    value, gradient = experiment.max_affine(4, seed=3)
+    value, gradient = cuts.max_affine(4, seed=3)
     draw = np.random.default_rng(0)
     for _ in range(50):
         x, other = draw.normal(size=(2, 4))
         assert value(x) >= 0
         assert value(other) >= value(x) + gradient(x) @ (other - x) - 1e-12
+
+
+def test_payload_that_differs_from_the_formula_is_counted_out():
+    row = {"charter_bits": 5, "charter_bits_by_formula": 5}
+    row |= {"charter_secure_sum_bits": 64, "charter_secure_sum_bits_by_formula": 63}
+    found = experiment.check_payload([row])
+    assert [found[name]["exactly_as_the_formula"] for name in experiment.CHARTERS] == [1, 0]
+
+
+def test_a_run_measures_the_payload_of_its_formula():
+    small = experiment.Slopes(rows=600, rounds=6, clients=2)
+    row = small._measure("bits", {"bits": 5}, seed=0)
+    assert row["charter_bits"] == row["charter_bits_by_formula"] == 6 * 5 * 5 + 6 * 5
+    assert row["charter_secure_sum_bits"] == 64 * (6 * 5 + 6)
 
 
 @pytest.mark.slow

@@ -43,12 +43,7 @@ def test_tight_noise_is_a_tenth_and_a_quarter_where_the_paper_proves_its_own(rou
         (100, 0.14, 1e-7),
         (300, 0.08, 1e-5),
         (1000, 0.04, 1e-5),
-        pytest.param(
-            100,
-            0.03,
-            1e-7,
-            marks=pytest.mark.xfail(reason="dp-accounting's orders above 256 are loose: 2.4 times"),
-        ),
+        (100, 0.03, 1e-7),
     ],
 )
 def test_the_same_over_the_range_of_the_proof(rounds, epsilon, delta):

@@ -8,8 +8,10 @@ Number of nodes, graph and η are not published; ρ and C are (Sec. V).
 import argparse
 import csv
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from train_distributed.admm.adult import read_adult
 from train_distributed.admm.graph import ring
 from train_distributed.admm.method import Settings, State, iterations
 from train_distributed.admm.nodes import Nodes, gather
-from train_distributed.admm.privacy import compose
+from train_distributed.admm.privacy import charged, compose
 from train_distributed.admm.solver import loss
 from train_distributed.provenance import provenance
 
@@ -31,6 +33,12 @@ PUBLISHED = {"none": (10**-10, 1750.0), "dvp": (10**-2.5, 1750.0), "pvp": (0.1, 
 CURVES = (0.01, 0.1, 0.5, 1.0)  # α of Fig. 3
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 MOMENTS = (2, 100)  # t of Fig. 4
+TOLERANCE = 1e-6  # of a step's gradient norm, in units of C/B
+PAPER = {
+    "intermediate": "DVP is slightly more robust to noise than PVP",
+    "final": "PVP is slightly better than DVP in empirical loss",
+}
+WHEN = {"intermediate, mean of t = 2 … 99": slice(1, -1), "final": slice(-1, None)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +57,25 @@ class Figures:
     overwrite: bool = False
 
     def run(self) -> None:
-        """Trains everything, then writes curves.csv, report.json and three PNG files."""
+        """Trains everything, then writes curves.csv, report.json, comparison.txt and three PNGs."""
         refuse_existing(self.output, overwrite=self.overwrite)
         if self.iterations < max(MOMENTS):
             raise ValueError(f"iterations must be >= {max(MOMENTS)}, got {self.iterations}")
         nodes, test = self._split(*read_adult(self.data))
-        curves = {("none", float("inf")): self._curves(nodes, test, "none", float("inf"))}
-        jobs = [(method, alpha) for method in ("dvp", "pvp") for alpha in ALPHAS]
-        for method, alpha in tqdm(jobs, unit="run", disable=None):
-            curves[method, alpha] = self._curves(nodes, test, method, alpha)
+        curves: dict[tuple[str, float], dict[str, np.ndarray]] = {}
+        for method, alphas in (("none", (math.inf,)), ("dvp", ALPHAS), ("pvp", ALPHAS)):
+            found = self._curves(nodes, test, method, alphas)
+            curves |= {(method, alpha): measured for alpha, measured in found.items()}
         report = self._report(curves)
+        text = state_comparison(report["comparison"])
         with new_directory(self.output, overwrite=self.overwrite) as directory:
             write_curves(directory / "curves.csv", curves)
             (directory / "report.json").write_text(json.dumps(report, indent=1, default=str))
+            (directory / "comparison.txt").write_text(text)
             figures.draw_convergence(directory / "convergence.png", curves, CURVES)
             figures.draw_tradeoff(directory / "tradeoff.png", curves, ALPHAS, MOMENTS, report)
             figures.draw_final(directory / "final.png", curves, ALPHAS)
-        print(json.dumps(report["comparison"], indent=1))
+        print(text, end="")
 
     def _split(self, x: Tensor, labels: Tensor) -> tuple[Nodes, tuple[Tensor, Tensor]]:
         """Four fifths for the nodes, one fifth to test."""
@@ -76,33 +86,40 @@ class Figures:
         return gather(x[train], labels[train], users, 2), (x[held_out], labels[held_out])
 
     def _curves(
-        self, nodes: Nodes, test: tuple[Tensor, Tensor], method: str, alpha: float
-    ) -> dict[str, np.ndarray]:
-        """{loss, error, own_loss, own_error: (T, seeds)}, means over nodes.
+        self, nodes: Nodes, test: tuple[Tensor, Tensor], method: str, alphas: tuple[float, ...]
+    ) -> dict[float, dict[str, np.ndarray]]:
+        """By α {loss, error, own_loss, own_error: (T, seeds)}, means over nodes.
 
-        The seeds are so many independent copies of the one binary problem.
+        Every α and seed is an independent copy of the one binary problem; all run together.
         """
-        copies = Nodes(nodes.x, nodes.y.expand(-1, -1, self.seeds), nodes.counts)
+        shares = torch.tensor(alphas, dtype=torch.float64).repeat_interleave(self.seeds)
+        copies = Nodes(nodes.x, nodes.y.expand(-1, -1, len(shares)), nodes.counts)
         rho, weight = PUBLISHED[method]
+        private = method != "none"
         settings = Settings(
             method=method,
             iterations=self.iterations,
             rho=rho,
             eta=self.eta_primal if method == "pvp" else self.eta_dual,
             loss_weight=weight,
-            alpha=alpha,
-            tolerance=1e-6,
+            alpha=1.0 if private else math.inf,
+            tolerance=TOLERANCE,
         )
         generator = torch.Generator().manual_seed(self.seed + 1)
-        rows = [
-            _measure(copies, test, state)
-            for state in iterations(copies, ring(self.nodes), settings, generator)
-        ]
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        states = iterations(
+            copies, ring(self.nodes), settings, generator, shares=shares if private else None
+        )
+        progress = tqdm(states, desc=method, total=self.iterations, unit="step", disable=None)
+        rows = [_measure(copies, test, state) for state in progress]
+        stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return {
+            alpha: {n: v[:, i * self.seeds : (i + 1) * self.seeds] for n, v in stacked.items()}
+            for i, alpha in enumerate(alphas)
+        }
 
-    def _report(self, curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> dict[str, object]:
+    def _report(self, curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> dict[str, Any]:
         composed = {
-            str(alpha): asdict(compose([alpha * (1 + 1e-6)] * self.iterations, 1e-5))
+            str(alpha): asdict(compose([charged(alpha, TOLERANCE)] * self.iterations, 1e-5))
             for alpha in CURVES
         }
         return {
@@ -114,10 +131,7 @@ class Figures:
             "composed_over_all_iterations": composed,
             "tradeoff": {method: fit_tradeoff(curves, method) for method in ("dvp", "pvp")},
             "comparison": compare(curves),
-            "paper": {
-                "intermediate": "DVP slightly more robust to noise than PVP",
-                "final": "PVP slightly better than DVP in empirical loss",
-            },
+            "paper": PAPER,
         }
 
 
@@ -148,18 +162,41 @@ def fit_tradeoff(
     }
 
 
-def compare(curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> list[dict[str, object]]:
-    """Mean and deviation over seeds of both methods, in the middle and at the end."""
+def compare(curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> list[dict[str, Any]]:
+    """Mean and deviation over seeds of both methods, in the middle and at the end.
+
+    One is better where the mean difference of a seed's two runs exceeds twice its standard error.
+    """
     found = []
     for alpha in CURVES:
-        for label, when in (("intermediate, mean of t = 2 … 99", slice(1, -1)), ("final", [-1])):
+        for label, when in WHEN.items():
             for measure in ("loss", "error"):
-                row: dict[str, object] = {"alpha": alpha, "when": label, "measure": measure}
-                for method in ("dvp", "pvp"):
-                    values = curves[method, alpha][measure][when].mean(0)
-                    row[method] = [float(values.mean()), float(values.std(ddof=1))]
+                row: dict[str, Any] = {"alpha": alpha, "when": label, "measure": measure}
+                values = {m: curves[m, alpha][measure][when].mean(0) for m in ("dvp", "pvp")}
+                for method, of_seeds in values.items():
+                    row[method] = [float(of_seeds.mean()), float(of_seeds.std(ddof=1))]
+                gap = values["pvp"] - values["dvp"]
+                error = float(gap.std(ddof=1)) / math.sqrt(len(gap))
+                row["better"] = "neither"
+                if abs(gap.mean()) > 2 * error:
+                    row["better"] = "dvp" if gap.mean() > 0 else "pvp"
                 found.append(row)
     return found
+
+
+def state_comparison(rows: list[dict[str, Any]]) -> str:
+    """The comparison in words, beside the paper's two statements."""
+    lines = []
+    for label in WHEN:
+        lines.append(f"{label} (paper: {PAPER[label.split(',')[0]]})")
+        for row in (row for row in rows if row["when"] == label):
+            dvp, pvp = ("{:.4f} ± {:.4f}".format(*row[method]) for method in ("dvp", "pvp"))
+            verdict = {"dvp": "DVP is better", "pvp": "PVP is better", "neither": "no difference"}
+            lines.append(
+                f"  {row['measure']:5} at alpha {row['alpha']:4g}: "
+                f"DVP {dvp}, PVP {pvp}: {verdict[row['better']]}"
+            )
+    return "\n".join(lines) + "\n"
 
 
 def write_curves(path: Path, curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> None:

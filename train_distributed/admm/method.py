@@ -76,7 +76,12 @@ class State:
 
 
 def iterations(
-    nodes: Nodes, graph: Graph, settings: Settings, generator: torch.Generator | None
+    nodes: Nodes,
+    graph: Graph,
+    settings: Settings,
+    generator: torch.Generator | None,
+    *,
+    shares: Tensor | None = None,
 ) -> Iterator[State]:
     """The states after iterations 1 … T, from f(0) = 0, λ(0) = 0, e(0) = 0.
 
@@ -85,17 +90,25 @@ def iterations(
         graph: who talks to whom.
         settings: the method and its constants.
         generator: of the noise; None draws from the operating system.
+        shares: (K,) > 0, problem k spends shares[k] α(t); None: α(t) each.
 
     Raises:
-        ValueError: nodes and graph of different sizes.
+        ValueError: nodes and graph of different sizes, shares that are not K positive numbers.
     """
     if len(nodes.counts) != graph.nodes:
         raise ValueError(f"graph must have {len(nodes.counts)} nodes, got {graph.nodes}")
-    return _iterations(nodes, graph, settings, generator)
+    shares = torch.ones(nodes.shape[1], dtype=torch.float64) if shares is None else shares
+    if shares.shape != (nodes.shape[1],) or not bool((shares > 0).all()):
+        raise ValueError(f"shares must be {nodes.shape[1]} numbers > 0, got {shares.tolist()}")
+    return _iterations(nodes, graph, settings, generator, shares)
 
 
 def _iterations(
-    nodes: Nodes, graph: Graph, settings: Settings, generator: torch.Generator | None
+    nodes: Nodes,
+    graph: Graph,
+    settings: Settings,
+    generator: torch.Generator | None,
+    shares: Tensor,
 ) -> Iterator[State]:
     zero = torch.zeros(nodes.shape, dtype=torch.float64)
     state = State(0, zero, zero, zero, zero)
@@ -104,9 +117,9 @@ def _iterations(
         if settings.method == "none":
             state = _advance(nodes, graph, settings, state, anchor=state.own)
         elif settings.method == "dvp" or last:
-            state = dual_step(nodes, graph, settings, state, alpha, generator)
+            state = dual_step(nodes, graph, settings, state, alpha * shares, generator)
         else:
-            state = primal_step(nodes, graph, settings, state, alpha, generator)
+            state = primal_step(nodes, graph, settings, state, alpha * shares, generator)
         yield state
 
 
@@ -115,21 +128,25 @@ def dual_step(
     graph: Graph,
     settings: Settings,
     state: State,
-    alpha: float,
+    alphas: Tensor,
     generator: torch.Generator | None,
 ) -> State:
     """Algorithm 2: the dual variable is perturbed; also the last iteration of Algorithm 3.
 
     Everything it uses of the past has been sent: the anchors are the nodes' own *sent* values.
+    `alphas` (K,) is what each problem spends.
     """
     curvature = settings.rho + 2 * settings.eta * graph.degrees
     zeta, phi = torch.tensor(
         [
-            privacy.dual_noise(alpha, int(rows), settings.loss_weight, float(q))
+            [
+                privacy.dual_noise(alpha, int(rows), settings.loss_weight, float(q))
+                for alpha in alphas.tolist()
+            ]
             for rows, q in zip(nodes.counts, curvature, strict=True)
         ],
         dtype=torch.float64,
-    ).T[..., None, None]
+    ).permute(2, 0, 1)[..., None]
     noise = exponential_norm(nodes.shape, generator) / zeta
     shift = settings.loss_weight / (2 * nodes.sizes) * noise
     return _advance(nodes, graph, settings, state, anchor=state.sent, shift=shift, phi=phi)
@@ -140,17 +157,20 @@ def primal_step(
     graph: Graph,
     settings: Settings,
     state: State,
-    alpha: float,
+    alphas: Tensor,
     generator: torch.Generator | None,
 ) -> State:
-    """Algorithm 3: f_p stays at its node, f_p + e_p is sent."""
+    """Algorithm 3: f_p stays at its node, f_p + e_p is sent; `alphas` (K,) is spent."""
     zeta = torch.tensor(
         [
-            privacy.primal_noise(alpha, int(rows), settings.loss_weight, settings.rho)
+            [
+                privacy.primal_noise(alpha, int(rows), settings.loss_weight, settings.rho)
+                for alpha in alphas.tolist()
+            ]
             for rows in nodes.counts
         ],
         dtype=torch.float64,
-    )[:, None, None]
+    )[..., None]
     noise = exponential_norm(nodes.shape, generator) / zeta
     return _advance(nodes, graph, settings, state, anchor=state.own - state.noise, noise=noise)
 

@@ -1,22 +1,23 @@
 """Noise for gradients of sampled batches, where a record is used at most once.
 
-In round k a client draws t_k of its unused learning rows; the sizes t_k are public and fixed. Two
-sound accounts of all rounds, the better of which is taken:
+In round k a client draws t_k of its unused learning rows; the sizes t_k are public and fixed, and
+not all n learning rows are used. Two sound accounts of all rounds, the better of which is taken:
 
     once         No amplification: whatever the batches are, a record moves one message only, so
                  given the batches the run is one Gaussian mechanism, and so is their mixture.
     composition  Of Gaussian mechanisms on batches sampled without replacement at the rates
-                 q_k = t_k / unused_k (Rényi bound of Wang, Balle and Kasiviswanathan 2019).
+                 q_k = t_k / unused_k.
 
 Why composition holds although what is unused stays hidden. Draw the batches in two steps: assign
 the other records to all places, the target to one that is never used, and tell the observer; then
-exchange the target with a place J drawn uniformly from all n. That is a uniform assignment. Round k
-is now a Gaussian f0 around a known mean, shifted to f1 by at most 2G/b if J is in round k. Given
-earlier messages J is there with probability θ_k = p_k / (1 - Σ p_j + Σ p_j r_j) <= q_k, where
-p_j = t_j/n and the sums run over j < k, with r_j >= 0 a likelihood ratio. Between neighbours θ_k
-and f1 differ, but exp((α-1)·Rényi divergence) is jointly convex, so it is largest at a corner of
-(θ, θ') in [0, q_k]². At (q_k, q_k) it is what Wang et al. bound; at (q_k, 0) its terms
-C(α, j) q^j E0[(r - 1)^j] are each at most theirs.
+exchange the target with a place J drawn uniformly from all n. That is a uniform assignment, and
+telling more cannot make it more private: the divergence is jointly convex. Round k is now a
+Gaussian r around a known mean, or a Gaussian p at most 2G/b away if J is in round k (a mixture of
+t_k of them: J is uniform there, whatever was sent before). Given earlier messages J is in round k
+with probability θ_k = p_k / (1 - Σ p_j + Σ p_j r_j) <= q_k, where p_j = t_j/n and the sums run over
+j < k, with r_j >= 0 a likelihood ratio. Between neighbours both θ_k and p differ; `moments` bounds
+the divergence of a round over all θ_k, θ'_k in [0, q_k], whatever the earlier messages are, and
+Rényi divergences so bounded add up.
 
 The paper keeps the number of new rows random and divides by it. It is then known to the observer,
 and given it the sampling rate is not the 1/(2K) that the proof uses but t_k / unused_k.
@@ -25,17 +26,14 @@ and given it the sampling rate is not the 1/(2K) that the proof uses but t_k / u
 import math
 from functools import cache
 
-import dp_accounting
 import numpy as np
-from dp_accounting.rdp import RdpAccountant
-from scipy.optimize import brentq
 
 from train_distributed import accounting
+from train_distributed.charter import moments
 
-_RESOLUTION = 10**9  # a rate as a fraction of integers, rounded up
 _PRECISION = 1e-3  # of the noise, relative; rounded up
-# Above 256 dp-accounting only has a loose bound: below ε of about .04 `once` is what remains.
 _ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+_HIGH_ORDERS = (320, 384, 512, 640, 768, 1024)  # small ε
 
 
 @cache
@@ -48,20 +46,22 @@ def sampled_noise_multiplier(epsilon: float, delta: float, rates: tuple[float, .
         rates: q_k of every round.
     """
     once = accounting.noise_multiplier(epsilon, delta)
-
-    def excess(log_multiplier: float) -> float:
-        return math.log(composed_epsilon(math.exp(log_multiplier), delta, rates) / epsilon)
-
-    top = math.log(once)
-    if excess(top) > 0:
+    if max(rates) >= 1:  # no place is left unused
         return once
-    bottom = top - 1
-    while excess(bottom) <= 0:
-        bottom -= 1
-    root: float = brentq(excess, bottom, top, xtol=_PRECISION)  # pyright: ignore
-    while excess(root) > 0:  # the root may lie on the wrong side
-        root += _PRECISION
-    return min(once, math.exp(root))
+
+    def enough(log_multiplier: float) -> bool:
+        return composed_epsilon(math.exp(log_multiplier), delta, rates) <= epsilon
+
+    high = math.log(once)
+    if not enough(high):
+        return once
+    low = high - 1
+    while enough(low):
+        low, high = low - 1, low
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return min(once, math.exp(high))
 
 
 def composed_epsilon(noise_multiplier: float, delta: float, rates: tuple[float, ...]) -> float:
@@ -74,22 +74,36 @@ def composed_epsilon(noise_multiplier: float, delta: float, rates: tuple[float, 
     Args:
         noise_multiplier: over the L2 change of one batch mean.
         delta: δ.
-        rates: q_k of every round.
+        rates: q_k < 1 of every round.
+
+    Raises:
+        ValueError: a rate outside (0, 1).
     """
+    if not 0 < min(rates) <= max(rates) < 1:
+        raise ValueError(f"rates must be in (0, 1), got {min(rates)} to {max(rates)}")
     groups = np.array_split(np.sort(rates), 4 if max(rates) > 1.2 * min(rates) else 1)
-    found = []
-    for order in _ORDERS:
-        accountant = RdpAccountant([order], dp_accounting.NeighboringRelation.REPLACE_ONE)
-        for group in (group for group in groups if len(group)):
-            mean = group.max() * np.mean((group / group.max()) ** order) ** (1 / order)
-            event = dp_accounting.SampledWithoutReplacementDpEvent(
-                _RESOLUTION,
-                min(_RESOLUTION, math.ceil(mean * (1 + 1e-12) * _RESOLUTION)),
-                dp_accounting.GaussianDpEvent(noise_multiplier),
-            )
-            accountant.compose(event, len(group))
-        found.append(float(accountant.get_epsilon(delta)))
-    return min(found)
+    largest = moments.largest_order(noise_multiplier, _HIGH_ORDERS[-1])
+    found = math.inf
+    for orders in (_ORDERS, _HIGH_ORDERS):
+        reached = [order for order in orders if order <= largest]
+        if not reached:
+            break
+        table = moments.log_moments(noise_multiplier, reached[-1])
+        best = min((_epsilon(order, table, groups, delta), order) for order in reached)
+        found = min(found, best[0])
+        if best[1] < _ORDERS[-1]:
+            break
+    return found
+
+
+def _epsilon(order: int, table: moments.Vector, groups: list[np.ndarray], delta: float) -> float:
+    """ε at δ of rounds of known Rényi divergence (Canonne, Kamath and Steinke 2020, Prop. 12)."""
+    total = 0.0
+    for group in (group for group in groups if len(group)):
+        mean = group.max() * np.mean((group / group.max()) ** order) ** (1 / order)
+        total += len(group) * moments.log_divergence(order, mean * (1 + 1e-12), table)
+    spent = total - math.log(delta * order)
+    return max(0.0, spent / (order - 1) + math.log1p(-1 / order))
 
 
 def estimate_random_round_delta(

@@ -7,32 +7,36 @@ import argparse
 import csv
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from torch import Tensor
 from tqdm import tqdm
 
 from pretrain.output import new_directory, refuse_existing
-from train_distributed.charter import amplification, vaidya
+from train_distributed.charter import amplification
+from train_distributed.charter.cuts import count_cuts, fit_cuts
+from train_distributed.charter.figures import draw
 from train_distributed.charter.method import run
 from train_distributed.charter.objectives import Distance
-from train_distributed.charter.plan import Task, make_plan
+from train_distributed.charter.plan import Plan, Task, make_plan
 from train_distributed.charter.reference import private_gradient_descent
 from train_distributed.provenance import provenance
 
-# (x axis, theory's largest slope in it, the varied settings)
+# (x axis, exponent of the privacy term of the theorem, the varied settings). The theorem bounds
+# every convex Lipschitz loss; near the minimiser of a quadratic the risk is the square of the
+# gradient's error, so its exponent may be up to twice as steep.
 SWEEPS: dict[str, tuple[float, list[dict[str, Any]]]] = {
     "clients": (-0.5, [{"clients": m} for m in (2, 4, 8, 16, 32)]),
     "rows": (-1.0, [{"rows": n} for n in (750, 1500, 3000, 6000, 12_000)]),
     "epsilon": (-1.0, [{"epsilon": e} for e in (0.1, 0.2, 0.4, 0.8, 1.6, math.inf)]),
     "rounds": (0.0, [{"rounds": k} for k in (5, 10, 20, 40, 80)]),
+    "bits": (0.0, [{"bits": j} for j in (2, 3, 4, 6, 8, 12, 16)]),
 }
+CHARTERS = {"charter": False, "charter_secure_sum": True}
 SPREAD = 0.3  # of a record around the mean
 CLIP = 1.5  # gradients w - x have about this length at the corners
 
@@ -48,6 +52,7 @@ class Slopes:
     epsilon: float = 0.5
     delta: float = 1e-5
     rounds: int = 30
+    bits: int | None = None
     seeds: int = 5
     overwrite: bool = False
 
@@ -63,7 +68,13 @@ class Slopes:
             "configuration": asdict(self) | {"output": self.output.name},
             **provenance(),
             "slopes": {name: slope(risks, name) for name in ("clients", "rows", "epsilon")},
-            "theory": "largest slopes in M, N, ε: -1/2, -1, -1 (privacy term); -1/2 in MN else",
+            "slopes_of_the_theorem": {
+                name: {"every convex Lipschitz loss, at least": SWEEPS[name][0]}
+                | {"a quadratic, at best": 2 * SWEEPS[name][0]}
+                for name in ("clients", "rows", "epsilon")
+            },
+            "payload": check_payload(risks),
+            "noise_over_the_paper": compare_noise(),
             "cuts": fit_cuts(cuts),
             "once_in_a_random_round": compare_accounts(),
         }
@@ -71,36 +82,37 @@ class Slopes:
             _write(directory / "risk.csv", risks)
             _write(directory / "cuts.csv", cuts)
             (directory / "report.json").write_text(json.dumps(report, indent=1))
-            draw(directory / "charter.png", risks, cuts)
-        print(json.dumps({name: report[name] for name in ("slopes", "cuts")}, indent=1))
+            draw(
+                directory / "charter.png",
+                risks,
+                cuts,
+                {n: theory for n, (theory, _) in SWEEPS.items()},
+            )
+        shown = ("slopes", "payload", "noise_over_the_paper", "cuts")
+        print(json.dumps({name: report[name] for name in shown}, indent=1))
 
     def _measure(self, sweep: str, change: dict[str, Any], seed: int) -> dict[str, Any]:
         """One run of every method on the same data."""
-        at = {n: getattr(self, n) for n in ("clients", "rows", "epsilon", "rounds")} | change
+        varied = ("clients", "rows", "epsilon", "rounds", "bits")
+        at = {name: getattr(self, name) for name in varied} | change
         generator = torch.Generator().manual_seed(seed)
         mean = torch.rand(self.dimension, generator=generator, dtype=torch.float64) - 0.5
-        data = []
-        for _ in range(at["clients"]):
-            z = torch.randn(at["rows"], self.dimension, generator=generator, dtype=torch.float64)
-            x = mean + SPREAD * z / z.norm(dim=1, keepdim=True)
-            data.append((x, torch.zeros(at["rows"], dtype=torch.int64)))
-        task = Task(
-            clients=at["clients"],
-            rows=at["rows"],
-            dimension=self.dimension,
-            epsilon=at["epsilon"],
-            delta=self.delta,
-            diameter=2 * math.sqrt(self.dimension),
-        )
+        data = sphere(mean, at["clients"], at["rows"], generator)
+        task = self._task(at)
         row: dict[str, Any] = {"sweep": sweep, "seed": seed, **at}
         objective = Distance(self.dimension)
-        for name, summed in (("charter", False), ("charter_secure_sum", True)):
+        for name, summed in CHARTERS.items():
             plan = make_plan(
-                task, rounds=at["rounds"], gradient_clip=CLIP, loss_clip=CLIP, secure_sum=summed
+                task,
+                rounds=at["rounds"],
+                gradient_clip=CLIP,
+                loss_clip=CLIP,
+                secure_sum=summed,
+                bits=at["bits"],
             )
             result = run(data, objective, plan, half_width=1.0, generator=generator)
             row[name] = float((result.points[0] - mean).square().sum() / 2)
-            row[f"{name}_bits"] = result.report["payload_bits_per_user"]
+            row |= _traffic(name, plan, result.report)
         descended = private_gradient_descent(
             data,
             objective,
@@ -118,6 +130,50 @@ class Slopes:
         row["not_private"] = float((everything.mean(0) - mean).square().sum() / 2)
         return row
 
+    def _task(self, at: dict[str, Any]) -> Task:
+        return Task(
+            clients=at["clients"],
+            rows=at["rows"],
+            dimension=self.dimension,
+            epsilon=at["epsilon"],
+            delta=self.delta,
+            diameter=2 * math.sqrt(self.dimension),
+        )
+
+
+def sphere(
+    mean: Tensor, clients: int, rows: int, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor]]:
+    """Every client's rows (rows, d), uniform on a sphere around the mean; nobody uses labels."""
+    data = []
+    for _ in range(clients):
+        z = torch.randn(rows, len(mean), generator=generator, dtype=torch.float64)
+        x = mean + SPREAD * z / z.norm(dim=1, keepdim=True)
+        data.append((x, torch.zeros(rows, dtype=torch.int64)))
+    return data
+
+
+def _traffic(name: str, plan: Plan, report: dict[str, Any]) -> dict[str, int]:
+    """Measured bits, and what the formula says: K d J0 + K J1, or 64-bit words in a sum."""
+    numbers = plan.rounds * plan.task.dimension
+    formula = numbers * plan.gradient_bits + plan.rounds * plan.loss_bits
+    if plan.honest is not None:
+        formula = 64 * (numbers + plan.rounds)
+    return {
+        f"{name}_bits": report["payload_bits_per_user"],
+        f"{name}_bits_by_formula": formula,
+        f"{name}_framing_bits": report["framing_bits_per_user"],
+    }
+
+
+def check_payload(risks: list[dict[str, Any]]) -> dict[str, Any]:
+    """In how many runs the measured payload is exactly the formula's."""
+    found = {}
+    for name in CHARTERS:
+        equal = sum(row[f"{name}_bits"] == row[f"{name}_bits_by_formula"] for row in risks)
+        found[name] = {"runs": len(risks), "exactly_as_the_formula": equal}
+    return found
+
 
 def slope(risks: list[dict[str, Any]], sweep: str) -> dict[str, float]:
     """Least-squares slopes of ln(mean excess risk) in ln(x)."""
@@ -130,51 +186,24 @@ def slope(risks: list[dict[str, Any]], sweep: str) -> dict[str, float]:
     return found
 
 
-def count_cuts() -> list[dict[str, Any]]:
-    """Cuts until max_i a_i·(x - x*) is below 10^-n, for d = 2 … 30 and n = 1 … 6."""
+def compare_noise() -> list[dict[str, float]]:
+    """Noise of the tight account over that of the paper's constants, where those are proven."""
     found = []
-    for dimension in (2, 5, 10, 20, 30):
-        value, gradient = max_affine(dimension, seed=dimension)
-        _, history = vaidya.minimise(
-            gradient,
-            value,
-            dimension=dimension,
-            half_width=1.0,
-            cuts=60 * dimension + 60,
-            cutting=vaidya.Cutting(),
-            target=1e-6,
+    for rounds, epsilon in ((10, 0.4), (30, 0.25), (100, 0.1), (300, 0.08)):
+        task = Task(clients=10, rows=3000, dimension=30, epsilon=epsilon, delta=1e-5, diameter=1.0)
+        tight, paper = (
+            make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0, constants=constants)
+            for constants in ("tight", "paper")
         )
-        for digits in range(1, 7):
-            below = np.flatnonzero(np.array(history) <= 10.0**-digits)
-            if len(below):
-                cuts = int(below[0]) + 1
-                found.append({"dimension": dimension, "digits": digits, "cuts": cuts})
+        found.append(
+            {
+                "rounds": rounds,
+                "epsilon": epsilon,
+                "learning": tight.gradient_std / paper.gradient_std,
+                "verification": tight.loss_std / paper.loss_std,
+            }
+        )
     return found
-
-
-def max_affine(
-    dimension: int, seed: int
-) -> tuple[Callable[[vaidya.Vector], float], Callable[[vaidya.Vector], vaidya.Vector]]:
-    """A piecewise linear function with least value 0, and a subgradient of it."""
-    draw = np.random.default_rng(seed)
-    slopes = draw.normal(size=(3 * dimension, dimension))
-    slopes -= slopes.mean(0)
-    centre = draw.uniform(-0.5, 0.5, size=dimension)
-    return (
-        lambda x: float((slopes @ (x - centre)).max()),
-        lambda x: slopes[np.argmax(slopes @ (x - centre))],
-    )
-
-
-def fit_cuts(cuts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Cuts per decade of error for every d, and how that grows with d."""
-    per_decade = {}
-    for dimension in sorted({row["dimension"] for row in cuts}):
-        rows = [row for row in cuts if row["dimension"] == dimension]
-        line = np.polyfit([row["digits"] for row in rows], [row["cuts"] for row in rows], 1)
-        per_decade[dimension] = float(line[0])
-    line = np.polyfit(list(per_decade), list(per_decade.values()), 1)
-    return {"per_decade": per_decade, "per_decade_and_dimension": float(line[0])}
 
 
 def compare_accounts() -> list[dict[str, float]]:
@@ -204,40 +233,6 @@ def compare_accounts() -> list[dict[str, float]]:
             }
         )
     return found
-
-
-def draw(path: Path, risks: list[dict[str, Any]], cuts: list[dict[str, Any]]) -> None:
-    """Excess risk along every sweep with theory's slope, and cuts against digits."""
-    figure = Figure(figsize=(15, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 3).flat
-    names = ("charter", "charter_secure_sum", "dp_sgd", "not_private")
-    for axis, (sweep, (theory, _)) in zip(axes, SWEEPS.items(), strict=False):
-        rows = [row for row in risks if row["sweep"] == sweep and math.isfinite(row[sweep])]
-        x = np.array(sorted({row[sweep] for row in rows}))
-        for name in names:
-            y = np.array([[row[name] for row in rows if row[sweep] == at] for at in x])
-            axis.errorbar(x, y.mean(1), y.std(1, ddof=1), fmt="o-", label=name.replace("_", " "))
-        if theory:
-            top = np.mean([row["charter"] for row in rows if row[sweep] == x[0]])
-            axis.plot(x, top * (x / x[0]) ** theory, "k:", label=f"theory: slope {theory}")
-        axis.set(xlabel=sweep, ylabel="excess risk", xscale="log", yscale="log")
-        axis.legend(fontsize=7)
-    axis = next(axes)
-    for name in names[:3]:
-        bits = [row[f"{name}_bits"] for row in risks if row["sweep"] == "rounds"]
-        y = [row[name] for row in risks if row["sweep"] == "rounds"]
-        axis.plot(bits, y, ".", label=name.replace("_", " "))
-    axis.set(xlabel="payload bits per client", ylabel="excess risk", xscale="log", yscale="log")
-    axis.legend(fontsize=7)
-    axis = next(axes)
-    for dimension in sorted({row["dimension"] for row in cuts}):
-        rows = [row for row in cuts if row["dimension"] == dimension]
-        digits = [row["digits"] for row in rows]
-        axis.plot(digits, [row["cuts"] for row in rows], "o-", label=f"d = {dimension}")
-    axis.set(xlabel="-log10 error", ylabel="cuts", title="max-affine problems, no noise")
-    axis.legend(fontsize=7)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -76,6 +76,7 @@ class Plan:
     gradient_std: float  # s0, per number of a batch mean
     loss_std: float  # s1, per iterate of a mean loss
     honest: int | None  # H, clients sure to add their noise share under a secure sum; None: no sum
+    bits: int | None = None  # J0 = J1 per number; None: the paper's
 
     @property
     def batch(self) -> int:
@@ -126,12 +127,16 @@ class Plan:
     @property
     def gradient_bits(self) -> int:
         """J0 = ⌈log2(2 D0 N ε / (√d + σ_g ε √N))⌉, per number."""
-        return self._bits(self.gradient_limit, self.task.dimension, self.task.gradient_deviation)
+        return self.bits or self._bits(
+            self.gradient_limit, self.task.dimension, self.task.gradient_deviation
+        )
 
     @property
     def loss_bits(self) -> int:
         """J1: J0's formula with D1, R and σ_f, per iterate."""
-        return self._bits(self.loss_limit, self.task.diameter**2, self.task.loss_deviation)
+        return self.bits or self._bits(
+            self.loss_limit, self.task.diameter**2, self.task.loss_deviation
+        )
 
     @property
     def payload_bits(self) -> int:
@@ -153,6 +158,7 @@ def make_plan(
     loss_clip: float | None = None,
     secure_sum: bool = False,
     honest_fraction: float = 0.5,
+    bits: int | None = None,
 ) -> Plan:
     """The noise that (ε, δ) needs, with all else that follows from it.
 
@@ -162,11 +168,12 @@ def make_plan(
         task: the problem.
         rounds: K, gradients to ask for and iterates to verify.
         constants: "tight": the least noise among sound bounds (`amplification`, exact Gaussian
-            curve); "paper": s0 and s1 of Sec. 4.3, proven for ε < 1.5/√K.
+            curve); "paper": s0 and s1 of Sec. 4.3, for ε < 1.5/√K, and never less than the former.
         gradient_clip: G0; None: the paper's. A known Lipschitz constant is better.
         loss_clip: G1; None: the paper's.
         secure_sum: the server sees sums over clients only, and each adds a share of the noise.
         honest_fraction: t, of the clients under a secure sum.
+        bits: J0 and J1, per number; None: the paper's, below which rounding adds to the noise.
 
     Raises:
         ValueError: unknown constants; more rounds than N/3 (the message says what they would take);
@@ -175,6 +182,8 @@ def make_plan(
     if constants not in CONSTANTS:
         raise ValueError(f"constants must be one of {', '.join(CONSTANTS)}, got {constants!r}")
     check_budget(task, rounds)
+    if bits is not None and not 1 <= bits <= 32:
+        raise ValueError(f"bits must be in [1, 32], got {bits}")
     honest = None
     if secure_sum:
         if not 0 < honest_fraction <= 1:
@@ -188,6 +197,7 @@ def make_plan(
         gradient_std=0.0,
         loss_std=0.0,
         honest=honest,
+        bits=bits,
     )
     if math.isinf(task.epsilon):
         return draft
@@ -225,7 +235,14 @@ def _paper_stds(plan: Plan) -> tuple[float, float]:
             f"paper's constants, got {task.epsilon}"
         )
     scale = math.sqrt(plan.rounds) / (task.rows * task.epsilon)
-    return (
+    paper = (
         math.sqrt(1080) * plan.gradient_clip * math.log(2.5 / task.delta) * scale,
         math.sqrt(40) * plan.loss_clip * math.log(2.5 * plan.rounds / task.delta) * scale,
     )
+    tight = _tight_stds(plan)
+    if paper[0] < tight[0] or paper[1] < tight[1]:
+        raise ValueError(
+            f"constants must be 'tight' here, got 'paper': its noise {paper} is less than {tight}, "
+            "the least that can be proven"
+        )
+    return paper

@@ -34,7 +34,7 @@ def class_sums(x: Tensor, y: Tensor, num_classes: int, *, counts: Tensor | None 
         (users, d, K) or (d, K), float64 or int64.
 
     Raises:
-        ValueError: shapes, types or labels that do not fit together.
+        ValueError: shapes, types or labels that do not fit together, a row that is not finite.
     """
     check_labels(x, y, num_classes)
     x = _masked(_wide(x), check_counts(counts, x))
@@ -42,7 +42,7 @@ def class_sums(x: Tensor, y: Tensor, num_classes: int, *, counts: Tensor | None 
         sums = x.new_zeros(*x.shape[:-2], num_classes, x.shape[-1])
         index = y.unsqueeze(-1).expand_as(x)
         return sums.scatter_add_(-2, index, x).mT
-    return x.mT @ one_hot(y, num_classes, x.dtype)
+    return _finite(x.mT @ one_hot(y, num_classes, x.dtype))
 
 
 def second_moments(x: Tensor, *, counts: Tensor | None = None) -> Tensor:
@@ -54,10 +54,13 @@ def second_moments(x: Tensor, *, counts: Tensor | None = None) -> Tensor:
 
     Returns:
         (users, d(d+1)/2) or (d(d+1)/2,).
+
+    Raises:
+        ValueError: a row that is not finite, or counts out of range.
     """
     x = _masked(_wide(x), check_counts(counts, x))
     d = x.shape[-1]
-    moments = x.mT @ x
+    moments = _finite(x.mT @ x)
     row, column = torch.triu_indices(d, d, device=x.device)
     return moments[..., row, column]
 
@@ -158,6 +161,13 @@ def _check_alpha(alpha: float) -> None:
 
 def _wide(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x.long()
+
+
+def _finite(sums: Tensor) -> Tensor:
+    """Passes on what sums of finite rows can be: 0 · NaN and 0 · inf are NaN, and stay so."""
+    if not sums.isfinite().all():
+        raise ValueError("x must have finite rows, got NaN or infinity")
+    return sums
 
 
 def _masked(x: Tensor, counts: Tensor | None) -> Tensor:

@@ -1,5 +1,7 @@
 """Class sums and least squares: the same totals under every partition."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,3 +94,14 @@ def test_padding_does_not_matter(value: float) -> None:
 def test_bad_alpha(alpha: float) -> None:
     with pytest.raises(ValueError, match=f"alpha must be finite and > 0, got {alpha}"):
         least_squares_statistics(*rows(4), CLASSES, alpha)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_are_refused(value: float) -> None:
+    x = torch.ones(2, 3, 4)
+    x[1, 2, 3] = value
+    y = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="x must have finite rows"):
+        class_sums(x, y, 2)
+    with pytest.raises(ValueError, match="x must have finite rows"):
+        second_moments(x)

@@ -10,10 +10,10 @@ import pytest
 
 from pretrain import build_encoder
 
-ARGUMENTS = (
-    "--config.epochs 2 --config.batch-size 16 --config.augment.size 16 "
-    "--config.encoder.widths 8 16 --config.encoder.blocks 1 1"
-).split()
+ARGUMENTS = [
+    *("--config.epochs", "2", "--config.batch-size", "16", "--config.augment.size", "16"),
+    *("--config.encoder.widths", "8", "16", "--config.encoder.blocks", "1", "1"),
+]
 
 
 @pytest.mark.slow

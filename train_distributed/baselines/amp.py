@@ -139,7 +139,9 @@ def minimise(
         while value(w - length * step) > before - 1e-4 * length * drop + 1e-15 * abs(before):
             length /= 2
         w = w - length * step
-    raise ArithmeticError(f"gradient must fall to {tolerance:.3g}, got {float(gradient.norm()):.3g}")
+    raise ArithmeticError(
+        f"gradient must fall to {tolerance:.3g}, got {float(gradient.norm()):.3g}"
+    )
 
 
 @cache

@@ -9,6 +9,7 @@ import math
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -37,13 +38,14 @@ def plain(x: Tensor, y: Tensor, classes: int, noise: float, seed: int) -> Tensor
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     loader = DataLoader(TensorDataset(x, y), batch_size=BATCH)
-    model, optimizer, loader = opacus.PrivacyEngine().make_private(
+    made: Any = opacus.PrivacyEngine().make_private(
         module=model,
         optimizer=optimizer,
         data_loader=loader,
         noise_multiplier=noise,
         max_grad_norm=CLIP,
     )
+    model, optimizer, loader = made
     criterion = nn.CrossEntropyLoss()
     for _ in range(EPOCHS):
         for rows, labels in loader:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -24,7 +25,7 @@ CLASSES, DIM, ROWS = 3, 6, 240
 FLOAT_ONLY = ("dp-fl", "amp")
 NOT_PRIVATE = ("non-private-softmax", "non-private-svm")
 EPSILON = {"dp-fl": 4.0}  # a large one takes the account long
-OPTIONS = {"dp-fl": {"epochs": 5, "batch_size": 60}}
+OPTIONS: dict[str, dict[str, Any]] = {"dp-fl": {"epochs": 5, "batch_size": 60}}
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_dp_fl_is_plain_opacus(rows, arguments):
     draw = torch.Generator().manual_seed(7)
     model = torch.nn.Linear(DIM + 1, CLASSES, bias=False)
     torch.nn.init.zeros_(model.weight)
-    model, optimizer, loader = opacus.PrivacyEngine().make_private(
+    made: Any = opacus.PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
         data_loader=DataLoader(TensorDataset(x, y), batch_size=50, generator=draw),
@@ -166,6 +167,7 @@ def test_dp_fl_is_plain_opacus(rows, arguments):
         max_grad_norm=0.1,
         noise_generator=draw,
     )
+    model, optimizer, loader = made
     for _ in range(3):
         for some, labels in loader:
             optimizer.zero_grad()
@@ -220,14 +222,14 @@ def test_a_round_of_gradients_moves_by_less_than_2l():
         x[1, -1] = -x[1, -1]
         first, second = (step.submit(chunk_of(x, y, user)) for user in (0, 1))
         assert float((first - second).norm()) <= step.record_reach(torch.tensor([4]))
-    assert step.compositions == 7
+        assert step.compositions == 7
 
 
 @pytest.mark.parametrize("noise", ["float", "discrete"])
 def test_noise_of_all_rounds_is_what_the_promise_needs(noise: str, rows, arguments):
     """Runs differ in round 1 by noise alone: its spread against the exact curve for M rounds."""
     users, rounds = 6, 5
-    firsts = []
+    firsts, report = [], {}
     for _ in range(12):
         released = learn(
             rows,
@@ -239,11 +241,12 @@ def test_noise_of_all_rounds_is_what_the_promise_needs(noise: str, rows, argumen
         )
         assert released.opened is not None
         firsts.append(released.opened[: (DIM + 1) * CLASSES])
+        report = released.report
     found = torch.stack(firsts).var(0).mean().sqrt()
     multiplier = accounting.noise_multiplier(1.0, 1e-5, rounds)
     needed = multiplier * 2 * math.sqrt(2) * math.sqrt(1.25) * math.sqrt(users / 3)
     assert float(found) == pytest.approx(needed, rel=4 / math.sqrt(2 * 11 * 21))
-    assert released.report["compositions"] == rounds
+    assert report["compositions"] == rounds
 
 
 def test_liblinear_agrees_with_the_certified_solver():

@@ -177,7 +177,7 @@ class _Rows(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index], self.y[index]
 
 
-def _as_it_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _as_it_is(batch: Any) -> tuple[Tensor, Tensor]:
     return batch
 
 

@@ -89,7 +89,7 @@ def learn(
         released = baselines.train(task, options)
     else:
         raise ValueError(f"method must be one of {', '.join(ALL_METHODS)}, got {method!r}")
-    report = released.report | {"method": method}
+    report: dict[str, Any] = released.report | {"method": method}
     if not report["suitable_for_release"]:  # how long it took depends on the rows
         seconds = {"seconds": time.perf_counter() - started}
         report["simulation_only"] = report.get("simulation_only", {}) | seconds

@@ -45,10 +45,20 @@ def power_and_size(
         false_trials: how often it was asked there.
         confidence: of both together.
     """
+    powers, sizes = powers_and_sizes(
+        np.array([hits]), trials, np.array([false]), false_trials, confidence
+    )
+    return float(powers[0]), float(sizes[0])
+
+
+def powers_and_sizes(
+    hits: np.ndarray, trials: int, false: np.ndarray, false_trials: int, confidence: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """`power_and_size` of many tests, each at this confidence: (n,) int to twice (n,)."""
     miss = (1 - confidence) / 2
-    power = float(beta.ppf(miss, hits, trials - hits + 1)) if hits else 0.0
-    size = float(beta.isf(miss, false + 1, false_trials - false)) if false < false_trials else 1.0
-    return power, size
+    powers = beta.ppf(miss, np.maximum(hits, 1), trials - hits + 1)
+    sizes = beta.isf(miss, false + 1, np.maximum(false_trials - false, 1))
+    return np.where(hits > 0, powers, 0.0), np.where(false < false_trials, sizes, 1.0)
 
 
 def epsilon_of_test(power: float, size: float, delta: float) -> float:

@@ -121,7 +121,7 @@ def release(
     sizes = users.sizes
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     _check_users("known_noise", known_noise, len(sizes))
-    kept = _survivors(len(sizes), dropped, guarantee.min_survivors)
+    kept = surviving(len(sizes), dropped, guarantee.min_survivors)
     summation = _summation(method, guarantee, sizes, noise, generator, frozenset(known_noise))
     for chunk in users.chunks():
         arrived = kept[chunk.users]
@@ -237,8 +237,12 @@ def _summation(
     return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)
 
 
-def _survivors(users: int, dropped: Collection[int], min_survivors: int) -> Tensor:
-    """(users,) bool."""
+def surviving(users: int, dropped: Collection[int], min_survivors: int) -> Tensor:
+    """(users,) bool: who is left.
+
+    Raises:
+        ValueError: fewer than m_min, or a user that does not exist.
+    """
     _check_users("dropped", dropped, users)
     kept = torch.ones(users, dtype=torch.bool)
     kept[list(dropped)] = False

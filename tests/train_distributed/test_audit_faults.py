@@ -167,7 +167,9 @@ def check(fault: Fault, name: str, patch: pytest.MonkeyPatch) -> None:
     assert not right.broken
     fault.plant(patch)
     wrong = attack(fault.target, trials=fault.trials)
-    print(f"{name}: promised {wrong.claim.epsilon:.2f}, {right.epsilon:.2f} without it, "
-          f"{wrong.epsilon:.2f} with it")
+    print(
+        f"{name}: promised {wrong.claim.epsilon:.2f}, {right.epsilon:.2f} without it, "
+        f"{wrong.epsilon:.2f} with it"
+    )
     assert wrong.claim.epsilon == pytest.approx(right.claim.epsilon)
     assert wrong.broken

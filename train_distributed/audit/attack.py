@@ -12,11 +12,16 @@ from tqdm import tqdm
 
 from train_distributed.audit.federation import Neighbours
 from train_distributed.audit.target import Claim, Target
-from train_distributed.lower_bound import epsilon_of_test, gaussian_epsilon, power_and_size
+from train_distributed.lower_bound import (
+    epsilon_of_test,
+    gaussian_epsilon,
+    power_and_size,
+    powers_and_sizes,
+)
 
 TUNING = 0.2  # share of the trials that choose direction and threshold, and prove nothing
 RIDGE = 1e-9  # of the noise covariance, relative: releases that share noise make it singular
-CUTS = 401
+CUTS = 201  # thresholds to choose from
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,7 @@ def attack(target: Target, *, trials: int, confidence: float = 0.9999) -> Findin
     pair, shift = worst_pair(target)
     claim = target.claim(pair.first)
     drawn = [
-        torch.stack(
-            [target.opened(data) for _ in tqdm(range(trials), disable=None, leave=False)]
-        )
+        torch.stack([target.opened(data) for _ in tqdm(range(trials), disable=None, leave=False)])
         for data in (pair.first, pair.second)
     ]
     return judge(drawn[0], drawn[1], shift, claim, confidence=confidence, pair=str(pair))
@@ -142,14 +145,12 @@ def _cut(
     """The cut with the best bound to be expected if both projections are Gaussian."""
     reach = 4 * spread + abs(centres[0] - centres[1])
     cuts = np.linspace(min(centres) - reach, max(centres) + reach, CUTS)
-    shares = [norm.sf(cuts, centre, spread + 1e-300) for centre in centres]
-    hits, false = (np.rint(trials * share).astype(int) for share in shares)
-    expected = [
-        epsilon_of_test(*power_and_size(h, trials, f, trials, confidence), delta)
-        for h, f in zip(hits, false, strict=True)
-    ]
-    best = max(expected)
-    return float(np.mean(cuts[[value == best for value in expected]]))
+    hits, false = (
+        np.rint(trials * norm.sf(cuts, centre, spread + 1e-300)).astype(int) for centre in centres
+    )
+    rates = powers_and_sizes(hits, trials, false, trials, confidence)
+    expected = [epsilon_of_test(*rate, delta) for rate in zip(*rates, strict=True)]
+    return float(np.mean(cuts[np.equal(expected, max(expected))]))
 
 
 def _direction(first: Tensor, second: Tensor, shift: Tensor) -> tuple[Tensor, float]:

@@ -27,7 +27,9 @@ def train_as_one_user(task: Task, head: str, **options: float) -> Release:
         **options: of the head, as in `methods.build_method`.
     """
     if task.min_survivors is not None or task.dropped or task.known_noise:
-        raise ValueError(f"min_survivors, dropped and known_noise must be left out for {task.method!r}")
+        raise ValueError(
+            f"min_survivors, dropped and known_noise must be left out for {task.method!r}"
+        )
     single = task.as_one_user()
     method = build_method(head, task.transform, task.num_classes, options)
     return single.release(method, rounds=1)
@@ -82,4 +84,6 @@ def _refuse_promise(task: Task) -> None:
     if task.privacy.private:
         raise ValueError(f"epsilon must be inf for {task.method!r}, got {task.privacy.epsilon}")
     if task.min_survivors is not None or task.dropped or task.known_noise:
-        raise ValueError(f"min_survivors, dropped and known_noise must be left out for {task.method!r}")
+        raise ValueError(
+            f"min_survivors, dropped and known_noise must be left out for {task.method!r}"
+        )

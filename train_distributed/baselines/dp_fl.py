@@ -15,7 +15,7 @@ import dp_accounting
 import torch
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from train_distributed.baselines.task import Task
 from train_distributed.release import Release
@@ -107,7 +107,9 @@ def fit_private(
         layer, optimizer, loader = opacus.PrivacyEngine().make_private(
             module=layer,
             optimizer=torch.optim.SGD(layer.parameters(), lr=learning_rate),
-            data_loader=DataLoader(TensorDataset(x, y), batch_size, generator=generator),
+            data_loader=DataLoader(
+                _Rows(x, y), batch_size, generator=generator, collate_fn=_as_it_is
+            ),
             noise_multiplier=noise,
             max_grad_norm=gradient_clip,
             noise_generator=generator,
@@ -156,6 +158,27 @@ def account(
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
     return accountant.get_epsilon(delta)
+
+
+class _Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Fetches a whole batch with one index instead of a row at a time."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self.x[row], self.y[row]
+
+    def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        index = torch.tensor(rows, dtype=torch.int64)
+        return self.x[index], self.y[index]
+
+
+def _as_it_is(batch: Any) -> tuple[Tensor, Tensor]:
+    return batch
 
 
 def _account(task: Task, multiplier: float, rate: float, steps: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from heads import Head, SoftmaxHead
 from train_distributed.baselines.task import Task
 from train_distributed.guarantee import Guarantee
-from train_distributed.release import Release
+from train_distributed.release import Release, surviving
 from train_distributed.secure_sum import plan
 from train_distributed.summation import FloatSum, IntegerSum, Summation
 from train_distributed.users import Chunk
@@ -97,12 +97,7 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
     step.validate()
     guarantee = Guarantee.of(sizes, step, task.privacy, task.min_survivors)
     generator, totals, report = task.draws, [], {}
-    kept = torch.ones(len(sizes), dtype=torch.bool)
-    kept[list(task.dropped)] = False
-    if int(kept.sum()) < guarantee.min_survivors:
-        raise ValueError(
-            f"survivors must be >= min_survivors = {guarantee.min_survivors}, got {int(kept.sum())}"
-        )
+    kept = surviving(len(sizes), task.dropped, guarantee.min_survivors)
     for _ in range(rounds):
         summation = _summation(task, step, guarantee, sizes, generator)
         for chunk in task.users.chunks():
@@ -117,11 +112,7 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
 
 def _report(guarantee: Guarantee, of_round: dict[str, Any], rounds: int) -> dict[str, Any]:
     bytes_per_user = rounds * of_round["bytes_per_user"]
-    return (
-        guarantee.report()
-        | of_round
-        | {"rounds": rounds, "bytes_per_user": bytes_per_user}
-    )
+    return guarantee.report() | of_round | {"rounds": rounds, "bytes_per_user": bytes_per_user}
 
 
 def _summation(
@@ -140,6 +131,4 @@ def _summation(
     )
     code = planned.fixed_point(step.entry_bound(int(sizes.max())), guarantee.users)
     per_round = replace(planned, dimension=step.dimension)
-    return IntegerSum(
-        per_round, code, None, guarantee.users, guarantee.min_survivors, bare=bare
-    )
+    return IntegerSum(per_round, code, None, guarantee.users, guarantee.min_survivors, bare=bare)

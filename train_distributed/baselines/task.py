@@ -158,5 +158,3 @@ def with_reason(report: dict[str, Any], reason: str) -> dict[str, Any]:
     """The report of a model that may not be released, for this reason too."""
     why = [*report.get("unsuitable_because", ()), reason]
     return report | {"suitable_for_release": False, "unsuitable_because": why}
-
-

@@ -153,14 +153,21 @@ class _Stage:
         self.rows = _Latest(lambda name: transforms[name](embeddings.embeddings))
         self.held = _Latest(self._held)
         self.sums: dict[object, list[Tensor]] = {}
+        self.known: dict[object, list[float]] = {}
 
     def play(self, job: Job) -> list[Cell]:
         name = job.family[0].transform
         held, test = self.held((name, job.world, job.seed))
         methods = [self._method(setting) for setting in job.family]
         sums = self._totals(job, held, methods)
-        weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
-        accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
+        sizes = job.world.sizes(held.sizes).sort().values
+        key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
+        accuracies = self.known.get(key, [])
+        if not accuracies:
+            weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
+            accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
+        if job.family[0].method in STATISTICS:  # equal sums, sizes and noise: equal releases
+            self.known[key] = accuracies
         return [
             self._cell(job, setting, promise, len(held.sizes), int(held.sizes.sum()), value)
             for (setting, promise), value in zip(

@@ -10,7 +10,6 @@ from train_distributed.contest import against_choice
 from train_distributed.convergence import convergence_jobs
 from train_distributed.cost import cost_jobs
 from train_distributed.privacy import Privacy
-from train_distributed.rehearsal import Candidates
 from train_distributed.settings import our_settings, our_transforms, paper_settings
 from train_distributed.stages import Sets, Work, in_order, one_after_another
 from train_distributed.world import World
@@ -119,13 +118,13 @@ def unequal(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet)
 
 
 def frontier(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """The paper's two at their best per cell, against what `select` chooses on public data."""
+    """The paper's two at their best per cell, all candidates, and what `select` chooses."""
     return against_choice(conditions, private, public, paper_settings())
 
 
 def selection(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """The best of all candidates on the private test rows, against what `select` chooses."""
-    return against_choice(conditions, private, public, Candidates.default(public.dim).settings)
+    """The best of all candidates on the private test rows, and what `select` chooses."""
+    return against_choice(conditions, private, public, ())
 
 
 def cost(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:

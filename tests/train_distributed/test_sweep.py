@@ -127,7 +127,7 @@ def test_choice_is_made_without_private_rows_and_compared_with_rivals(sets, tmp_
         ]
         assert len(twins) == 2  # once as a rival, once as the choice
         assert twins[0] == twins[1]
-    assert "ours - rival" in capsys.readouterr().out
+    assert "- grid" in capsys.readouterr().out
 
 
 def test_folds_test_every_row_once(sets, tmp_path, capsys):

@@ -6,13 +6,14 @@ import tyro
 
 from pretrain.command import run_command
 from train_distributed.account import Account
+from train_distributed.audit.command import Audit
 from train_distributed.demo import Demo
 from train_distributed.flower.commands import Agree, Certificates, Client, Keys, Server
 from train_distributed.run import Run
 from train_distributed.select import Select
 from train_distributed.sweep import Plot, Sweep
 
-Simulation = Demo | Run | Sweep | Plot | Select | Account
+Simulation = Demo | Run | Sweep | Plot | Select | Account | Audit
 Deployment = Keys | Certificates | Agree | Server | Client
 
 
@@ -24,6 +25,7 @@ def _parse() -> Simulation | Deployment:
         | Plot
         | Select
         | Account
+        | Audit
         | Keys
         | Certificates
         | Agree

@@ -83,6 +83,12 @@ def noise_multiplier(epsilon: float, delta: float, compositions: int = 1) -> flo
     _check_compositions(compositions)
     if math.isinf(epsilon):
         return 0.0
+    return _noise_multiplier(epsilon, delta, compositions)
+
+
+@cache
+def _noise_multiplier(epsilon: float, delta: float, compositions: int) -> float:
+    """Every release asks for it again, with the same arguments."""
     return _smallest(lambda sigma: _delta_above(epsilon, _mu(sigma, compositions)) <= delta)
 
 

@@ -84,6 +84,7 @@ class Guarantee:
             unit = f"{promise.group_size} {'records' if promise.unit == 'record' else 'users'}"
         return {
             "private": promise.private,
+            "privacy_curve": "gaussian",
             "epsilon": promise.epsilon if promise.private else "not private",
             "delta": promise.delta,
             "neighbouring": f"replace {unit}; the number of rows of every user is public",

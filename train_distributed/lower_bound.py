@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
-from scipy.stats import beta
+from scipy.stats import beta, norm
 from torch import Tensor
+
+from train_distributed import accounting
 
 
 def epsilon_below(
@@ -28,11 +30,56 @@ def epsilon_below(
     return max(0.0, _bound(halves[0][1], halves[1][1], cut, delta, confidence))
 
 
+def power_and_size(
+    hits: int, trials: int, false: int, false_trials: int, confidence: float
+) -> tuple[float, float]:
+    """(least power, largest size) of a test, jointly at this confidence.
+
+    One-sided intervals of Clopper and Pearson (1934), each missed with chance (1 − confidence)/2:
+    exact for every number of trials.
+
+    Args:
+        hits: how often the test says "first" where that is true.
+        trials: how often it was asked there.
+        false: how often it says "first" where the second is true.
+        false_trials: how often it was asked there.
+        confidence: of both together.
+    """
+    miss = (1 - confidence) / 2
+    power = float(beta.ppf(miss, hits, trials - hits + 1)) if hits else 0.0
+    size = float(beta.isf(miss, false + 1, false_trials - false)) if false < false_trials else 1.0
+    return power, size
+
+
+def epsilon_of_test(power: float, size: float, delta: float) -> float:
+    """The ε that a test of at least this power and at most this size rules out, at least 0.
+
+    (ε, δ) promises power ≤ e^ε size + δ, and as much with the two data sets exchanged
+    (Kairouz, Oh and Viswanath 2015).
+    """
+    found = 0.0
+    for yes, no in ((power, size), (1 - size, 1 - power)):
+        if yes > delta:
+            found = max(found, math.log((yes - delta) / no) if no > 0 else math.inf)
+    return found
+
+
+def gaussian_epsilon(power: float, size: float, delta: float) -> float:
+    """The ε at δ of the weakest Gaussian mechanism that admits a test of this power and size.
+
+    μ-Gaussian privacy promises Φ⁻¹(power) − Φ⁻¹(size) ≤ μ (Dong, Roth and Su 2022), so a promise
+    made with the Gaussian curve is broken where this exceeds it; other promises need not be
+    (Nasr et al. 2023, Sec. 4).
+    """
+    mu = float(norm.ppf(power) - norm.ppf(size))
+    if not mu > 0:
+        return 0.0
+    return accounting.epsilon(delta, 1 / mu) if math.isfinite(mu) else math.inf
+
+
 def _bound(
     first: np.ndarray, second: np.ndarray, cut: float, delta: float, confidence: float
 ) -> float:
-    miss = (1 - confidence) / 2
     hits, false = int((first > cut).sum()), int((second > cut).sum())
-    power = float(beta.ppf(miss, hits, len(first) - hits + 1)) if hits else 0.0
-    size = float(beta.ppf(1 - miss, false + 1, len(second) - false)) if false < len(second) else 1.0
+    power, size = power_and_size(hits, len(first), false, len(second), confidence)
     return math.log((power - delta) / size) if power > delta else -math.inf

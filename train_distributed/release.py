@@ -5,6 +5,7 @@ import math
 import platform
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +37,7 @@ class Release:
     transform: PublicTransform
     class_names: tuple[str, ...]
     report: dict[str, Any] = field(default_factory=dict)
+    opened: Tensor | None = None  # (D,) float64: what the sums showed to whoever opened them
 
     def predict(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n,) int64 classes of raw (n, p) embeddings, which pass the public transform first."""
@@ -85,6 +87,7 @@ def release(
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
     dropped: Collection[int] = (),
+    known_noise: Collection[int] = (),
     **options: Any,
 ) -> Release:
     """One private model from all users' rows, by one sum.
@@ -100,6 +103,8 @@ def release(
         generator: makes a "float" run reproducible, and unsuitable for release once more.
         min_survivors: m_min, the fewest users that a sum is opened for; None: all.
         dropped: users whose submission never arrives.
+        known_noise: dishonest users, whose noise an attacker knows and subtracts: none of it is
+            left in the sum, and the model is marked. For audits.
         **options: settings of the method, as in `methods.build_method`.
 
     Raises:
@@ -112,11 +117,12 @@ def release(
     if generator is not None and noise == "discrete":
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
     transform, users = _stream(embeddings, transform, partition)
-    method = _method(method, transform, _num_classes(embeddings, num_classes), options)
+    method = _method(method, transform, known_classes(embeddings, num_classes), options)
     sizes = users.sizes
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
+    _check_users("known_noise", known_noise, len(sizes))
     kept = _survivors(len(sizes), dropped, guarantee.min_survivors)
-    summation = _summation(method, guarantee, sizes, noise, generator)
+    summation = _summation(method, guarantee, sizes, noise, generator, frozenset(known_noise))
     for chunk in users.chunks():
         arrived = kept[chunk.users]
         if arrived.any():
@@ -124,25 +130,32 @@ def release(
             summation.add(present.users, method.submit(present) * method.scale)
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())
     noise_std = summation.local_std * math.sqrt(survivors)
+    opened = summation.total()
     released = Release(
-        method.classifier(summation.total() / method.scale, rows, noise_std),
+        method.classifier(opened / method.scale, rows, noise_std),
         transform,
-        _class_names(embeddings, method.num_classes),
+        class_names_of(embeddings, method.num_classes),
+        opened=opened,
     )
     report = guarantee.report() | summation.report()
     report |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
-    report |= suitability(privacy, noise, seeded=generator is not None) | {"versions": versions()}
+    seeded = generator is not None
+    report |= suitability(privacy, noise, seeded=seeded, bare_users=len(set(known_noise)))
+    report |= {"versions": versions()}
     if isinstance(embeddings, EmbeddingSet) and (embeddings.split == TEST).any():
-        report |= _test_report(released, embeddings)
+        report |= accuracy_report(released, embeddings)
     return replace(released, report=report)
 
 
-def suitability(privacy: Privacy, noise: Noise, *, seeded: bool) -> dict[str, Any]:
+def suitability(
+    privacy: Privacy, noise: Noise, *, seeded: bool, bare_users: int = 0
+) -> dict[str, Any]:
     """Whether the model may leave the building, and if not, why."""
     reasons = {
         "it has no noise: not private": not privacy.private,
         "floating-point noise": noise == "float" and privacy.private,
         "seeded: whoever knows the seed can subtract the noise": seeded,
+        f"an audit: {bare_users} users added no noise": bare_users > 0,
     }
     why = [reason for reason, holds in reasons.items() if holds]
     return {"suitable_for_release": not why} | ({"unsuitable_because": why} if why else {})
@@ -150,6 +163,11 @@ def suitability(privacy: Privacy, noise: Noise, *, seeded: bool) -> dict[str, An
 
 def versions() -> dict[str, str]:
     """Of Python and the libraries that results depend on."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     names = ("torch", "numpy", "opendp", "blind-averaging")
     found = {"python": platform.python_version()}
     for name in names:
@@ -160,7 +178,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _test_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
+def accuracy_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
+    """Accuracy on the test split, over all classes and by class."""
     confusion = released.confusion(embeddings)
     hits, rows = confusion.diagonal(), confusion.sum(1)
     shares = {
@@ -205,21 +224,24 @@ def _method(
 
 
 def _summation(
-    method: Method, guarantee: Guarantee, sizes: Tensor, noise: Noise, generator: Any
+    method: Method,
+    guarantee: Guarantee,
+    sizes: Tensor,
+    noise: Noise,
+    generator: torch.Generator | None,
+    bare: frozenset[int],
 ) -> Summation:
     if noise == "float" or not guarantee.privacy.private:
         generator = system_generator() if generator is None else generator
-        return FloatSum(method.dimension, guarantee.local_std, generator)
-    return IntegerSum.of(method, guarantee, sizes)
+        return FloatSum(method.dimension, guarantee.local_std, generator, bare)
+    return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)
 
 
 def _survivors(users: int, dropped: Collection[int], min_survivors: int) -> Tensor:
     """(users,) bool."""
+    _check_users("dropped", dropped, users)
     kept = torch.ones(users, dtype=torch.bool)
-    for user in dropped:
-        if not 0 <= user < users:
-            raise ValueError(f"dropped must hold users in [0, {users}), got {user}")
-        kept[user] = False
+    kept[list(dropped)] = False
     if kept.sum() < min_survivors:
         raise ValueError(
             f"survivors must be >= min_survivors = {min_survivors}, got {int(kept.sum())}; "
@@ -228,7 +250,13 @@ def _survivors(users: int, dropped: Collection[int], min_survivors: int) -> Tens
     return kept
 
 
-def _num_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> int:
+def _check_users(name: str, given: Collection[int], users: int) -> None:
+    for user in given:
+        if not 0 <= user < users:
+            raise ValueError(f"{name} must hold users in [0, {users}), got {user}")
+
+
+def known_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> int:
     """K, from configuration or class names, never from the private labels."""
     known = isinstance(embeddings, EmbeddingSet) and len(embeddings.meta.get("class_names", ()))
     if num_classes is None:
@@ -243,6 +271,7 @@ def _num_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> i
     return num_classes
 
 
-def _class_names(embeddings: EmbeddingSet | Users, num_classes: int) -> tuple[str, ...]:
+def class_names_of(embeddings: EmbeddingSet | Users, num_classes: int) -> tuple[str, ...]:
+    """The set's names, or numbers."""
     names = embeddings.meta.get("class_names") if isinstance(embeddings, EmbeddingSet) else None
     return tuple(names or map(str, range(num_classes)))

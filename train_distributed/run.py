@@ -12,11 +12,12 @@ from embed.fit import refuse_leak
 from embed.store import TRAIN
 from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed.chosen import Chosen
-from train_distributed.methods import build_method
+from train_distributed.learn import MethodName, learn
+from train_distributed.methods import METHODS, build_method
 from train_distributed.partition import Partition, split
 from train_distributed.plot import draw_release
 from train_distributed.privacy import Privacy
-from train_distributed.release import Noise, Release, release
+from train_distributed.release import Noise, Release
 from train_distributed.transform_options import TransformOptions
 from train_distributed.users import own_partition
 
@@ -35,9 +36,9 @@ class MethodOptions:
     solver: Literal["exact", "sgd"] | None = None
     """How a head is trained: certified minimiser, or projected SGD."""
     epochs: int | None = None
-    """Passes of SGD."""
+    """Passes of SGD, of heads and of DP-FL."""
     batch_size: int | None = None
-    """Nominal batch size of SGD."""
+    """Nominal batch size of SGD; of DP-FL the expected one."""
     bound: Literal["tight", "paper"] | None = None
     """Sensitivity of a head; `paper` needs a radius."""
     alpha: float | None = None
@@ -48,6 +49,16 @@ class MethodOptions:
     """Share of the public covariance in least squares."""
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
+    rounds: int | None = None
+    """Of gradient perturbation."""
+    learning_rate: float | None = None
+    """Of DP-FL."""
+    gradient_clip: float | None = None
+    """Norm to which DP-FL clips every record's gradient."""
+    eps_frac: float | None = None
+    """Of AMP: share of ε for the random linear term."""
+    eps_out_frac: float | None = None
+    """Of AMP: share of ε for the inexact solution."""
 
     def given(self) -> dict[str, Any]:
         """Those that were set."""
@@ -62,8 +73,8 @@ class Run:
     """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
     config: Path | None = None
     """configuration.json of `select`: method and options, for the privacy it was chosen for."""
-    method: Literal["class-sums", "least-squares", "softmax", "svm", "logistic"] | None = None
-    """What every user submits; least-squares if left out."""
+    method: MethodName | None = None
+    """What every user submits, or a baseline to compare with; least-squares if left out."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     public: Path | None = None
     """Embedding set that is nobody's secret: the transform is fitted on all its rows."""
@@ -106,7 +117,7 @@ class Run:
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
         noise = self._noise(private, transform, partition.users, settings)
-        released = release(
+        released = learn(
             private,
             settings.method,
             self.privacy,
@@ -188,7 +199,7 @@ class Run:
     ) -> Noise:
         if self.noise is not None:
             return self.noise
-        if self.seed is not None:
+        if self.seed is not None or settings.method not in METHODS:
             return "float"
         classes = self.num_classes or max(2, len(private.meta.get("class_names", ())))
         method = build_method(settings.method, transform, classes, settings.options)

@@ -64,9 +64,10 @@ class FloatSum:
     dimension: int
     local_std: float  # s, of each user's noise in the scaled submission; 0: none
     generator: torch.Generator
+    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
     grid: None = None
     _sum: Tensor = field(init=False)
-    _users: int = 0
+    _users: int = 0  # whose noise is in the total
 
     def __post_init__(self) -> None:
         self._sum = torch.zeros(self.dimension, dtype=torch.float64)
@@ -74,7 +75,7 @@ class FloatSum:
     def add(self, users: Tensor, submissions: Tensor) -> None:
         """Takes (u, D) float64 scaled submissions."""
         self._sum += submissions.sum(0)
-        self._users += len(submissions)
+        self._users += sum(user not in self.bare for user in users.tolist())
 
     def total(self) -> Tensor:
         """(D,) float64."""
@@ -100,8 +101,9 @@ class IntegerSum:
     parties: int  # w
     minimum: int  # m_min
     sampler: NoiseSampler = discrete_gaussian
-    _sent: dict[int, np.ndarray] = field(default_factory=dict)
-    _result: SumResult | None = None
+    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
+    _sent: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+    _result: SumResult | None = field(default=None, init=False)
 
     @classmethod
     def of(
@@ -147,7 +149,10 @@ class IntegerSum:
         """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
             words = self._encode(submission)
-            self._sent[user] = add_noise(words, self.plan.stds_in_steps, self.sampler)
+            noisy = user not in self.bare
+            self._sent[user] = (
+                add_noise(words, self.plan.stds_in_steps, self.sampler) if noisy else words
+            )
 
     def total(self) -> Tensor:
         """(D,) float64, after protocol A has summed all that was sent."""

@@ -1,0 +1,166 @@
+"""AMP: approximate minima perturbation (Iyengar et al., S&P 2019, Algorithm 1), all rows central.
+
+One-vs-rest Huber SVMs. A random linear term makes the exact minimiser private, a little noise on
+the result hides how far from it the solver stopped. The theorem wants a continuous Hessian; Huber's
+has jumps, but is the limit of losses that obey it with the same L and β, and so is the release.
+The K machines are (ε₀, δ₀) each and compose optimally (Kairouz, Oh and Viswanath 2015).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from dp_accounting.pld import common, privacy_loss_distribution
+from torch import Tensor
+
+from heads import HuberSVMHead
+from train_distributed import accounting
+from train_distributed.baselines.task import Task
+from train_distributed.release import Release
+
+L, RELAXATION = 1.0, 0.1  # rows are scaled to norm 1, the published choice; h
+RANK = 2  # r: replacing one record changes the Hessian by two matrices of rank 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How (ε₀, δ₀) of one machine is split."""
+
+    epsilon: float
+    delta: float
+    output: float  # share of both for the solver's inexactness: ε₂, δ₂
+    noise: float  # share of ε₁ for the linear term: ε₃; the rest pays for the regulariser
+
+    @property
+    def regulariser(self) -> float:
+        """Λ = rβ/(ε₁ − ε₃), of the sum over records."""
+        beta = L**2 / (2 * RELAXATION)
+        return RANK * beta / ((1 - self.output) * self.epsilon * (1 - self.noise))
+
+    def linear_std(self, rows: int) -> float:
+        """σ₁ = (2L/n)(1 + √(2 ln 1/δ₁))/ε₃."""
+        first = (1 - self.output) * self.epsilon * self.noise
+        tail = math.sqrt(2 * math.log(1 / ((1 - self.output) * self.delta)))
+        return 2 * L / rows * (1 + tail) / first
+
+    def output_std(self, rows: int, gradient: float) -> float:
+        """σ₂ for solutions within nγ/Λ of the minimiser, twice that apart, by the exact curve."""
+        multiplier = accounting.noise_multiplier(
+            self.output * self.epsilon, self.output * self.delta
+        )
+        return 2 * rows * gradient / self.regulariser * multiplier
+
+
+def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) -> Release:
+    """All users' rows in one place, K perturbed minimisers.
+
+    Args:
+        task: rows and promise.
+        eps_frac: ε₃/ε₁.
+        eps_out_frac: share of ε and δ for inexact solutions.
+
+    Raises:
+        ValueError: a setting out of range.
+        ArithmeticError: a machine that was not solved; nothing is released then.
+    """
+    task.refuse_federation()
+    task.refuse_groups()
+    for name, value in {"eps_frac": eps_frac, "eps_out_frac": eps_out_frac}.items():
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must be in (0, 1), got {value}")
+    if not task.privacy.private:
+        raise ValueError("epsilon must be finite for 'amp', got inf")
+    epsilon, delta = per_machine(task.privacy.epsilon, task.privacy.delta, task.num_classes)
+    budget = Budget(epsilon, delta, eps_out_frac, eps_frac)
+    if not (1 - eps_out_frac) * epsilon * (1 - eps_frac) < 1:
+        raise ValueError(f"eps_frac must leave less than 1 of epsilon {epsilon}, got {eps_frac}")
+    x, y = task.pooled()
+    unit = x.double() / task.transform.clip_norm * L
+    gradient, generator = 1 / len(x) ** 2, task.draws
+    head = HuberSVMHead(
+        num_classes=2, l2_reg=budget.regulariser / len(x), clip_norm=L, relaxation=RELAXATION
+    )
+    columns = []
+    for k in range(task.num_classes):
+        sign = torch.where(y == k, 1.0, -1.0).double()
+        linear = budget.linear_std(len(x)) * _normal(unit.shape[1], generator)
+        solved = minimise(head, unit, sign, linear, gradient)
+        noise = budget.output_std(len(x), gradient) * _normal(unit.shape[1], generator)
+        columns.append((solved + noise) * L / task.transform.clip_norm)
+    report = task.promise() | {
+        "noise": "float",
+        "rounds": 1,
+        "bytes_per_user": 4 * x.shape[1] * math.ceil(len(x) / task.partition.users),
+        "secure_sum": "none: every user sends its rows to one place",
+        "epsilon_per_class": epsilon,
+        "delta_per_class": delta,
+        "l2_reg": head.l2_reg,
+    }
+    return task.finish(torch.stack(columns, 1), report)
+
+
+def minimise(
+    head: HuberSVMHead, x: Tensor, sign: Tensor, linear: Tensor, tolerance: float
+) -> Tensor:
+    """(d,) weights with ‖∇‖ ≤ tolerance of mean Huber loss + Λ/2 ‖w‖² + bᵀw, by Newton's method.
+
+    Args:
+        head: Λ and h.
+        x: (N, d) float64.
+        sign: (N,) ±1.
+        linear: (d,) b.
+        tolerance: γ.
+
+    Raises:
+        ArithmeticError: not reached in 200 steps.
+    """
+    h, w = head.relaxation, torch.zeros_like(linear)
+    signed = x * sign[:, None]
+
+    def slope(gap: Tensor) -> Tensor:
+        return signed.mT @ (gap / (2 * h)).clamp(0, 1) / -len(x)
+
+    def value(w: Tensor) -> float:
+        gap = 1 + h - signed @ w
+        loss = gap.clamp(0, 2 * h).square() / (4 * h) + (gap - 2 * h).clamp(min=0)
+        return float(loss.mean() + head.l2_reg / 2 * w @ w + linear @ w)
+
+    identity = torch.eye(len(w), dtype=w.dtype)
+    for _ in range(200):
+        gap = 1 + h - signed @ w
+        gradient = slope(gap) + head.l2_reg * w + linear
+        if gradient.norm() <= tolerance:
+            return w
+        curved = signed[(gap > 0) & (gap < 2 * h)]
+        hessian = curved.mT @ curved / (2 * h * len(x)) + head.l2_reg * identity
+        step = torch.linalg.solve(hessian, gradient)
+        before, drop, length = value(w), float(gradient @ step), 1.0
+        while value(w - length * step) > before - 1e-4 * length * drop + 1e-15 * abs(before):
+            length /= 2
+        w = w - length * step
+    raise ArithmeticError(
+        f"gradient must fall to {tolerance:.3g}, got {float(gradient.norm()):.3g}"
+    )
+
+
+@cache
+def per_machine(epsilon: float, delta: float, machines: int) -> tuple[float, float]:
+    """(ε₀, δ₀) of which K compose to (ε, δ), optimally; half of δ pays for the K δ₀."""
+    share = delta / (2 * machines)
+
+    def composed(each: float) -> float:
+        parameters = common.DifferentialPrivacyParameters(each, share)
+        grid = min(1e-4, each / 100)
+        loss = privacy_loss_distribution.from_privacy_parameters(parameters, grid)
+        return loss.self_compose(machines).get_epsilon_for_delta(delta)
+
+    low, high = epsilon / machines, epsilon  # adding up is always right
+    while high - low > 1e-4 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if composed(middle) <= epsilon else (low, middle)
+    return low, share
+
+
+def _normal(size: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(size, generator=generator, dtype=torch.float64)

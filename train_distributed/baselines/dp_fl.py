@@ -1,0 +1,181 @@
+"""DP-FL: DP-SGD (Abadi et al. 2016) on one softmax layer, by Opacus, as Kirschte et al. 2024 do.
+
+All users' rows are sampled as one data set. Without a secure sum every user must add all of the
+noise itself, so w users add √w times as much to the sum. Replacing one record moves a sum of
+clipped gradients by at most 2C, so the noise multiplier of the account is noise over 2C, half of
+what Opacus calls by that name. Opacus samples at the rate 1/⌈N/b⌉; the account is for that rate.
+"""
+
+import math
+import warnings
+from functools import cache
+from typing import Any
+
+import dp_accounting
+import torch
+from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from train_distributed.baselines.task import Task
+from train_distributed.release import Release
+
+LEARNING_RATE, CLIP, EPOCHS, BATCH = 4.0, 0.1, 40, 1024  # Sec. 7.1
+FINE, COARSE = 1e-4, 1e-3  # grids of the privacy loss; both err upwards
+
+
+def train(
+    task: Task,
+    *,
+    learning_rate: float = LEARNING_RATE,
+    gradient_clip: float = CLIP,
+    epochs: int = EPOCHS,
+    batch_size: int = BATCH,
+) -> Release:
+    """Trains from zero and releases the last weights.
+
+    Args:
+        task: rows and promise; only the noise knows how many users there are.
+        learning_rate: of SGD.
+        gradient_clip: C, per record.
+        epochs: passes in expectation.
+        batch_size: b, expected.
+
+    Raises:
+        ValueError: a setting out of range, or Opacus is missing.
+    """
+    task.refuse_federation()
+    task.refuse_groups()
+    settings = {"learning_rate": learning_rate, "gradient_clip": gradient_clip}
+    for name, value in (settings | {"epochs": epochs, "batch_size": batch_size}).items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be finite and > 0, got {value}")
+    x, y = task.pooled()
+    batches = math.ceil(len(x) / batch_size)
+    rate, steps = 1 / batches, epochs * batches
+    multiplier = noise_multiplier(task.privacy.epsilon, task.privacy.delta, rate, steps)
+    users = task.partition.users
+    weights = fit_private(
+        x,
+        y,
+        task.num_classes,
+        noise=2 * multiplier * math.sqrt(users),
+        learning_rate=learning_rate,
+        gradient_clip=gradient_clip,
+        epochs=epochs,
+        batch_size=batch_size,
+        generator=task.draws,
+    )
+    report = task.promise() | _account(task, multiplier, rate, steps)
+    report |= settings | {"epochs": epochs, "batch_size": batch_size}
+    report |= {"rounds": steps, "bytes_per_user": 4 * weights.numel() * steps}
+    report |= {"noise": "float" if multiplier else "none", "secure_sum": "none"}
+    return task.finish(weights, report)
+
+
+def fit_private(
+    x: Tensor,
+    y: Tensor,
+    num_classes: int,
+    *,
+    noise: float,
+    learning_rate: float,
+    gradient_clip: float,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """(d, K) weights by Opacus: Poisson batches, clipped gradients, noise of std `noise`·C.
+
+    Args:
+        x: (N, d) rows, constant column first.
+        y: (N,) labels.
+        num_classes: K.
+        noise: Opacus' noise multiplier, in units of C.
+        learning_rate: of SGD.
+        gradient_clip: C.
+        epochs: passes in expectation.
+        batch_size: b.
+        generator: of batches and noise.
+    """
+    opacus = _opacus()
+    layer = nn.Linear(x.shape[1], num_classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    with warnings.catch_warnings():
+        # not cryptographic (the report says float), and hooks on a layer whose input needs no grad
+        warnings.simplefilter("ignore")
+        layer, optimizer, loader = opacus.PrivacyEngine().make_private(
+            module=layer,
+            optimizer=torch.optim.SGD(layer.parameters(), lr=learning_rate),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size, generator=generator),
+            noise_multiplier=noise,
+            max_grad_norm=gradient_clip,
+            noise_generator=generator,
+        )
+        for _ in range(epochs):
+            for rows, labels in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(layer(rows), labels).backward()
+                optimizer.step()
+    return next(layer.parameters()).detach().T.double()
+
+
+@cache
+def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """The smallest noise over 2C, to one thousandth, with which `steps` rounds are (ε, δ).
+
+    Raises:
+        ValueError: ε that no noise multiplier from 0.3 to 10⁵ meets.
+    """
+    if math.isinf(epsilon):
+        return 0.0
+    low, high = 0.3, 1.0
+    while account(delta, high, rate, steps, COARSE) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e5:
+            raise ValueError(f"epsilon must be reachable by noise below 1e5 x 2C, got {epsilon}")
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        if account(delta, middle, rate, steps, COARSE) > epsilon:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def account(
+    delta: float, noise_multiplier: float, rate: float, steps: int, grid: float = FINE
+) -> float:
+    """ε at δ by dp-accounting's privacy loss distributions, rounded towards less privacy.
+
+    Replacing one record is accounted for as adding one whose gradient has norm 2C; for
+    Poisson-sampled Gaussians that is never less than what dp-accounting finds for replacement
+    itself (tests compare them).
+    """
+    accountant = PLDAccountant(value_discretization_interval=grid)
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+    return accountant.get_epsilon(delta)
+
+
+def _account(task: Task, multiplier: float, rate: float, steps: int) -> dict[str, Any]:
+    if not task.privacy.private:
+        return {"sampling_rate": rate, "noise_multiplier": 0.0}
+    found = account(task.privacy.delta, multiplier, rate, steps)
+    return {
+        "epsilon": found,
+        "epsilon_asked_for": task.privacy.epsilon,
+        "sampling_rate": rate,
+        "noise_multiplier": multiplier,
+        "accountant": "dp-accounting, privacy loss distribution, Poisson sampling",
+    }
+
+
+def _opacus() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import opacus
+    except ImportError as error:
+        raise ValueError("dp-fl needs opacus: pip install 'blind-averaging[baselines]'") from error
+    return opacus

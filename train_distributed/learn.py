@@ -1,0 +1,96 @@
+"""One model from all users' rows by any method: ours, or one that we compare with."""
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import baselines
+from train_distributed.methods import METHODS
+from train_distributed.partition import Partition
+from train_distributed.privacy import Privacy
+from train_distributed.release import Noise, Release, known_classes, release
+from train_distributed.users import own_partition
+
+PrivateMethodName = Literal[
+    "class-sums",
+    "least-squares",
+    "softmax",
+    "svm",
+    "logistic",
+    "dp-fl",
+    "output-perturbation",
+    "gradient-perturbation",
+    "dp-svm-smo",
+    "amp",
+    "centralised-softmax",
+    "centralised-svm",
+]
+MethodName = PrivateMethodName | Literal["non-private-softmax", "non-private-svm"]
+ALL_METHODS = (*METHODS, *baselines.BASELINES)
+
+
+def learn(
+    embeddings: EmbeddingSet,
+    method: str,
+    privacy: Privacy,
+    *,
+    transform: PublicTransform | None = None,
+    num_classes: int | None = None,
+    partition: Partition | None = None,
+    noise: Noise = "discrete",
+    generator: torch.Generator | None = None,
+    min_survivors: int | None = None,
+    dropped: Collection[int] = (),
+    known_noise: Collection[int] = (),
+    **options: Any,
+) -> Release:
+    """`train_distributed.release` for all of ALL_METHODS; its arguments, report and errors.
+
+    The report of a simulation says under "simulation_only" how many seconds it took.
+
+    Raises:
+        ValueError: as `release`; also whatever a baseline cannot do: all but those that are one
+            secure sum per round are simulated with float noise only.
+    """
+    started = time.perf_counter()
+    if method in METHODS:
+        released = release(
+            embeddings,
+            method,
+            privacy,
+            transform=transform,
+            num_classes=num_classes,
+            partition=partition,
+            noise=noise,
+            generator=generator,
+            min_survivors=min_survivors,
+            dropped=dropped,
+            known_noise=known_noise,
+            **options,
+        )
+    elif method in baselines.BASELINES:
+        task = baselines.Task(
+            method=method,
+            embeddings=embeddings,
+            transform=transform or PublicTransform.identity(embeddings.dim),
+            num_classes=known_classes(embeddings, num_classes),
+            partition=partition or own_partition(embeddings),
+            privacy=privacy,
+            noise=noise,
+            generator=generator,
+            min_survivors=min_survivors,
+            dropped=dropped,
+            known_noise=known_noise,
+        )
+        released = baselines.train(task, options)
+    else:
+        raise ValueError(f"method must be one of {', '.join(ALL_METHODS)}, got {method!r}")
+    report = released.report | {"method": method}
+    if not report["suitable_for_release"]:  # how long it took depends on the rows
+        seconds = {"seconds": time.perf_counter() - started}
+        report["simulation_only"] = report.get("simulation_only", {}) | seconds
+    return replace(released, report=report)

@@ -29,7 +29,7 @@ class Conditions:
     folds: int | None = None
     """Test on this many stratified folds in turn, per repetition; the set's own split if left
     out."""
-    lineup: Literal["all", "ours", "paper"] = "all"
+    lineup: tuple[Literal["ours", "paper", "dp-fl"], ...] = ("ours", "paper")
     """Methods that are compared, where the experiment does not say."""
     tasks: int = 3
     """Public tasks that a choice is rehearsed on."""
@@ -39,7 +39,7 @@ class Conditions:
         for name in ("seeds", "tasks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("users", "schemes"):
+        for name in ("users", "schemes", "lineup"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")
         if min(self.users) < 1:

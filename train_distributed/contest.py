@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.choice import ranking
@@ -21,9 +21,9 @@ REHEARSED = 2  # partitions and noises per public task
 def against_choice(
     conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet, rivals: Sequence[Setting]
 ) -> Work:
-    """Rivals in every world, and what a rehearsal of that world chooses for each ε.
+    """All candidates and rivals in every world, and what its rehearsal chooses for each ε.
 
-    Rivals name the paper's raw transform, or transforms of the candidates.
+    Rivals name the paper's raw transform.
     """
     candidates = Candidates.default(public.dim)
     sets = Sets(private, public)
@@ -32,13 +32,9 @@ def against_choice(
     sizes = [(users, conditions.rows_per_user or train // users) for users in conditions.users]
     contest = Contest(conditions, public, candidates, ours, transforms, sizes)
     shared = {"promises": conditions.promises, "worlds": list(contest.worlds.values())}
-    if all(setting.transform in transforms for setting in rivals):
-        plan = contest.plan(settings=rivals, **shared)
-        stages = [Stage(plan, ours, transforms)]
-    else:
-        more = {"seeds": conditions.all_seeds, "folds": conditions.folds}
-        stages = sets.stages(rivals, {}, **shared, **more)
-    return contest.work(stages)
+    grid = Stage(contest.plan(settings=candidates.settings, **shared), ours, transforms)
+    more = {"seeds": conditions.all_seeds, "folds": conditions.folds}
+    return contest.work(sets.stages(rivals, {}, **shared, **more), grid)
 
 
 @dataclass(frozen=True)
@@ -75,22 +71,34 @@ class Contest:
         plan.validate()
         return plan
 
-    def followers(self, done: Mapping[str, Rows]) -> list[Stage]:
-        """A stage per world and ε: the choice alone."""
+    def choices(self, done: Mapping[str, Rows], grid: Stage) -> Rows:
+        """The grid's rows of the setting that is chosen for each world and ε, labelled so."""
         keys = [key for key in done if key.startswith(REHEARSAL)]
         cells = [Cell(**row) for key in keys for row in done[key]]
-        stages = []
+        found = grid.rows(done)
+        rows = []
         for federation, world in self.worlds.items():
             best = ranking(cell for cell in cells if cell.scheme == federation.name)
             for promise in self.conditions.promises:
                 epsilon = None if math.isinf(promise.epsilon) else promise.epsilon
-                chosen = replace(best[epsilon][0].setting, label=CHOSEN)
-                plan = self.plan(settings=(chosen,), worlds=[world], promises=[promise])
-                stages.append(Stage(plan, self.ours, self.transforms, f"chosen for eps {epsilon}"))
-        return stages
+                setting = best[epsilon][0].setting
+                same = {
+                    "method": setting.method,
+                    "transform": setting.transform,
+                    "options": dict(setting.options),
+                    "scheme": world.name,
+                    "users": world.users,
+                    "epsilon": epsilon,
+                }
+                rows += [
+                    row | {"label": CHOSEN}
+                    for row in found
+                    if all(row[name] == value for name, value in same.items())
+                ]
+        return rows
 
-    def work(self, stages: Sequence[Stage]) -> Work:
-        """The rehearsals, the rivals' stages, the choices."""
+    def work(self, stages: Sequence[Stage], grid: Stage) -> Work:
+        """The rehearsals, then the rivals; among the grid's rows are the chosen ones."""
 
         def jobs(done: Mapping[str, Rows]) -> Jobs:
             finished = {k.removeprefix(REHEARSAL) for k in done if k.startswith(REHEARSAL)}
@@ -104,16 +112,14 @@ class Contest:
                 finished=finished,
             ):
                 yield REHEARSAL + key, [cell.as_dict() for cell in cells]
-            for stage in (*stages, *self.followers(done)):
+            for stage in (*stages, grid):
                 yield from stage.jobs(done)
 
         def collect(done: Mapping[str, Rows]) -> Rows:
-            every = (*stages, *self.followers(done))
-            return [row for stage in every for row in stage.rows(done)]
+            rivals = [row for stage in (*stages, grid) for row in stage.rows(done)]
+            return rivals + self.choices(done, grid)
 
         families = len({setting.training for setting in self.candidates.settings})
-        epsilons, seeds = len(self.conditions.promises), len(self.conditions.all_seeds)
-        chosen = len(self.worlds) * (
-            families * self.conditions.tasks * REHEARSED + epsilons * seeds
-        )
-        return Work(chosen + sum(len(stage.plan.jobs()) for stage in stages), jobs, collect)
+        rehearsals = len(self.worlds) * families * self.conditions.tasks * REHEARSED
+        jobs_left = sum(len(stage.plan.jobs()) for stage in (*stages, grid))
+        return Work(rehearsals + jobs_left, jobs, collect)

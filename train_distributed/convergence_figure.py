@@ -37,7 +37,8 @@ def _clouds(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
         a, b, c = row["weights"]
         colour, style = STYLES[row["model"]]
         line = -(a + b * span) / c
-        axis.plot(span, line, color=colour, linestyle=style, label=f"{row['model']} hyperplane")
+        look = {"color": colour, "linestyle": style, "zorder": 5 if style == "--" else 3}
+        axis.plot(span, line, linewidth=2.5, label=f"{row['model']} hyperplane", **look)
     axis.set(xlim=(-4, 4), ylim=(-4, 4), xlabel="first feature", ylabel="second feature")
     axis.set_title("two users, one class each: Λ = 20, R = 1, c = 5")
     axis.legend(fontsize=8)
@@ -47,7 +48,8 @@ def _normals(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
     for row in (row for row in rows if row["kind"] == "model"):
         _, b, c = row["weights"]
         colour, style = STYLES[row["model"]]
-        axis.plot([0, b], [0, c], color=colour, linestyle=style, marker=".", label=row["model"])
+        look = {"color": colour, "linestyle": style, "zorder": 5 if style == "--" else 3}
+        axis.plot([0, b], [0, c], linewidth=2.5, marker="o", label=row["model"], **look)
         distance = row["distance"]
     axis.set(xlabel="first weight", ylabel="second weight")
     axis.set_title(f"normal vectors: ‖average − global‖ = {distance:.1e} ‖global‖")
@@ -69,7 +71,7 @@ def _rates(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
         axis.fill_between(steps, values.min(1), values.max(1), alpha=0.2, color=line.get_color())
     axis.set(xscale="log", yscale="log", xlabel="local steps M of every user")
     axis.set_ylabel("J(average) − min J on the union (band: seeds)")
-    axis.set_title("20 users, one class each, hinge loss, weighted averaging (Thm 6.2)")
+    axis.set_title("20 users, one class each, hinge loss (Thm 6.2)")
     axis.legend(fontsize=7)
     axis.grid(alpha=0.3)
 

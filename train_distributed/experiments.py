@@ -10,8 +10,7 @@ from train_distributed.contest import against_choice
 from train_distributed.convergence import convergence_jobs
 from train_distributed.cost import cost_jobs
 from train_distributed.privacy import Privacy
-from train_distributed.rehearsal import Candidates
-from train_distributed.settings import our_settings, our_transforms, paper_settings
+from train_distributed.settings import our_settings, our_transforms, paper_settings, rival_settings
 from train_distributed.stages import Sets, Work, in_order, one_after_another
 from train_distributed.world import World
 
@@ -39,10 +38,13 @@ def _compare(
     promises: Sequence[Privacy] | None = None,
 ) -> Work:
     """The paper's methods and ours, in these worlds."""
-    ours = our_settings(public.dim) if conditions.lineup != "paper" else ()
-    paper = paper_settings() if conditions.lineup != "ours" else ()
+    settings = {
+        "ours": our_settings(public.dim),
+        "paper": paper_settings(),
+        "dp-fl": rival_settings(public.dim),
+    }
     stages = Sets(private, public).stages(
-        (*ours, *paper),
+        [setting for name in conditions.lineup for setting in settings[name]],
         our_transforms(public.dim),
         worlds=worlds,
         promises=conditions.promises if promises is None else promises,
@@ -119,13 +121,13 @@ def unequal(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet)
 
 
 def frontier(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """The paper's two at their best per cell, against what `select` chooses on public data."""
+    """The paper's two at their best per cell, all candidates, and what `select` chooses."""
     return against_choice(conditions, private, public, paper_settings())
 
 
 def selection(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """The best of all candidates on the private test rows, against what `select` chooses."""
-    return against_choice(conditions, private, public, Candidates.default(public.dim).settings)
+    """The best of all candidates on the private test rows, and what `select` chooses."""
+    return against_choice(conditions, private, public, ())
 
 
 def cost(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:

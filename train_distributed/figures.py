@@ -1,5 +1,6 @@
 """What a sweep's JSON says, as a figure and as a table: everything is drawn from the rows alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from train_distributed import convergence_figure, cost_figure, heatmap
 from train_distributed.contest import CHOSEN
 from train_distributed.experiment import Cell
 from train_distributed.plot import draw_frontier
+from train_distributed.settings import RAW
 from train_distributed.table import summarise, table
 
 
@@ -29,6 +31,7 @@ LAYOUTS = {
     "non-iid": Layout(panel="label", lines=("scheme",)),
     "unequal": Layout(panel="label", lines=("scheme",)),
     "selection": Layout(lines=("label", "users")),
+    "frontier": Layout(lines=("label", "users")),
 }
 SPECIAL = {"cost": cost_figure, "convergence": convergence_figure}
 
@@ -74,21 +77,23 @@ def tell(result: Mapping[str, Any]) -> str:
 
 
 def margins(cells: Sequence[Cell]) -> str:
-    """Per cell: the best rival, what was chosen on public data, and the difference in points."""
+    """What was chosen on public data, beside the best rivals on the test rows, in per cent."""
     by = ("users", "scheme", "epsilon")
-    rivals = summarise([cell for cell in cells if cell.label != CHOSEN], by)
-    chosen = summarise([cell for cell in cells if cell.label == CHOSEN], by)
-    used = {(c.users, c.scheme, c.epsilon): c for c in cells if c.label == CHOSEN}
-    head = f"{'users':>6}  {'users hold':22}  {'eps':>5}  {'best rival':>10}  {'chosen':>6}  "
-    lines = [head + f"{'ours - rival':>12}  chosen on public data"]
-    for key, ours in chosen.items():
+    paper = summarise([cell for cell in cells if cell.transform == RAW], by)
+    grid = summarise([cell for cell in cells if cell.transform != RAW and cell.label != CHOSEN], by)
+    chosen = [cell for cell in cells if cell.label == CHOSEN]
+    used = {(cell.users, cell.scheme, cell.epsilon): cell for cell in chosen}
+    head = f"{'users':>6}  {'users hold':22}  {'eps':>5}  {'paper':>6}  {'grid':>6}  {'chosen':>6}"
+    lines = [f"{head}  {'- paper':>7}  {'- grid':>7}  chosen on public data"]
+    for key, ours in summarise(chosen, by).items():
         users, scheme, epsilon = key
-        cell, best = used[key], rivals[key]
+        cell, value = used[key], 100 * ours.mean
+        best = [100 * found[key].mean if key in found else math.nan for found in (paper, grid)]
+        options = ", ".join(f"{name} {value}" for name, value in cell.options.items())
         lines.append(
             f"{users:6}  {scheme:22}  {'inf' if epsilon is None else f'{epsilon:g}':>5}  "
-            f"{100 * best.mean:10.2f}  {100 * ours.mean:6.2f}  "
-            f"{100 * (ours.mean - best.mean):+12.2f}  "
-            f"{cell.method}, {cell.transform}, {dict(cell.options)}"
+            f"{best[0]:6.2f}  {best[1]:6.2f}  {value:6.2f}  {value - best[0]:+7.2f}  "
+            f"{value - best[1]:+7.2f}  {cell.method}, {cell.transform}, {options}"
         )
     return "\n".join(lines)
 

@@ -18,10 +18,10 @@ TEST_SHARE = 0.25  # of the public rows
 GROUP = 5  # public classes in one class of a task, at most
 ROUNDS = 20  # of balanced k-means
 COMPONENTS = (32, 64, 128, 256)
-QUANTILES = (0.02, 0.1, 0.25, 0.9)
-SHRINKAGES = (0.1, 0.5)
-PUBLIC_SHARES = (0.0, 0.3, 0.6)
-L2_REGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+QUANTILES = (0.02, 0.1, 0.25)
+SHRINKAGES = (0.1, 0.3, 0.5, 0.9)
+PUBLIC_SHARES = (0.0, 0.2, 0.4, 0.6)
+L2_REGS = (0.01, 0.03, 0.1, 0.3, 1.0)
 HEAD_QUANTILE = 0.1
 
 
@@ -90,7 +90,7 @@ class Candidates:
                 Setting("least squares", "least-squares", name, {"public_share": share})
                 for share in PUBLIC_SHARES
             ]
-            if options.clip_quantile == HEAD_QUANTILE:
+            if options.whiten and options.clip_quantile == HEAD_QUANTILE:
                 settings += [
                     Setting("softmax", "softmax", name, {"l2_reg": l2_reg}) for l2_reg in L2_REGS
                 ]

@@ -68,3 +68,9 @@ def our_settings(dim: int) -> tuple[Setting, ...]:
         Setting(f"least squares, PCA-{large}", "least-squares", f"pca-{large}"),
         *averaged,
     )
+
+
+def rival_settings(dim: int) -> tuple[Setting, ...]:
+    """Federated DP-SGD on the rows of our softmax, with the paper's hyper-parameters."""
+    small = min(128, dim)
+    return (Setting(f"DP-FL, PCA-{small}", "dp-fl", f"pca-{small}"),)

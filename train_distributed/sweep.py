@@ -16,7 +16,6 @@ from train_distributed.experiments import EXPERIMENTS, Name
 from train_distributed.figures import draw, tell
 from train_distributed.journal import Journal, Rows
 from train_distributed.provenance import provenance
-from train_distributed.release import versions
 from train_distributed.stages import Work
 
 NOTE = (
@@ -62,7 +61,6 @@ class Sweep:
         journal = Journal(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
         result = {
             **provenance(),
-            "versions": versions(),
             "experiment": self.experiment,
             "configuration": configuration,
             "embeddings": _described(private),

@@ -41,7 +41,7 @@ def sets(tmp_path) -> tuple[Path, Path]:
 
 
 def sweep(sets: tuple[Path, Path], out: Path, name="non-iid", **changes) -> Sweep:
-    conditions = {"users": (10,), "epsilons": (0.5, 2.0), "seeds": 2, "lineup": "ours"} | changes
+    conditions = {"users": (10,), "epsilons": (0.5, 2.0), "seeds": 2, "lineup": ("ours",)} | changes
     return Sweep(name, *sets, Conditions(**conditions), out=out)
 
 
@@ -127,7 +127,7 @@ def test_choice_is_made_without_private_rows_and_compared_with_rivals(sets, tmp_
         ]
         assert len(twins) == 2  # once as a rival, once as the choice
         assert twins[0] == twins[1]
-    assert "ours - rival" in capsys.readouterr().out
+    assert "- grid" in capsys.readouterr().out
 
 
 def test_folds_test_every_row_once(sets, tmp_path, capsys):
@@ -194,3 +194,13 @@ def test_heat_map_is_the_measured_line_at_rescaled_epsilon():
             else:
                 expected = 0.2 + 0.4 * min(1.0, math.log10(needed) + 1)
                 assert value == pytest.approx(expected)
+
+
+def test_baselines_are_another_method_with_a_name(sets, tmp_path, capsys):
+    pytest.importorskip("opacus")
+    changes = {"lineup": ("dp-fl",), "seeds": 1, "epsilons": (8.0,), "schemes": ("iid",)}
+    sweep(sets, tmp_path / "out", "accuracy", users=(1, 10), **changes).run()
+    alone, shared = cells(tmp_path / "out")
+    assert {alone["method"], shared["method"]} == {"dp-fl"}
+    assert (alone["users"], shared["users"]) == (1, 10)
+    assert alone["accuracy"] > 0.4

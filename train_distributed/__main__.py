@@ -8,16 +8,17 @@ from pretrain.command import run_command
 from train_distributed.account import Account
 from train_distributed.demo import Demo
 from train_distributed.flower.commands import Agree, Certificates, Client, Keys, Server
+from train_distributed.protection.command import Protect
 from train_distributed.run import Run
 from train_distributed.sweep import Sweep
 
-Simulation = Demo | Run | Sweep | Account
+Simulation = Demo | Run | Sweep | Account | Protect
 Deployment = Keys | Certificates | Agree | Server | Client
 
 
 def _parse() -> Simulation | Deployment:
     return tyro.cli(
-        Demo | Run | Sweep | Account | Keys | Certificates | Agree | Server | Client,
+        Demo | Run | Sweep | Account | Protect | Keys | Certificates | Agree | Server | Client,
         default=Demo(),
         prog="python -m train_distributed",
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),

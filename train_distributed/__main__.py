@@ -9,11 +9,12 @@ from train_distributed.account import Account
 from train_distributed.audit.command import Audit
 from train_distributed.demo import Demo
 from train_distributed.flower.commands import Agree, Certificates, Client, Keys, Server
+from train_distributed.protection.command import Protect
 from train_distributed.run import Run
 from train_distributed.select import Select
 from train_distributed.sweep import Plot, Sweep
 
-Simulation = Demo | Run | Sweep | Plot | Select | Account | Audit
+Simulation = Demo | Run | Sweep | Plot | Select | Account | Audit | Protect
 Deployment = Keys | Certificates | Agree | Server | Client
 
 
@@ -26,6 +27,7 @@ def _parse() -> Simulation | Deployment:
         | Select
         | Account
         | Audit
+        | Protect
         | Keys
         | Certificates
         | Agree

@@ -8,7 +8,7 @@ long simulations, and `views` is all that the honest-but-curious server sees.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -253,7 +253,6 @@ class Paillier(_Exact):
     """Packed ciphertexts under one key of all clients; the server multiplies, clients decrypt."""
 
     key_bits: int = DEPLOYED_BITS
-    pair: KeyPair | None = field(default=None, compare=False)  # None: a new pair for each exchange
     name: ClassVar[str] = "paillier"
 
     @property
@@ -265,7 +264,7 @@ class Paillier(_Exact):
         """Ciphertexts up and down; key generation is not counted."""
         count, m = models.shape
         numbers = self.numbers(count)
-        pair = self.pair or KeyPair.generate(numbers, self.key_bits)
+        pair = KeyPair.generate(numbers, self.key_bits)
         encoded = numbers.encode(models.double().numpy())
         messages, sending = _timed(lambda: [pair.public.encrypt(words) for words in encoded])
         answer, adding = _timed(lambda: pair.public.add(messages))
@@ -275,7 +274,7 @@ class Paillier(_Exact):
 
     def _words(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The low words of every client's ciphertexts, repeated to the length of the model."""
-        pair = self.pair or KeyPair.generate(self.numbers(len(encoded)), self.key_bits)
+        pair = KeyPair.generate(self.numbers(len(encoded)), self.key_bits)
         slots = pair.public.packing.slots
         first = [pair.public.encrypt(words[:slots]) for words in encoded]
         words = [np.resize(np.frombuffer(each, "<u8"), encoded.shape[1]) for each in first]

@@ -1,0 +1,69 @@
+"""When a reconstruction is the record: SSIM or PSNR for images, the cosine for embeddings."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Measure = Literal["ssim", "psnr", "cosine"]
+PSNR_RANGE = 50.0  # decibels that count as 1
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """A measure Ω and its threshold t: a record is recovered where Ω > t.
+
+    Raises:
+        ValueError: a threshold outside (0, 1), or an unknown measure.
+    """
+
+    measure: Measure
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if self.measure not in ("ssim", "psnr", "cosine"):
+            raise ValueError(f"measure must be ssim, psnr or cosine, got {self.measure!r}")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"threshold must be in (0, 1), got {self.threshold}")
+
+    def of(self, guess: Tensor, record: Tensor) -> float:
+        """Ω of one guess and one record of the same shape; −1 for a guess that is not finite.
+
+        ssim: images (channels, h, w) in [0, 1], the guess clipped to it. psnr: likewise, decibels
+        over 50, at most 1. cosine: vectors.
+        """
+        if not torch.isfinite(guess).all():
+            return -1.0
+        if self.measure == "cosine":
+            return float(torch.nn.functional.cosine_similarity(guess, record, dim=0))
+        clipped = guess.clamp(0, 1)
+        if self.measure == "psnr":
+            error = float((clipped - record).square().mean())
+            return 1.0 if error == 0 else min(1.0, -10 * _log10(error) / PSNR_RANGE)
+        return _ssim(clipped, record)
+
+    def recovered(self, guesses: Tensor, records: Tensor) -> Tensor:
+        """(S,) bool: whether any guess (G, ...) is the record (S, ...)."""
+        return torch.tensor(
+            [
+                any(self.of(guess, record) > self.threshold for guess in guesses)
+                for record in records
+            ]
+        )
+
+
+def _log10(value: float) -> float:
+    return float(torch.log10(torch.tensor(value, dtype=torch.float64)))
+
+
+def _ssim(guess: Tensor, record: Tensor) -> float:
+    try:
+        from skimage.metrics import structural_similarity
+    except ImportError as error:
+        raise ValueError(
+            "ssim needs the extra 'protection': pip install 'blind-averaging[protection]'"
+        ) from error
+    return float(
+        structural_similarity(guess.numpy(), record.numpy(), data_range=1.0, channel_axis=0)
+    )

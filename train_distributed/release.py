@@ -112,7 +112,7 @@ def release(
     if generator is not None and noise == "discrete":
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
     transform, users = _stream(embeddings, transform, partition)
-    method = _method(method, transform, _num_classes(embeddings, num_classes), options)
+    method = _method(method, transform, known_classes(embeddings, num_classes), options)
     sizes = users.sizes
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     kept = _survivors(len(sizes), dropped, guarantee.min_survivors)
@@ -127,13 +127,13 @@ def release(
     released = Release(
         method.classifier(summation.total() / method.scale, rows, noise_std),
         transform,
-        _class_names(embeddings, method.num_classes),
+        class_names_of(embeddings, method.num_classes),
     )
     report = guarantee.report() | summation.report()
     report |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
     report |= suitability(privacy, noise, seeded=generator is not None) | {"versions": versions()}
     if isinstance(embeddings, EmbeddingSet) and (embeddings.split == TEST).any():
-        report |= _test_report(released, embeddings)
+        report |= accuracy_report(released, embeddings)
     return replace(released, report=report)
 
 
@@ -160,7 +160,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _test_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
+def accuracy_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
+    """Accuracy on the test split, over all classes and by class."""
     confusion = released.confusion(embeddings)
     hits, rows = confusion.diagonal(), confusion.sum(1)
     shares = {
@@ -228,7 +229,7 @@ def _survivors(users: int, dropped: Collection[int], min_survivors: int) -> Tens
     return kept
 
 
-def _num_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> int:
+def known_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> int:
     """K, from configuration or class names, never from the private labels."""
     known = isinstance(embeddings, EmbeddingSet) and len(embeddings.meta.get("class_names", ()))
     if num_classes is None:
@@ -243,6 +244,7 @@ def _num_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> i
     return num_classes
 
 
-def _class_names(embeddings: EmbeddingSet | Users, num_classes: int) -> tuple[str, ...]:
+def class_names_of(embeddings: EmbeddingSet | Users, num_classes: int) -> tuple[str, ...]:
+    """The set's names, or numbers."""
     names = embeddings.meta.get("class_names") if isinstance(embeddings, EmbeddingSet) else None
     return tuple(names or map(str, range(num_classes)))

@@ -11,11 +11,13 @@ from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak
 from embed.store import TRAIN
 from pretrain.output import default_directory, new_directory, refuse_existing
+from train_distributed import rounds
 from train_distributed.methods import build_method
 from train_distributed.partition import Partition, split
 from train_distributed.plot import draw_release
 from train_distributed.privacy import Privacy
 from train_distributed.release import Noise, Release, release
+from train_distributed.rounds.figure import draw_rounds
 from train_distributed.users import own_partition
 
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
@@ -71,6 +73,26 @@ class MethodOptions:
     """Share of the public covariance in least squares."""
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
+    rho: float | None = None
+    """ρ of ADMM: regulariser of every node."""
+    eta: float | None = None
+    """η of ADMM: how strongly neighbours agree."""
+    iterations: int | None = None
+    """T of ADMM."""
+    graph: Literal["regular", "ring", "star"] | None = None
+    """Who talks to whom in ADMM."""
+    edges: Path | None = None
+    """File of pairs of users, one pair a line, instead of a graph by name."""
+    half_width: float | None = None
+    """Half the side of the cube that Charter searches."""
+    gradient_clip: float | None = None
+    """G0 of Charter, over the norm of a row."""
+    cut_rounds: int | None = None
+    """K of Charter."""
+    bits: int | None = None
+    """Per number that a Charter client sends."""
+    constants: Literal["tight", "paper"] | None = None
+    """Charter's noise: the least that is proven, or the paper's."""
 
     def given(self) -> dict[str, Any]:
         """Those that were set."""
@@ -83,8 +105,18 @@ class Run:
 
     embeddings: Path
     """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
-    method: Literal["class-sums", "least-squares", "softmax", "svm", "logistic"] = "least-squares"
-    """What every user submits."""
+    method: Literal[
+        "class-sums",
+        "least-squares",
+        "softmax",
+        "svm",
+        "logistic",
+        "admm-dual",
+        "admm-primal",
+        "charter",
+        "charter-sum",
+    ] = "least-squares"
+    """What every user submits once; or, with admm and charter, sends in every round."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     public: Path | None = None
     """Embedding set that is nobody's secret: the transform is fitted on all its rows."""
@@ -119,27 +151,52 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
+        if self.method in rounds.METHODS and self.min_survivors is not None:
+            raise ValueError(
+                f"min_survivors must be left out for method {self.method!r}, where all users stay, "
+                f"got {self.min_survivors}"
+            )
         out = default_directory("run") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
         private = EmbeddingSet.open(self.embeddings)
         transform = self._transform(private)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
-        noise = self._noise(private, transform, partition.users)
-        released = release(
+        released = self._release(private, transform, partition, generator)
+        released.report["configuration"] = _jsonable(asdict(self))
+        self._write(released, out)
+
+    def _release(
+        self,
+        private: EmbeddingSet,
+        transform: PublicTransform,
+        partition: Partition,
+        generator: torch.Generator | None,
+    ) -> Release:
+        if self.method in rounds.METHODS:
+            return rounds.learn(
+                private,
+                self.method,
+                self.privacy,
+                transform=transform,
+                num_classes=self.num_classes,
+                partition=partition,
+                noise=self.noise,
+                generator=generator,
+                **self.options.given(),
+            )
+        return release(
             private,
             self.method,
             self.privacy,
             transform=transform,
             num_classes=self.num_classes,
             partition=partition,
-            noise=noise,
+            noise=self._noise(private, transform, partition.users),
             generator=generator,
             min_survivors=self.min_survivors,
             **self.options.given(),
         )
-        released.report["configuration"] = _jsonable(asdict(self))
-        self._write(released, out)
 
     def _transform(self, private: EmbeddingSet) -> PublicTransform:
         if (self.public is None) == (self.transform is None):
@@ -195,12 +252,14 @@ class Run:
     def _write(self, released: Release, out: Path) -> None:
         with new_directory(out, overwrite=self.overwrite) as partial:
             released.write(partial)
-            draw_release(released.report, partial / "privacy.png")
+            draw = draw_rounds if self.method in rounds.METHODS else draw_release
+            draw(released.report, partial / "privacy.png")
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
-        for name in (*shown, "unsuitable_because", "users", "rows", "test_accuracy"):
+        costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
+        for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
             if name in released.report:
-                print(f"{name:20} {released.report[name]}")
-        print(f"{'written':20} {out}")
+                print(f"{name:22} {released.report[name]}")
+        print(f"{'written':22} {out}")
 
 
 def _jsonable(value: Any) -> Any:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from train_distributed import accounting, charter
 from train_distributed.charter.objectives import Objective
+from train_distributed.charter.plan import Task, check_budget
+from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
 from train_distributed.randomness import uniform
 from train_distributed.rounds.decentralised import require_records
@@ -39,6 +41,27 @@ class CharterOptions:
         for name in ("half_width", "gradient_clip", "rounds_per_feature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+
+    def rounds(self, dimension: int) -> int:
+        """K for rows of d numbers."""
+        if self.cut_rounds is None:
+            return math.ceil(self.rounds_per_feature * dimension)
+        return self.cut_rounds
+
+    def task(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> Task:
+        """What is minimised; every client uses as many rows as the smallest one has."""
+        return Task(
+            clients=users.users,
+            rows=int(users.counts.min()),
+            dimension=problems * dimension,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            diameter=2 * self.half_width * math.sqrt(dimension),
+        )
+
+    def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
+        """Refuses, before any row is read, more rounds than the rows allow."""
+        check_budget(self.task(users, dimension, problems, privacy), self.rounds(dimension))
 
 
 def learn_by_charter(
@@ -69,18 +92,9 @@ def learn_by_charter(
     require_records(method, privacy)
     dimension, each = rows.x.shape[1], int(rows.users.counts.min())
     objective = charter.OneVsRestLogistic(rows.num_classes, dimension)
-    task = charter.Task(
-        clients=rows.users.users,
-        rows=each,
-        dimension=objective.problems * dimension,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        diameter=2 * options.half_width * math.sqrt(dimension),
-    )
-    rounds = math.ceil(options.rounds_per_feature * dimension)
     plan = charter.make_plan(
-        task,
-        rounds=rounds if options.cut_rounds is None else options.cut_rounds,
+        options.task(rows.users, dimension, objective.problems, privacy),
+        rounds=options.rounds(dimension),
         constants=options.constants,
         gradient_clip=options.gradient_clip * rows.clip_norm,
         loss_clip=_LOSS_CLIP,

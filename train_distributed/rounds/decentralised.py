@@ -12,6 +12,7 @@ from torch import Tensor
 from train_distributed import admm
 from train_distributed.admm import privacy as admm_privacy
 from train_distributed.noise import system_generator
+from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
 from train_distributed.rounds.rows import Rows, as_columns
 
@@ -39,6 +40,11 @@ class AdmmOptions:
     def __post_init__(self) -> None:
         if self.graph not in GRAPHS:
             raise ValueError(f"graph must be one of {', '.join(GRAPHS)}, got {self.graph!r}")
+
+    def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
+        """Refuses, before any row is read, a graph in pieces or of other users."""
+        del dimension, problems, privacy
+        self.connect(users.users, torch.Generator())
 
     def connect(self, users: int, generator: torch.Generator | None) -> admm.Graph:
         """The graph of these users; a random one is public.

@@ -71,6 +71,7 @@ def learn(
     transform = PublicTransform.identity(embeddings.dim) if transform is None else transform
     classes = known_classes(embeddings, num_classes)
     users = own_partition(embeddings) if partition is None else partition
+    chosen.check(users, transform.dim, 1 if classes == 2 else classes, privacy)
     rows = Rows.of(embeddings, transform, users, classes)
     seeded = generator is not None  # what depends on private rows is for simulations only
     weights, costs = learn_rows(rows, method, privacy, chosen, generator, measure_risk=seeded)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed import baselines
+from train_distributed import baselines, rounds
 from train_distributed.methods import METHODS
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
@@ -28,9 +28,13 @@ PrivateMethodName = Literal[
     "amp",
     "centralised-softmax",
     "centralised-svm",
+    "admm-dual",
+    "admm-primal",
+    "charter",
+    "charter-sum",
 ]
 MethodName = PrivateMethodName | Literal["non-private-softmax", "non-private-svm"]
-ALL_METHODS = (*METHODS, *baselines.BASELINES)
+ALL_METHODS = (*METHODS, *baselines.BASELINES, *rounds.METHODS)
 
 
 def learn(
@@ -41,7 +45,7 @@ def learn(
     transform: PublicTransform | None = None,
     num_classes: int | None = None,
     partition: Partition | None = None,
-    noise: Noise = "discrete",
+    noise: Noise | None = None,
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
     dropped: Collection[int] = (),
@@ -65,7 +69,7 @@ def learn(
             transform=transform,
             num_classes=num_classes,
             partition=partition,
-            noise=noise,
+            noise=noise or "discrete",
             generator=generator,
             min_survivors=min_survivors,
             dropped=dropped,
@@ -80,13 +84,30 @@ def learn(
             num_classes=known_classes(embeddings, num_classes),
             partition=partition or own_partition(embeddings),
             privacy=privacy,
-            noise=noise,
+            noise=noise or "discrete",
             generator=generator,
             min_survivors=min_survivors,
             dropped=dropped,
             known_noise=known_noise,
         )
         released = baselines.train(task, options)
+    elif method in rounds.METHODS:
+        if min_survivors is not None or dropped or known_noise:
+            raise ValueError(
+                f"min_survivors, dropped and known_noise must be left out for method {method!r}, "
+                "where all users stay"
+            )
+        released = rounds.learn(
+            embeddings,
+            method,
+            privacy,
+            transform=transform,
+            num_classes=num_classes,
+            partition=partition,
+            noise=noise,
+            generator=generator,
+            **options,
+        )
     else:
         raise ValueError(f"method must be one of {', '.join(ALL_METHODS)}, got {method!r}")
     report: dict[str, Any] = released.report | {"method": method}

@@ -11,58 +11,21 @@ from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak
 from embed.store import TRAIN
 from pretrain.output import default_directory, new_directory, refuse_existing
+from train_distributed import rounds
 from train_distributed.chosen import Chosen
 from train_distributed.learn import MethodName, learn
+from train_distributed.method_options import MethodOptions
 from train_distributed.methods import METHODS, build_method
 from train_distributed.partition import Partition, split
 from train_distributed.plot import draw_release
 from train_distributed.privacy import Privacy
 from train_distributed.release import Noise, Release
+from train_distributed.rounds.figure import draw_rounds
 from train_distributed.transform_options import TransformOptions
 from train_distributed.users import own_partition
 
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 DISCRETE_NUMBERS = 1 << 22  # users x length of a submission: about a minute of exact sampling
-
-
-@dataclass(frozen=True)
-class MethodOptions:
-    """Settings of a method; what is left out takes the method's default."""
-
-    l2_reg: float | None = None
-    """Λ of a head."""
-    radius: float | None = None
-    """R: heads are projected to this norm."""
-    solver: Literal["exact", "sgd"] | None = None
-    """How a head is trained: certified minimiser, or projected SGD."""
-    epochs: int | None = None
-    """Passes of SGD, of heads and of DP-FL."""
-    batch_size: int | None = None
-    """Nominal batch size of SGD; of DP-FL the expected one."""
-    bound: Literal["tight", "paper"] | None = None
-    """Sensitivity of a head; `paper` needs a radius."""
-    alpha: float | None = None
-    """Weight of the second moments in least squares."""
-    ridge: float | None = None
-    """Regulariser of least squares, added to the sum over all rows."""
-    public_share: float | None = None
-    """Share of the public covariance in least squares."""
-    shrinkage: float | None = None
-    """Of the public covariance in class sums."""
-    rounds: int | None = None
-    """Of gradient perturbation."""
-    learning_rate: float | None = None
-    """Of DP-FL."""
-    gradient_clip: float | None = None
-    """Norm to which DP-FL clips every record's gradient."""
-    eps_frac: float | None = None
-    """Of AMP: share of ε for the random linear term."""
-    eps_out_frac: float | None = None
-    """Of AMP: share of ε for the inexact solution."""
-
-    def given(self) -> dict[str, Any]:
-        """Those that were set."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -74,7 +37,7 @@ class Run:
     config: Path | None = None
     """configuration.json of `select`: method and options, for the privacy it was chosen for."""
     method: MethodName | None = None
-    """What every user submits, or a baseline to compare with; least-squares if left out."""
+    """What every user submits, sends in every round, or a baseline; least-squares if left out."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     public: Path | None = None
     """Embedding set that is nobody's secret: the transform is fitted on all its rows."""
@@ -116,7 +79,6 @@ class Run:
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
-        noise = self._noise(private, transform, partition.users, settings)
         released = learn(
             private,
             settings.method,
@@ -124,7 +86,7 @@ class Run:
             transform=transform,
             num_classes=self.num_classes,
             partition=partition,
-            noise=noise,
+            noise=self._noise(private, transform, partition.users, settings),
             generator=generator,
             min_survivors=self.min_survivors,
             **settings.options,
@@ -133,7 +95,7 @@ class Run:
         released.report["configuration"] = _jsonable(
             asdict(self) | used | {"options": settings.options}
         )
-        self._write(released, out)
+        self._write(released, out, settings.method)
 
     def _settings(self) -> Chosen:
         """Method, transform and options: as given, or from a configuration file and nowhere else.
@@ -196,9 +158,11 @@ class Run:
 
     def _noise(
         self, private: EmbeddingSet, transform: PublicTransform, users: int, settings: Chosen
-    ) -> Noise:
+    ) -> Noise | None:
         if self.noise is not None:
             return self.noise
+        if settings.method in rounds.METHODS:
+            return None
         if self.seed is not None or settings.method not in METHODS:
             return "float"
         classes = self.num_classes or max(2, len(private.meta.get("class_names", ())))
@@ -211,15 +175,17 @@ class Run:
             )
         return "discrete"
 
-    def _write(self, released: Release, out: Path) -> None:
+    def _write(self, released: Release, out: Path, method: str) -> None:
         with new_directory(out, overwrite=self.overwrite) as partial:
             released.write(partial)
-            draw_release(released.report, partial / "privacy.png")
+            draw = draw_rounds if method in rounds.METHODS else draw_release
+            draw(released.report, partial / "privacy.png")
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
-        for name in (*shown, "unsuitable_because", "users", "rows", "test_accuracy"):
+        costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
+        for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
             if name in released.report:
-                print(f"{name:20} {released.report[name]}")
-        print(f"{'written':20} {out}")
+                print(f"{name:22} {released.report[name]}")
+        print(f"{'written':22} {out}")
 
 
 def _jsonable(value: Any) -> Any:

@@ -58,7 +58,7 @@ def test_every_learner_appears_with_its_cost(comparison, capsys):
 
 
 def test_alpha_spends_the_whole_budget():
-    alpha = learners.alpha_for(1.2, 1e-5, 50)
+    alpha = privacy.largest_alpha(1.2, 1e-5, 50, 1e-9)
     assert privacy.compose([alpha] * 50, 1e-5).epsilon <= 1.2
     assert privacy.compose([1.01 * alpha] * 50, 1e-5).epsilon > 1.2
 

@@ -12,9 +12,10 @@ from train_distributed import rehearsal
 from train_distributed.choice import ranking
 from train_distributed.chosen import Chosen
 from train_distributed.experiment import Cell
+from train_distributed.method_options import MethodOptions
 from train_distributed.privacy import Privacy
 from train_distributed.rehearsal import Candidates, Federation, balanced_groups, pose_task
-from train_distributed.run import MethodOptions, Run
+from train_distributed.run import Run
 from train_distributed.select import Select
 from train_distributed.transform_options import TransformOptions
 

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from dp_accounting.pld import common, privacy_loss_distribution
 
@@ -62,6 +63,26 @@ def charged(alpha: float, tolerance: float) -> float:
     does not resolve shifts that small (floating point resolves none finer either).
     """
     return alpha * (1 + tolerance)
+
+
+@cache
+def largest_alpha(epsilon: float, delta: float, messages: int, tolerance: float) -> float:
+    """The largest α of each of as many messages, to 1e-3, with which all compose to (ε, δ).
+
+    Args:
+        epsilon: ε > 0 of everything together.
+        delta: 0 < δ < 1.
+        messages: T K, iterations and problems.
+        tolerance: of every step's solution, see `charged`.
+    """
+    low, high = epsilon / messages / (1 + tolerance), epsilon
+    while high / low > 1 + 1e-3:
+        middle = math.sqrt(low * high)
+        if compose([charged(middle, tolerance)] * messages, delta).epsilon <= epsilon:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def compose(alphas: Sequence[float], delta: float) -> Composed:

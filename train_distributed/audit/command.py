@@ -11,10 +11,10 @@ from train_distributed.audit.configurations import standing
 from train_distributed.audit.federation import Federation
 from train_distributed.audit.target import Target
 from train_distributed.learn import PrivateMethodName
+from train_distributed.method_options import MethodOptions
 from train_distributed.privacy import Privacy
 from train_distributed.provenance import provenance
 from train_distributed.release import Noise
-from train_distributed.run import MethodOptions
 
 BROKEN = 1  # exit code
 

@@ -14,6 +14,7 @@ from train_distributed.charter.amplification import sampled_noise_multiplier
 from train_distributed.privacy import honest_users
 
 CONSTANTS = ("tight", "paper")
+_ROUND_UP = 1 + 2.0**-30  # more than sums of clipped doubles can exceed their bounds by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +224,7 @@ def _tight_stds(plan: Plan) -> tuple[float, float]:
     multiplier = sampled_noise_multiplier(task.epsilon, task.delta, plan.rates)
     moved_loss = plan.loss_clip / plan.verification_rows  # losses are in [0, G1]
     verification = accounting.noise_multiplier(task.epsilon, task.delta, plan.rounds)
-    return moved * multiplier, moved_loss * verification
+    return moved * multiplier * _ROUND_UP, moved_loss * verification * _ROUND_UP
 
 
 def _paper_stds(plan: Plan) -> tuple[float, float]:

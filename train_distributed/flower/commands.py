@@ -14,9 +14,9 @@ from train_distributed.flower.node import Node, serve
 from train_distributed.flower.operate import Operation, operate
 from train_distributed.flower.party import read_private, read_public, write_party
 from train_distributed.flower.task import ModelTask, transform_hash
+from train_distributed.method_options import MethodOptions
 from train_distributed.methods import build_method
 from train_distributed.privacy import Privacy
-from train_distributed.run import MethodOptions
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 

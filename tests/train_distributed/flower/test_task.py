@@ -12,9 +12,9 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed.flower.commands import Agree, Keys
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.task import ModelTask
+from train_distributed.method_options import MethodOptions
 from train_distributed.methods import build_method
 from train_distributed.privacy import Privacy
-from train_distributed.run import MethodOptions
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened
 

@@ -1,0 +1,121 @@
+"""What an observer of a whole run can really tell, beside what was promised."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from train_distributed import admm, charter
+from train_distributed.admm import audit as admm_audit
+from train_distributed.admm import privacy as admm_privacy
+from train_distributed.charter import audit as charter_audit
+from train_distributed.lower_bound import epsilon_below
+from train_distributed.privacy import Privacy
+from train_distributed.rounds.decentralised import VARIANTS, AdmmOptions, require_records
+from train_distributed.rounds.learn import check_method
+
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A statistical lower bound of ε, which must stay below the promise."""
+
+    method: str
+    promised: float  # ε of all rounds at δ
+    found: float  # ε is at least this
+    delta: float
+
+
+def audit(
+    method: str,
+    privacy: Privacy,
+    *,
+    replicas: int,
+    generator: torch.Generator,
+    rounds: int = 4,
+    noise_scale: float = 1.0,
+) -> Audit:
+    """Runs one user on a worst-case pair and tests the two data sets by their exact likelihoods.
+
+    ADMM: ten records, one of them replaced by an almost opposite one; all messages of the node.
+    Charter: the learning stage of one client, a record with gradient +G0 or -G0, the others 0; the
+    secure sum shows less, so "charter-sum" is bounded by the same messages with the same noise.
+
+    Args:
+        method: one of `rounds.METHODS`.
+        privacy: the promise.
+        replicas: runs under either data set.
+        generator: of all of them.
+        rounds: iterations, or cut rounds.
+        noise_scale: below 1 adds less noise than the accounting believes: it must be caught.
+
+    Raises:
+        ValueError: an unknown method, no privacy to audit, rounds or replicas < 1.
+    """
+    check_method(method)
+    privacy.validate()
+    require_records(method, privacy)
+    if not privacy.private:
+        raise ValueError("epsilon must be finite to be audited, got inf")
+    if min(rounds, replicas) < 1:
+        raise ValueError(f"rounds and replicas must be >= 1, got {rounds} and {replicas}")
+    losses = _admm_losses if method in VARIANTS else _charter_losses
+    first, second = (
+        losses(method, privacy, truth, replicas, generator, rounds, noise_scale) for truth in (0, 1)
+    )
+    found = epsilon_below(first, second, privacy.delta)
+    return Audit(method, privacy.epsilon, found, privacy.delta)
+
+
+def _admm_losses(
+    method: str,
+    privacy: Privacy,
+    truth: int,
+    replicas: int,
+    generator: torch.Generator,
+    rounds: int,
+    noise_scale: float,
+) -> torch.Tensor:
+    options = AdmmOptions(iterations=rounds)
+    settings = admm.Settings(
+        method=VARIANTS[method],
+        iterations=rounds,
+        rho=options.rho,
+        eta=options.eta,
+        loss_weight=options.loss_weight,
+        alpha=admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, rounds, _TOLERANCE),
+        tolerance=_TOLERANCE,
+    )
+    return admm_audit.trajectory_losses(
+        admm_audit.worst_pair(10, math.pi - 0.1),
+        settings,
+        2,
+        truth=truth,
+        replicas=replicas,
+        generator=generator,
+        noise_scale=noise_scale,
+    )
+
+
+def _charter_losses(
+    method: str,
+    privacy: Privacy,
+    truth: int,
+    replicas: int,
+    generator: torch.Generator,
+    rounds: int,
+    noise_scale: float,
+) -> torch.Tensor:
+    task = charter.Task(
+        clients=1,
+        rows=6 * rounds,
+        dimension=1,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        diameter=1.0,
+    )
+    plan = charter.make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
+    return charter_audit.learning_losses(
+        plan, truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale
+    )

@@ -114,12 +114,13 @@ def _privacy_curve(report: dict[str, Any], panel: Axes) -> None:
         panel.set_axis_off()
         return
     epsilon, delta = report["epsilon"], report["delta"]
-    curve = np.geomspace(epsilon / 10, 2 * epsilon, 100)
-    values = [
-        accounting.delta(e, report["noise_multiplier"], report["compositions"]) for e in curve
-    ]
-    shown = [(e, d) for e, d in zip(curve, values, strict=True) if d > 1e-300]
-    panel.plot(*zip(*shown, strict=True))
+    if report.get("privacy_curve") == "gaussian":  # others promise a point, not a curve
+        curve = np.geomspace(epsilon / 10, 2 * epsilon, 100)
+        values = [
+            accounting.delta(e, report["noise_multiplier"], report["compositions"]) for e in curve
+        ]
+        shown = [(e, d) for e, d in zip(curve, values, strict=True) if d > 1e-300]
+        panel.plot(*zip(*shown, strict=True))
     panel.plot(
         [epsilon], [delta], "o", color="C1", label=f"promised: ε = {epsilon:g}, δ = {delta:g}"
     )

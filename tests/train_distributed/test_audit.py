@@ -61,15 +61,15 @@ def samples(
 
 
 def test_a_kept_promise_is_called_broken_as_rarely_as_stated() -> None:
-    """400 audits of the exact Gaussian at 90 %: at most 10 %, up to 4 deviations of the count."""
+    """100 audits of the exact Gaussian at 90 %: at most 10 %, up to 4 deviations of the count."""
     generator = torch.Generator().manual_seed(0)
     claim = Claim(1.0, 0.05, True)
     mu = 1 / accounting.noise_multiplier(1.0, 0.05)
     shift = torch.tensor([mu, 0.0, 0.0], dtype=torch.float64)
     broken = sum(
-        judge(*samples(mu, 400, generator), shift, claim, confidence=0.9).broken for _ in range(400)
+        judge(*samples(mu, 400, generator), shift, claim, confidence=0.9).broken for _ in range(100)
     )
-    assert broken <= 40 + 4 * math.sqrt(400 * 0.1 * 0.9)
+    assert broken <= 10 + 4 * math.sqrt(100 * 0.1 * 0.9)
 
 
 def test_a_broken_promise_is_found_and_noise_that_cancels_too() -> None:

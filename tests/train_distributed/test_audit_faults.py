@@ -108,7 +108,7 @@ PROJECTED = Target(
 )
 SHORT_BATCH = {"solver": "sgd", "epochs": 1, "batch_size": 8, "l2_reg": 20.0}
 FAULTS = {
-    "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 250),
+    "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 200),
     "no clip": Fault(no_clip, Target("class-sums", federation(), "float"), 150),
     "short batch over its own size": Fault(
         short_batch_over_its_own_size,
@@ -116,7 +116,7 @@ FAULTS = {
         150,
     ),
     "seed reused": Fault(
-        same_seed_twice, Target("class-sums", federation(), "float", releases=2), 250
+        same_seed_twice, Target("class-sums", federation(), "float", releases=2), 180
     ),
     "one composition for ten classes": Fault(
         one_composition, Target("svm", federation(classes=10), "float", {"l2_reg": 20.0}), 150
@@ -124,7 +124,7 @@ FAULTS = {
     "noise for t times the survivors": Fault(
         share_of_the_survivors,
         Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
-        250,
+        200,
     ),
 }
 LONG_FAULTS = {

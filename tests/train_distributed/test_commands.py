@@ -66,6 +66,21 @@ def test_run_writes_model_report_and_figure(call, sets, tmp_path):
     assert report["configuration"]["method"] == "least-squares"
 
 
+@pytest.mark.parametrize(
+    ("method", "epsilon"),
+    [("gradient-perturbation", "9"), ("amp", "9"), ("dp-svm-smo", "9"), ("non-private-svm", "inf")],
+)
+def test_baselines_run_by_the_same_command(call, sets, tmp_path, method, epsilon):
+    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "out")]
+    code, _, error = call(*common, "--method", method, "--epsilon", epsilon)
+    assert (code, error) == (0, "")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["configuration"]["method"] == method
+    assert report["suitable_for_release"] is False
+    assert {"test_accuracy", "epsilon", "delta", "rounds", "bytes_per_user"} <= report.keys()
+    assert report["simulation_only"]["seconds"] > 0
+
+
 def test_infinite_epsilon_says_not_private(call, sets):
     code, printed, _ = call("run", "--embeddings", sets[0], "--public", sets[1], "--epsilon", "inf")
     assert code == 0
@@ -100,6 +115,9 @@ BAD = [
     (["--delta", "0"], "delta must be in (0, 1), got 0"),
     (["--epsilon", "soon"], "epsilon"),
     (["--method", "forest"], "method"),
+    (["--method", "amp", "--noise", "discrete"], "noise must be 'float' for 'amp'"),
+    (["--method", "non-private-svm"], "epsilon must be inf for 'non-private-svm', got 1"),
+    (["--method", "dp-fl", "--ridge", "1"], "options must fit method 'dp-fl'"),
     (["--colour", "red"], "--colour"),
     (["--embeddings", "nowhere"], "embeddings must be an existing directory, got nowhere"),
     (["--public", "nowhere"], "embeddings must be an existing directory, got nowhere"),

@@ -45,12 +45,13 @@ def _clouds(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
 
 
 def _normals(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
-    for row in (row for row in rows if row["kind"] == "model"):
+    models = [row for row in rows if row["kind"] == "model"]
+    distance = models[0]["distance"]
+    for row in models:
         _, b, c = row["weights"]
         colour, style = STYLES[row["model"]]
         look = {"color": colour, "linestyle": style, "zorder": 5 if style == "--" else 3}
         axis.plot([0, b], [0, c], linewidth=2.5, marker="o", label=row["model"], **look)
-        distance = row["distance"]
     axis.set(xlabel="first weight", ylabel="second weight")
     axis.set_title(f"normal vectors: ‖average − global‖ = {distance:.1e} ‖global‖")
     axis.legend(fontsize=8)

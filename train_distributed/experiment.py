@@ -151,7 +151,7 @@ class _Stage:
     ) -> None:
         self.embeddings, self.transforms, self.plan = embeddings, transforms, plan
         self.labels = torch.tensor(embeddings.labels)
-        self.rows = _Latest(lambda name: transforms[name](embeddings.embeddings))
+        self.rows = _Latest(self._rows)
         self.held = _Latest(self._held)
         self.sums: dict[object, list[Tensor]] = {}
         self.known: dict[object, list[float]] = {}
@@ -210,6 +210,9 @@ class _Stage:
     def _method(self, setting: Setting) -> Method:
         transform = self.transforms[setting.transform]
         return build_method(setting.method, transform, self.plan.num_classes, setting.options)
+
+    def _rows(self, name: str) -> Tensor:
+        return self.transforms[name](self.embeddings.embeddings)
 
     def _held(self, place: tuple[str, World, int]) -> tuple[RowsInMemory, Tensor]:
         name, world, seed = place

@@ -49,7 +49,7 @@ def test_averaged_subgradient_is_the_plain_recursion(z):
     found = averaged_subgradient(z[None], 2.0, 0.3, np.random.default_rng(5))
     rng = np.random.default_rng(5)
     repeats = found.shape[1]
-    w, total = np.zeros((repeats, 3)), np.zeros((repeats, 3))
+    w, total, average = (np.zeros((repeats, 3)) for _ in range(3))
     for t in range(STEPS[0] + 1):
         total += (t + 1) * w
         average = 2 * total / ((t + 1) * (t + 2))

@@ -17,6 +17,7 @@ from embed import EmbeddingSet
 from train_distributed import experiment
 from train_distributed.conditions import Conditions
 from train_distributed.experiment import Cell
+from train_distributed.experiments import Name
 from train_distributed.heatmap import EPSILONS, GROUPS, extrapolated
 from train_distributed.journal import Journal
 from train_distributed.sweep import Plot, Sweep
@@ -40,7 +41,7 @@ def sets(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "private", tmp_path / "public"
 
 
-def sweep(sets: tuple[Path, Path], out: Path, name="non-iid", **changes) -> Sweep:
+def sweep(sets: tuple[Path, Path], out: Path, name: Name = "non-iid", **changes) -> Sweep:
     conditions = {"users": (10,), "epsilons": (0.5, 2.0), "seeds": 2, "lineup": ("ours",)} | changes
     return Sweep(name, *sets, Conditions(**conditions), out=out)
 

@@ -78,7 +78,7 @@ def run_study(laboratory: Laboratory, settings: Settings, variance_rounds: int) 
     """
     federation = laboratory.federation
     m = federation.surface.parameters
-    attack = laboratory.attack(protect.Unprotected())
+    attack = laboratory.unprotected
     estimated = constants(attack, laboratory.blind)
     drawn = federation.models(settings.variance_models, variance_rounds, laboratory.seed + 1)
     spread = inverse_variances(federation, drawn, laboratory.seed)

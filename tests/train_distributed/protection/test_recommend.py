@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from pretrain.command import run_command
 from train_distributed.__main__ import _parse
 from train_distributed.demo import load_digits
+from train_distributed.protection import exact_sums
 from train_distributed.protection import mechanisms as protect
 from train_distributed.protection.closed_forms import Compression, Constants, Paillier
 from train_distributed.protection.estimate import Leakage
@@ -79,7 +80,7 @@ def test_what_is_deployed_for_a_degenerate_optimum():
     held = Constants(0.5, 1.0)
     tiny = held.solve(0.5, Paillier(7690, 8e-4))
     assert tiny.parameter < 0.05
-    assert deploy(tiny, settings) == protect.Paillier(key_bits=2048)
+    assert deploy(tiny, settings) == exact_sums.Paillier(key_bits=2048)
     huge = replace(tiny, log_parameter=2100 * np.log(2))
     assert deploy(huge, settings).key_bits == 2112
     shares = replace(tiny, mechanism="shares", log_parameter=100.0)
@@ -111,15 +112,15 @@ def test_leakage_and_accuracy_both_fall_with_noise(digits):
 
 def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
     lab = Laboratory(digits, Similarity("cosine", 0.9), tuple(digits.models(2, 5, 0)), 1, 10, 1, 0)
-    exact = lab.measure(protect.Shares())
+    exact = lab.measure(exact_sums.Shares())
     plain = lab.measure(protect.Unprotected())
     assert plain.leakage.rate == 1
     assert exact.leakage.rate < 1
     assert abs(exact.utility_loss) < 0.01
     assert exact.bytes_per_client > plain.bytes_per_client
     assert (
-        lab.attack(protect.Shares(servers=2)).hits.tolist()
-        == lab.attack(protect.Shares()).hits.tolist()
+        lab.attack(exact_sums.Shares(servers=2)).hits.tolist()
+        == lab.attack(exact_sums.Shares()).hits.tolist()
     )
 
 

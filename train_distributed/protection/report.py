@@ -96,9 +96,10 @@ def _row(point: Measurement, budget: float) -> str:
 
 
 def _words(point: Measurement | None, study: Study, preference: Preference) -> str:
-    if point is None:
-        return "none"
     labels = {each.optimum.mechanism: each.optimum.label for each in study.candidates}
+    if point is None:
+        free = set(labels.values()) == {"unconstrained"}
+        return "no protection, the budget asks for none" if free else "none of those measured"
     label = labels.get(point.mechanism, "no protection")
     objective = f"objective {preference.objective(point):.5g}"
     return f"{point.mechanism}, {deployed_words(point)} ({label}), {objective}"

@@ -11,6 +11,7 @@ from pretrain.sources import open_images
 from train_distributed.demo import load_digits
 from train_distributed.protection.federation import Federation
 from train_distributed.protection.measure import Laboratory
+from train_distributed.protection.paillier import arithmetic
 from train_distributed.protection.pictures import draw_reconstructions
 from train_distributed.protection.recommend import Cost, Preference
 from train_distributed.protection.report import as_json, draw_tradeoff, table
@@ -20,6 +21,7 @@ from train_distributed.protection.study import Settings, Study, run_study
 from train_distributed.provenance import provenance
 from train_distributed.run import TransformOptions
 
+COMPONENTS, DIGITS_COMPONENTS = 768, 32
 HEAD_DEFAULTS = {"step": 2.0, "rounds": 500, "models": 12, "attacks": 4, "steps": 20}
 IMAGE_DEFAULTS = {"step": 0.1, "rounds": 500, "models": 3, "attacks": 4, "steps": 0}
 
@@ -46,7 +48,7 @@ class Protect:
     images: str | None = None
     """Image set with writers: the attacked model is a small convolutional network."""
     components: int | None = None
-    """Principal directions of the public embeddings; at most 768 if left out."""
+    """Principal directions of the public embeddings; 768 if left out, 32 without data."""
     clients: int = 10
     """Clients whose models are summed."""
     rows: int = 500
@@ -154,12 +156,13 @@ class Protect:
             return image_federation(open_images(self.images), test_rows=self.test_rows, **common)
         if (self.embeddings is None) != (self.public is None):
             raise ValueError("embeddings and public must be given together, got one")
+        widest = DIGITS_COMPONENTS if self.embeddings is None else COMPONENTS
         if self.embeddings is None or self.public is None:
             public, private = load_digits()
         else:
             private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
             refuse_leak(public, private)
-        components = min(768, public.dim) if self.components is None else self.components
+        components = min(widest, public.dim) if self.components is None else self.components
         transform = TransformOptions(components=components).fit(public)
         return head_federation(private, public, transform, **common)
 
@@ -179,6 +182,7 @@ class Protect:
             **provenance(),
             "configuration": settings | resolved | {"step": laboratory.federation.step},
             "parameters": laboratory.federation.surface.parameters,
+            "paillier_arithmetic": arithmetic(),
             "simulation": True,
             "suitable_for_release": False,
             **as_json(study, self.budget, preference, self.cost),

@@ -142,7 +142,7 @@ def _search(mismatch: Callable[[], Tensor], dummies: list[Tensor], solved: float
         loss = mismatch()
         for dummy, slope in zip(dummies, torch.autograd.grad(loss, dummies), strict=True):
             dummy.grad = slope.contiguous()
-        return loss
+        return loss.detach()
 
     losses: list[float] = []
     for _ in range(OUTER):

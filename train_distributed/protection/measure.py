@@ -70,7 +70,7 @@ class Laboratory:
         return Measurement(
             mechanism.name,
             mechanism.parameter,
-            leakage(self.attack(mechanism), self.blind),
+            leakage(self._recoveries(mechanism), self.blind),
             float(np.mean(accuracies)),
             float(losses.mean()),
             spread,
@@ -95,6 +95,11 @@ class Laboratory:
                     hits[:, m, t] |= self._opened(m, t, views["sum"][0])
                     independent = len(self.models)
         return Recoveries(hits, independent)
+
+    @cached_property
+    def unprotected(self) -> Recoveries:
+        """The attack on the models themselves."""
+        return self.attack(Unprotected())
 
     @cached_property
     def blind(self) -> Recoveries:
@@ -142,6 +147,10 @@ class Laboratory:
         for k in view.clients:
             if k < self.victims:
                 hits[k] |= self.similarity.recovered(guess.x, x[k]).numpy()
+
+    def _recoveries(self, mechanism: Mechanism) -> Recoveries:
+        plain = isinstance(mechanism, Unprotected)
+        return self.unprotected if plain else self.attack(mechanism)
 
     def _accuracies(self, mechanism: Mechanism) -> list[float]:
         return [self.federation.accuracy(mechanism, self.seed + s) for s in range(self.seeds)]

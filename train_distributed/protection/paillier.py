@@ -103,6 +103,14 @@ class KeyPair:
         return self.public.packing.unpack(plain, numbers, added)
 
 
+def arithmetic() -> str:
+    """Which integers `phe` computes with: a power modulo n² takes 8 times as long without GMP."""
+    _phe()
+    from phe.util import HAVE_GMP
+
+    return "gmpy2" if HAVE_GMP else "pure Python"
+
+
 def _phe() -> ModuleType:
     try:
         from phe import paillier

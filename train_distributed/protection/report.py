@@ -21,7 +21,7 @@ from train_distributed.protection.study import Study
 
 MARKS = {"none": "X", "randomisation": "o", "paillier": "s", "shares": "D", "compression": "^"}
 HEAD = (
-    f"{'':2}{'mechanism':14}{'deployed':>12}  {'success [95 %]':22}{'leakage [95 %]':22}"
+    f"{'':2}{'mechanism':14}{'deployed':>14}  {'success [95 %]':22}{'leakage [95 %]':22}"
     f"{'budget met':>10}{'accuracy':>10}{'loss':>16}{'kB/client':>11}{'CPU s':>9}"
 )
 
@@ -79,7 +79,7 @@ def deployed_words(point: Measurement) -> str:
         "randomisation": f"var {point.parameter:.3g}",
         "paillier": f"{point.parameter:.0f} bits",
         "shares": f"r {point.parameter:.3g}",
-        "compression": f"rho {point.parameter:.5g}",
+        "compression": f"rho {point.parameter:.7g}",
     }[point.mechanism]
 
 
@@ -89,17 +89,18 @@ def _row(point: Measurement, budget: float) -> str:
     leaked = f"{held.value:.3f} [{held.low:.3f}, {held.high:.3f}]"
     loss = f"{100 * point.utility_loss:.2f} ± {100 * point.utility_loss_std:.2f}"
     return (
-        f"{point.mechanism:14}{deployed_words(point):>12}  {success:22}{leaked:22}"
+        f"{point.mechanism:14}{deployed_words(point):>14}  {success:22}{leaked:22}"
         f"{held.meets(budget):>10}{100 * point.accuracy:10.2f}{loss:>16}"
         f"{point.bytes_per_client / 1000:11.1f}{point.seconds:9.3f}"
     )
 
 
 def _words(point: Measurement | None, study: Study, preference: Preference) -> str:
-    if point is None:
-        return "none"
     labels = {each.optimum.mechanism: each.optimum.label for each in study.candidates}
-    label = labels.get(point.mechanism, "no protection")
+    if point is None:
+        free = set(labels.values()) == {"unconstrained"}
+        return "no protection, the budget asks for none" if free else "none of those measured"
+    label = f"formula: {labels.get(point.mechanism, 'no protection')}"
     objective = f"objective {preference.objective(point):.5g}"
     return f"{point.mechanism}, {deployed_words(point)} ({label}), {objective}"
 

@@ -7,6 +7,7 @@ import numpy as np
 from tqdm import tqdm
 
 from train_distributed.protection import closed_forms as forms
+from train_distributed.protection import exact_sums
 from train_distributed.protection import mechanisms as protect
 from train_distributed.protection.closed_forms import Constants, Optimum
 from train_distributed.protection.estimate import c1_error, constants
@@ -15,7 +16,6 @@ from train_distributed.protection.measure import Laboratory, Measurement
 from train_distributed.protection.packing import Packing
 from train_distributed.protection.paillier import DEPLOYED_BITS
 from train_distributed.protection.recommend import Candidate, solve_all
-from train_distributed.secure_sum import FixedPoint
 
 KEEPS = (0.9, 0.5, 0.2, 0.05)  # ρ that are measured beside ρ*
 SPREAD = 16.0  # noise levels span the update's size over and times this
@@ -42,7 +42,7 @@ class Settings:
         forms.Paillier(1, self.half_width)
         if self.key_bits < DEPLOYED_BITS:
             raise ValueError(f"key_bits must be >= {DEPLOYED_BITS}, got {self.key_bits}")
-        Packing(FixedPoint(step=protect.STEP, bound=protect.BOUND, parties=clients), self.key_bits)
+        Packing(exact_sums.Shares().numbers(clients), self.key_bits)
         if self.servers < 2:
             raise ValueError(f"servers must be >= 2, got {self.servers}")
         if self.noise_levels < 1:
@@ -78,7 +78,7 @@ def run_study(laboratory: Laboratory, settings: Settings, variance_rounds: int) 
     """
     federation = laboratory.federation
     m = federation.surface.parameters
-    attack = laboratory.attack(protect.Unprotected())
+    attack = laboratory.unprotected
     estimated = constants(attack, laboratory.blind)
     drawn = federation.models(settings.variance_models, variance_rounds, laboratory.seed + 1)
     spread = inverse_variances(federation, drawn, laboratory.seed)
@@ -119,8 +119,8 @@ def deploy(optimum: Optimum, settings: Settings) -> protect.Mechanism | None:
     if optimum.mechanism == "paillier":
         needed = math.ceil(optimum.log_parameter / math.log(2))
         bits = max(settings.key_bits, 16 * math.ceil(needed / 16))
-        return protect.Paillier(key_bits=bits)
-    shares = protect.Shares(servers=settings.servers)
+        return exact_sums.Paillier(key_bits=bits)
+    shares = exact_sums.Shares(servers=settings.servers)
     if optimum.log_parameter > math.log(shares.parameter):
         raise ValueError(
             f"r* must be <= {shares.parameter:g}, the largest mask of a 64-bit word, "
@@ -146,5 +146,5 @@ def alternatives(
     if optimum.log_parameter is not None:
         return []
     if optimum.mechanism == "paillier":
-        return [protect.Paillier(key_bits=settings.key_bits)]
-    return [protect.Shares(servers=settings.servers)]
+        return [exact_sums.Paillier(key_bits=settings.key_bits)]
+    return [exact_sums.Shares(servers=settings.servers)]

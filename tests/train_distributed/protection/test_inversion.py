@@ -1,13 +1,20 @@
 """The attacker on heads and on images."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from pretrain.sources import open_images
+from train_distributed.demo import load_digits
+from train_distributed.protection import rates
 from train_distributed.protection.inversion import Observation, invert, rank_one
 from train_distributed.protection.mechanisms import Compression, Randomisation, Unprotected, View
 from train_distributed.protection.similarity import Similarity
+from train_distributed.protection.sources import head_federation, image_federation
 from train_distributed.protection.surfaces import HeadSurface, NetworkSurface
+from train_distributed.run import TransformOptions
 
 COSINE = Similarity("cosine", 0.9)
 
@@ -136,3 +143,30 @@ def test_similarities():
         invert(
             HeadSurface(2, 2), seen(torch.zeros(6).double(), torch.zeros(6)), 0, torch.Generator()
         )
+
+
+@pytest.mark.slow
+def test_digits_are_recovered_from_single_gradients_of_untrained_networks(reference_data):
+    """Must-show b: 20 writers' digits, a random start each."""
+    pytest.importorskip("skimage")
+    images = open_images(str(reference_data / "data" / "mnist_writers.npz"))
+    federation = image_federation(
+        images, batch=1, step=0.1, rounds=1, clients=20, rows=500, test_rows=500, seed=0
+    )
+    found = rates.success(federation, Similarity("ssim", 0.9), attacks=1, rounds=0, seed=0)
+    assert found.hits.size == 20
+    assert found.rate >= 0.9
+
+
+def test_rates_of_batches_are_between_none_and_all(tmp_path):
+    public, private = load_digits()
+    transform = TransformOptions(components=16).fit(public)
+    federation = head_federation(
+        private, public, transform, clients=3, rows=20, batch=1, step=1.0, rounds=1, seed=0
+    )
+    similarity = Similarity("cosine", 0.9)
+    single = rates.success(federation, similarity, attacks=2, rounds=0, seed=0)
+    assert single.rate == 1
+    eight = rates.success(replace(federation, batch=8), similarity, attacks=1, rounds=0, seed=0)
+    assert eight.hits.shape == (3, 1, 1, 8)
+    assert 0 <= eight.rate < 1

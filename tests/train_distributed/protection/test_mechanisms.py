@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from train_distributed.protection import exact_sums
 from train_distributed.protection import mechanisms as protect
 from train_distributed.protection.packing import Packing
 from train_distributed.protection.paillier import KeyPair
@@ -29,7 +30,8 @@ def integer_sum(w):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [protect.Paillier(key_bits=KEY_BITS), protect.Shares(), protect.Shares(servers=2)]
+    "mechanism",
+    [exact_sums.Paillier(key_bits=KEY_BITS), exact_sums.Shares(), exact_sums.Shares(servers=2)],
 )
 def test_the_wire_gives_the_exact_fixed_point_sum(mechanism):
     w = models()
@@ -110,7 +112,7 @@ def test_a_sparse_message_is_read_back_and_shows_exact_values(keep):
 
 def test_messages_of_exact_sums_look_nothing_like_the_model():
     w = models(clients=2, m=2000)
-    for mechanism in (protect.Shares(), protect.Paillier(key_bits=KEY_BITS)):
+    for mechanism in (exact_sums.Shares(), exact_sums.Paillier(key_bits=KEY_BITS)):
         for k, view in enumerate(mechanism.views(w, None)["message"]):
             assert view.clients == (k,)
             assert abs(float(torch.corrcoef(torch.stack([view.values, w[k]]))[0, 1])) < 0.15
@@ -129,7 +131,7 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
             lambda: KeyPair.generate(FixedPoint(step=1.0, bound=1.0, parties=1), 1001),
             "key_bits must be a positive multiple of 16, got 1001",
         ),
-        (lambda: protect.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
+        (lambda: exact_sums.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
         (lambda: read_sparse(b"123"), "message must have 12 bytes at least, got 3"),
         (lambda: read_sparse(sparsify(torch.ones(9), 1.0, None)[:-1]), "message must have"),
     ],
@@ -152,9 +154,9 @@ def test_malformed_ciphertexts_are_refused():
 @pytest.mark.slow
 def test_ten_clients_send_7690_parameters_under_a_2048_bit_key():
     w = models(clients=10, m=7690)
-    out = protect.Paillier().exchange(w, None)
+    out = exact_sums.Paillier().exchange(w, None)
     assert [round(10 * v * 2**32) for v in out.mean.tolist()] == integer_sum(w)
     decrypting = out.seconds_per_client
     assert 10 * out.seconds_per_client + out.seconds_server + decrypting < 360
-    shares = protect.Shares().exchange(w, None)
+    shares = exact_sums.Shares().exchange(w, None)
     assert torch.equal(shares.mean, out.mean)

@@ -1,5 +1,6 @@
 """Charter's experiment and the gradient descent it is compared with."""
 
+import json
 import math
 
 import numpy as np
@@ -80,6 +81,31 @@ def test_a_run_measures_the_payload_of_its_formula():
     row = small._measure("bits", {"bits": 5}, seed=0)
     assert row["charter_bits"] == row["charter_bits_by_formula"] == 6 * 5 * 5 + 6 * 5
     assert row["charter_secure_sum_bits"] == 64 * (6 * 5 + 6)
+
+
+def test_an_earlier_run_is_summarised_and_drawn_again(tmp_path):
+    draw = np.random.default_rng(0)
+    risks = []
+    for name, (_, group) in experiment.SWEEPS.items():
+        for change in group:
+            for seed in range(3):
+                at = {"clients": 8, "rows": 3000, "epsilon": 0.5, "rounds": 30, "bits": None}
+                row = {"sweep": name, "seed": seed, **at, **change}
+                for method in ("charter", "charter_secure_sum", "dp_sgd", "not_private"):
+                    row |= {method: draw.uniform(1e-3, 1e-2), f"{method}_bits": 100}
+                    row[f"{method}_bits_by_formula"] = 100
+                risks.append(row)
+    counts = [{"dimension": 2, "digits": n, "cuts": 9 * n} for n in (1, 2)]
+    experiment._write(tmp_path / "risk.csv", risks)
+    experiment._write(tmp_path / "cuts.csv", counts)
+    assert experiment._read(tmp_path / "risk.csv") == risks
+    (tmp_path / "report.json").write_text('{"command": "kept", "slopes": "of old"}')
+    experiment.redraw(tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["command"] == "kept"
+    assert "slopes" not in report
+    assert set(report["slopes_and_their_errors"]) == {"clients", "rows", "epsilon"}
+    assert (tmp_path / "charter.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pretrain.output import new_directory, refuse_existing
-from train_distributed.charter import amplification
+from train_distributed.charter.comparisons import compare_accounts, compare_noise
 from train_distributed.charter.cuts import count_cuts, fit_cuts
 from train_distributed.charter.figures import draw
 from train_distributed.charter.method import run
@@ -37,6 +37,10 @@ SWEEPS: dict[str, tuple[tuple[float, ...], list[dict[str, Any]]]] = {
     "bits": ((), [{"bits": j} for j in (2, 3, 4, 6, 8, 12, 16)]),
 }
 TERMS = ("privacy term", "statistical term")
+THEORY = {
+    name: dict(zip(TERMS, exponents, strict=True)) if exponents else {}
+    for name, (exponents, _) in SWEEPS.items()
+}
 CHARTERS = {"charter": False, "charter_secure_sum": True}
 SPREAD = 0.3  # of a record around the mean
 CLIP = 1.5  # gradients w - x have about this length at the corners
@@ -68,14 +72,7 @@ class Slopes:
         report = {
             "configuration": asdict(self) | {"output": self.output.name},
             **provenance(),
-            "slopes": {name: slope(risks, name) for name in ("clients", "rows", "epsilon")},
-            "slopes_of_the_theorem": {
-                name: dict(zip(TERMS, exponents, strict=True))
-                for name, (exponents, _) in SWEEPS.items()
-                if exponents
-            },
-            "note": "a quadratic may fall up to twice as steeply as the theorem's terms",
-            "payload": check_payload(risks),
+            **summarise(risks),
             "noise_over_the_paper": compare_noise(),
             "cuts": fit_cuts(cuts),
             "once_in_a_random_round": compare_accounts(),
@@ -84,13 +81,8 @@ class Slopes:
             _write(directory / "risk.csv", risks)
             _write(directory / "cuts.csv", cuts)
             (directory / "report.json").write_text(json.dumps(report, indent=1))
-            draw(
-                directory / "charter.png",
-                risks,
-                cuts,
-                {n: theory for n, (theory, _) in SWEEPS.items()},
-            )
-        shown = ("slopes", "payload", "noise_over_the_paper", "cuts")
+            draw(directory / "charter.png", risks, cuts, THEORY)
+        shown = ("slopes_and_their_errors", "payload", "noise_over_the_paper", "cuts")
         print(json.dumps({name: report[name] for name in shown}, indent=1))
 
     def _measure(self, sweep: str, change: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -168,6 +160,32 @@ def _traffic(name: str, plan: Plan, report: dict[str, Any]) -> dict[str, int]:
     }
 
 
+def summarise(risks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Slopes beside the theorem's, and whether the payload is the formula's."""
+    return {
+        "slopes_and_their_errors": {name: slope(risks, name) for name in THEORY if THEORY[name]},
+        "slopes_of_the_theorem": {name: terms for name, terms in THEORY.items() if terms},
+        "note": "a quadratic may fall up to twice as steeply as the theorem's terms",
+        "payload": check_payload(risks),
+    }
+
+
+def redraw(output: Path) -> None:
+    """Summarises and draws an earlier run's risk.csv and cuts.csv again, without measuring.
+
+    Raises:
+        OSError: a file of the earlier run is missing.
+    """
+    risks, cuts = _read(output / "risk.csv"), _read(output / "cuts.csv")
+    report = json.loads((output / "report.json").read_text())
+    report = {name: value for name, value in report.items() if not name.startswith("slopes")}
+    with new_directory(output, overwrite=True) as directory:
+        _write(directory / "risk.csv", risks)
+        _write(directory / "cuts.csv", cuts)
+        (directory / "report.json").write_text(json.dumps(report | summarise(risks), indent=1))
+        draw(directory / "charter.png", risks, cuts, THEORY)
+
+
 def check_payload(risks: list[dict[str, Any]]) -> dict[str, Any]:
     """In how many runs the measured payload is exactly the formula's."""
     found = {}
@@ -195,53 +213,19 @@ def slope(risks: list[dict[str, Any]], sweep: str) -> dict[str, list[float]]:
     return found
 
 
-def compare_noise() -> list[dict[str, float]]:
-    """Noise of the tight account over that of the paper's constants, where those are proven."""
-    found = []
-    for rounds, epsilon in ((10, 0.4), (30, 0.25), (100, 0.1), (300, 0.08)):
-        task = Task(clients=10, rows=3000, dimension=30, epsilon=epsilon, delta=1e-5, diameter=1.0)
-        tight, paper = (
-            make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0, constants=constants)
-            for constants in ("tight", "paper")
-        )
-        found.append(
-            {
-                "rounds": rounds,
-                "epsilon": epsilon,
-                "learning": tight.gradient_std / paper.gradient_std,
-                "verification": tight.loss_std / paper.loss_std,
-            }
-        )
-    return found
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Rows with numbers as numbers, and None where a field is empty."""
+    with path.open(newline="") as file:
+        return [{name: _parse(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def compare_accounts() -> list[dict[str, float]]:
-    """δ that the composition account promises, and an estimate of what one random round needs."""
-    found = []
-    for rounds, multiplier, delta in ((20, 1.0, 1e-2), (100, 1.0, 1e-3), (100, 0.7, 1e-2)):
-        task = Task(
-            clients=1, rows=30 * rounds, dimension=1, epsilon=1.0, delta=delta, diameter=1.0
-        )
-        plan = make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
-        epsilon = amplification.composed_epsilon(multiplier, delta, plan.rates)
-        estimate, error = amplification.estimate_random_round_delta(
-            epsilon,
-            multiplier,
-            np.array(plan.fresh) / plan.learning_rows,
-            draws=100_000,
-            generator=np.random.default_rng(0),
-        )
-        found.append(
-            {
-                "rounds": rounds,
-                "noise_multiplier": multiplier,
-                "epsilon": epsilon,
-                "delta_by_composition": delta,
-                "delta_estimated_once": estimate,
-                "standard_error": error,
-            }
-        )
-    return found
+def _parse(text: str) -> str | float | int | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -257,7 +241,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Slopes.output)
     parser.add_argument("--seeds", type=int, default=Slopes.seeds)
     parser.add_argument("--overwrite", action="store_true")
-    Slopes(**vars(parser.parse_args())).run()
+    parser.add_argument("--redraw", action="store_true", help="summarise an earlier run again")
+    options = vars(parser.parse_args())
+    if options.pop("redraw"):
+        redraw(options["output"])
+    else:
+        Slopes(**options).run()
 
 
 if __name__ == "__main__":

@@ -156,6 +156,12 @@ def pixels(images: Tensor) -> np.ndarray:
     return (images.flatten(1) / 255).numpy()
 
 
+def pixel_digits() -> tuple[EmbeddingSet, EmbeddingSet]:
+    """The public digits, labels withheld, and the private ones, as pixels."""
+    images, labels = load_digits()
+    return split_digits(pixels(images), labels)
+
+
 def simclr_embeddings(images: Tensor) -> np.ndarray:
     """(n, p) float32 of an encoder that saw the public digits alone, without labels."""
     colour = images.expand(-1, 3, -1, -1).contiguous()

@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def generator(seed=0):
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("method", rounds.METHODS)
 def test_every_method_reports_its_privacy_and_its_bits(method, classes):
-    options = {"cut_rounds": 8} if "charter" in method else {"iterations": 3}
+    options: dict[str, Any] = {"cut_rounds": 8} if "charter" in method else {"iterations": 3}
     private = Privacy(50.0, 1e-5)
     released = rounds.learn(clusters(classes), method, private, generator=generator(), **options)
     report = released.report

@@ -37,7 +37,7 @@ SWEEPS: dict[str, tuple[tuple[float, ...], list[dict[str, Any]]]] = {
     "bits": ((), [{"bits": j} for j in (2, 3, 4, 6, 8, 12, 16)]),
 }
 TERMS = ("privacy term", "statistical term")
-THEORY = {
+THEORY: dict[str, dict[str, float]] = {
     name: dict(zip(TERMS, exponents, strict=True)) if exponents else {}
     for name, (exponents, _) in SWEEPS.items()
 }

@@ -8,7 +8,7 @@ from embed import EmbeddingSet
 from embed.fit import refuse_leak
 from pretrain.output import default_directory, new_directory, refuse_existing
 from pretrain.sources import open_images
-from train_distributed.demo import load_digits
+from train_distributed.demo import pixel_digits
 from train_distributed.protection.federation import Federation
 from train_distributed.protection.measure import Laboratory
 from train_distributed.protection.paillier import arithmetic
@@ -158,7 +158,7 @@ class Protect:
             raise ValueError("embeddings and public must be given together, got one")
         widest = DIGITS_COMPONENTS if self.embeddings is None else COMPONENTS
         if self.embeddings is None or self.public is None:
-            public, private = load_digits()
+            public, private = pixel_digits()
         else:
             private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
             refuse_leak(public, private)

@@ -114,6 +114,7 @@ def constants(attack: Recoveries, blind: Recoveries) -> Constants:
 
 def root_js(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
     """√JS(p ‖ q) over the last dimension, natural logarithms: in [0, √ln 2]."""
+    p, q = np.broadcast_arrays(p, q)
     middle = (p + q) / 2
     return np.sqrt(np.maximum(0.0, (_kl(p, middle) + _kl(q, middle)) / 2))
 

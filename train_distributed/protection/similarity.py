@@ -1,7 +1,7 @@
 """When a reconstruction is the record: SSIM or PSNR for images, the cosine for embeddings."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ def _ssim(guess: Tensor, record: Tensor) -> float:
         raise ValueError(
             "ssim needs the extra 'protection': pip install 'blind-averaging[protection]'"
         ) from error
-    return float(
-        structural_similarity(guess.numpy(), record.numpy(), data_range=1.0, channel_axis=0)
+    value: Any = structural_similarity(
+        guess.numpy(), record.numpy(), data_range=1.0, channel_axis=0
     )
+    return float(value)

@@ -132,8 +132,8 @@ def merge(x: Tensor, labels: Tensor, classes: int) -> Tensor:
     names, dense = labels.unique(return_inverse=True)
     sums = torch.zeros(len(names), x.shape[1], dtype=torch.float64).index_add_(0, dense, x.double())
     means = sums / torch.bincount(dense)[:, None]
-    groups = KMeans(classes, n_init=10, random_state=0).fit_predict(means.numpy())
-    return torch.from_numpy(groups).long()[dense]
+    model = KMeans(classes, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]
+    return torch.from_numpy(model.fit_predict(means.numpy())).long()[dense]
 
 
 def best(found: list[dict[str, Any]], family: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ def test_each_power_solves_its_own_constraint(m, tau, delta):
     mpmath.mp.dps = 60
     for form in (forms.Paillier(m, delta), forms.Shares(m, delta), forms.Compression(m)):
         optimum = constants(tau).solve(0.4, form)
+        assert optimum.excess is not None
+        assert optimum.log_parameter is not None
         asked = mpmath.log(1 - mpmath.mpf(optimum.tau))  # ln of what TV leaves
         excess = mpmath.mpf(optimum.excess)
         assert abs(-m * excess - asked) <= 1e-9 * max(1, abs(asked))
@@ -38,6 +40,8 @@ def test_each_power_solves_its_own_constraint(m, tau, delta):
 def test_randomisation_solves_its_constraint(tau):
     form = forms.Randomisation(8769.0)
     optimum = constants(tau).solve(0.4, form)
+    assert optimum.excess is not None
+    assert optimum.parameter is not None
     lhs = math.log(optimum.parameter) + math.log(8769.0) - math.log(100)
     assert lhs == pytest.approx(math.log(optimum.tau), abs=1e-9)
     assert form.tv(optimum.excess) == pytest.approx(optimum.tau, rel=1e-9)
@@ -47,6 +51,7 @@ def test_the_leakage_at_the_optimum_is_the_budget_and_weaker_ones_exceed_it():
     held = Constants(0.6, 3.0)
     for form in (forms.Paillier(7690, 1e-3), forms.Shares(7690, 1e-3), forms.Compression(7690)):
         optimum = held.solve(0.4, form)
+        assert optimum.excess is not None
         for scale, sign in ((1, 0), (0.99, 1), (1.01, -1)):
             leakage = 2 * 0.6 - 3.0 * form.tv(scale * optimum.excess)
             assert (leakage > 0.4 + 1e-12) - (leakage < 0.4 - 1e-12) == sign

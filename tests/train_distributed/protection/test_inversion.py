@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.sources import open_images
-from train_distributed.demo import load_digits
+from train_distributed.demo import pixel_digits
 from train_distributed.protection import rates
 from train_distributed.protection.inversion import Observation, invert, rank_one
 from train_distributed.protection.mechanisms import Compression, Randomisation, Unprotected, View
@@ -159,7 +159,7 @@ def test_digits_are_recovered_from_single_gradients_of_untrained_networks(refere
 
 
 def test_rates_of_batches_are_between_none_and_all(tmp_path):
-    public, private = load_digits()
+    public, private = pixel_digits()
     transform = TransformOptions(components=16).fit(public)
     federation = head_federation(
         private, public, transform, clients=3, rows=20, batch=1, step=1.0, rounds=1, seed=0

@@ -23,7 +23,6 @@ from train_distributed.secure_sum.opening import Opened
 from train_distributed.summation import IntegerSum
 from train_distributed.users import EmbeddingUsers
 
-
 PROMISE = ("epsilon", "delta", "honest_fraction", "unit", "group_size")  # fields of a Privacy
 
 

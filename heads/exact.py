@@ -31,7 +31,8 @@ class Solution:
         """L2 sensitivity of one composition when one of a user's n records is replaced.
 
         2L/(Λn) + 2τ/Λ, plus 2⁻²³·(L + τ)/Λ in float32: both neighbours' weights are rounded,
-        each by 2⁻²⁴ of a norm that is at most (L + τ)/Λ. τ is the largest one of all users.
+        each by 2⁻²⁴ of a norm that is at most (L + τ)/Λ; before that, W = XᵀA is a float64 sum of
+        n rows, exact to n 2⁻⁵² of it. τ is the largest one of all users.
         """
         tolerance = self.tolerance.max().item()
         return certified_sensitivity(self.head, n, tolerance, self.weights.dtype)
@@ -40,7 +41,7 @@ class Solution:
 def certified_sensitivity(head: Head, n: int, tolerance: float, dtype: torch.dtype) -> float:
     """`Solution.sensitivity` of a tolerance τ and a weight type, known before any row is seen."""
     reach = (head.lipschitz + tolerance) / head.l2_reg
-    rounding = torch.finfo(dtype).eps * reach
+    rounding = (torch.finfo(dtype).eps + n * 2.0**-50) * reach
     return head.sensitivity(n) + 2 * tolerance / head.l2_reg + rounding
 
 

@@ -17,15 +17,25 @@ SHARED_ROWS = 0.01  # share of private rows that may also be public: blank image
 
 
 def shared_rows(public: EmbeddingSet, private: EmbeddingSet) -> int:
-    """Number of private rows that are, value for value, among the public ones."""
+    """Number of private rows that are, value for value, among the public ones.
+
+    Values are compared to half precision, in which either set may have been stored.
+    """
     known = set(_row_digests(public))
     return sum(digest in known for digest in _row_digests(private))
 
 
 def _row_digests(rows: EmbeddingSet) -> Iterator[bytes]:
     for block in rows.blocks():
-        for row in np.ascontiguousarray(block, dtype=np.float32):
+        for row in _half(np.ascontiguousarray(block, dtype=np.float32)):
             yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def _half(values: np.ndarray) -> np.ndarray:
+    """Float32 values with the 11 significant bits of float16, rounded to nearest even."""
+    bits = values.view(np.uint32)
+    rounded = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    return rounded & np.uint32(0xFFFFE000)
 
 
 def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:

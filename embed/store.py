@@ -49,7 +49,10 @@ class EmbeddingSet:
                 raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
             target = np.uint8 if name == "split" else np.int64
             object.__setattr__(self, name, values.astype(target, copy=False))
-        count = len(self.meta.get("class_names", ()))
+        names = self.meta.get("class_names", [])
+        if not isinstance(names, list | tuple) or len(set(map(str, names))) < len(names):
+            raise ValueError(f"class_names must be a list of distinct names, got {names}")
+        count = len(names)
         if count and self.labels.max() >= count:
             raise ValueError(f"labels must be < {count} class names, got {self.labels.max()}")
 

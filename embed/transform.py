@@ -239,7 +239,13 @@ class PublicTransform:
         if names - tensors.keys():
             raise ValueError(f"transform must hold {sorted(names)}, got {sorted(tensors)}")
         fields: dict[str, Any] = {name: tensors[name] for name in names - {"bounds"}}
+        if tensors["bounds"].shape != (2,) or fields["basis"].ndim != 2:
+            raise ValueError(
+                "bounds must have shape (2,) and basis (p, q), "
+                f"got {tuple(tensors['bounds'].shape)} and {tuple(fields['basis'].shape)}"
+            )
         clip_norm, constant = tensors["bounds"].tolist()
+        check_bounds(clip_norm, constant)
         p, q = fields["basis"].shape
         expected = {
             "mean": (p,),
@@ -250,6 +256,11 @@ class PublicTransform:
         for name, shape in expected.items():
             if tuple(fields[name].shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {fields[name].shape}")
+        for name, values in fields.items():
+            if not values.isfinite().all():
+                raise ValueError(f"{name} must be finite, got NaN or infinity")
+        if not (fields["scale"] > 0).all():
+            raise ValueError(f"scale must be > 0, got {float(fields['scale'].min())}")
         return cls(**fields, clip_norm=clip_norm, constant=constant, fitted_on=fitted_on)
 
     @classmethod

@@ -88,8 +88,11 @@ class Fit:
         if self.solver == "exact":
             solution = fit_exact(head, x, y)
             return solution.weights, solution.sensitivity(len(y))
-        weights = fit_sgd(head, x, y, epochs=self.epochs, batch_size=self.batch_size)
-        return weights, head.sensitivity(len(y))
+        weights = fit_sgd(head, x.double(), y, epochs=self.epochs, batch_size=self.batch_size)
+        n, eps = len(y), torch.finfo(torch.float64).eps
+        steps = self.epochs * math.ceil(n / min(self.batch_size, n))
+        rounding = n * steps * (min(self.batch_size, n) + x.shape[1]) * eps
+        return weights, head.sensitivity(n) * (1 + rounding)
 
     def _report(self, head: Head, shape: tuple[int, ...], sensitivity: float) -> dict[str, object]:
         release = "no noise was added: the model is private data, not to be released"

@@ -31,7 +31,8 @@ class Solution:
         """L2 sensitivity of one composition when one of a user's n records is replaced.
 
         2L/(Λn) + 2τ/Λ, plus 2⁻²³·(L + τ)/Λ in float32: both neighbours' weights are rounded,
-        each by 2⁻²⁴ of a norm that is at most (L + τ)/Λ. τ is the largest one of all users.
+        each by 2⁻²⁴ of a norm that is at most (L + τ)/Λ; before that, W = XᵀA is a float64 sum of
+        n rows, exact to n 2⁻⁵² of it. τ is the largest one of all users.
         """
         tolerance = self.tolerance.max().item()
         return certified_sensitivity(self.head, n, tolerance, self.weights.dtype)
@@ -40,7 +41,7 @@ class Solution:
 def certified_sensitivity(head: Head, n: int, tolerance: float, dtype: torch.dtype) -> float:
     """`Solution.sensitivity` of a tolerance τ and a weight type, known before any row is seen."""
     reach = (head.lipschitz + tolerance) / head.l2_reg
-    rounding = torch.finfo(dtype).eps * reach
+    rounding = (torch.finfo(dtype).eps + n * 2.0**-50) * reach
     return head.sensitivity(n) + 2 * tolerance / head.l2_reg + rounding
 
 
@@ -192,7 +193,11 @@ class _Problem:
 
 
 def _solve(problem: _Problem, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds of correction until the float64 gradient norm of every user is at most τ."""
+    """Rounds of correction until the float64 gradient norm of every user is at most τ.
+
+    A user that is done is left alone, here and in `_correct`: what it releases is a function of its
+    own rows. Were all stopped together, one record could move every user's weights by 2τ/Λ.
+    """
     head, space, dims = problem.head, problem.space, problem.head.norm_dims
     worst = head.smoothness
     own = head.l2_reg + (worst - head.l2_reg) / head.clip_norm**2 * space.top() / problem.sizes
@@ -205,13 +210,15 @@ def _solve(problem: _Problem, tau: Tensor) -> tuple[Tensor, Tensor]:
         gradient = head.l2_reg * v + space.pull(residual)
         norm2 = space.norm2(gradient, space.scores(gradient), dims)
         norms = norm2.clamp(min=0).sqrt().flatten(1).amax(1)
-        if (norms <= tau).all():
+        done = norms <= tau
+        if done.all():
             return space.weights(v), norms
         dtype = problem.x.dtype if attempt < ROUNDS else torch.float64
         goal = (tau / 2)[:, None, None].to(dtype)
         exact = dtype if attempt == 0 else torch.float64  # from V₀ = 0 the correction is all
         base = (scores.to(exact), residual.to(exact), gradient)
-        v += _correct(problem, base, beta.to(dtype), goal, cap, dtype).double()
+        missing = _correct(problem, base, beta.to(dtype), goal, cap, dtype).double()
+        v += missing.where(~done[:, None, None], 0.0)
     raise ArithmeticError(
         f"the solver missed its tolerance {tau.min().item():.3g} within its cap of {cap} "
         "iterations a round; nothing may be released"
@@ -238,16 +245,19 @@ def _correct(
     momentum = (beta / head.l2_reg).sqrt()
     momentum = (momentum - 1) / (momentum + 1)
     delta = ahead = torch.zeros_like(start)
+    found, done = torch.zeros_like(start), start.new_zeros(len(start), 1, 1, dtype=torch.bool)
     for iteration in range(cap):
         moved = problem.residual(scores + space.scores(ahead)) - residual
         slope = start + head.l2_reg * ahead + space.pull(moved.to(dtype))
         if iteration % CHECK_EVERY == CHECK_EVERY - 1:
             norm2 = space.norm2(slope, space.scores(slope), head.norm_dims)
-            if (norm2 <= goal**2).all():
-                return ahead
+            fresh = (norm2 <= goal**2).all(-1, keepdim=True) & ~done
+            found, done = torch.where(fresh, ahead, found), done | fresh
+            if done.all():
+                return found
         previous, delta = delta, ahead - slope / beta
         ahead = delta + momentum * (delta - previous)
-    return delta
+    return torch.where(done, found, delta)
 
 
 def _iteration_cap(head: Head, tau: float) -> int:

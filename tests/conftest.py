@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import pretrain  # noqa: F401  (before torchvision, which may need operators that it registers)
+
 # Tests are small and run side by side, a process per core: more threads would only wait.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)

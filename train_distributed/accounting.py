@@ -21,6 +21,7 @@ from functools import cache
 import numpy as np
 from scipy.special import erfc, erfcx
 
+SMALLEST_DELTA = 1e-290  # the curve's own numbers keep all their digits down to there
 _ULP = 2.0**-52
 _INFINITY_BITS = 0x7FF0000000000000  # a positive double's bits, read as an integer, keep its order
 
@@ -98,7 +99,8 @@ def _delta_above(epsilon: float, mu: float) -> float:
     Those are a few ulp of b in a, which e^(-a²/2) magnifies by |a|, and a few ulp of the result.
     """
     outward = _curve(epsilon * (1 - 4 * _ULP), mu * (1 + 4 * _ULP)) * (1 + 16 * _ULP)
-    return min(1.0, outward)
+    least = SMALLEST_DELTA if mu > 0 and math.isfinite(epsilon) else 0.0  # underflow is not zero
+    return min(1.0, max(outward, least))
 
 
 def _curve(epsilon: float, mu: float) -> float:
@@ -156,6 +158,8 @@ def _check_epsilon(epsilon: float) -> None:
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
+    if delta < SMALLEST_DELTA:
+        raise ValueError(f"delta must be >= {SMALLEST_DELTA}, all that doubles hold, got {delta}")
 
 
 def _check_noise_multiplier(noise_multiplier: float) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import math
+import types
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from train_distributed.method_options import MethodOptions
 from train_distributed.privacy import Privacy
 from train_distributed.transform_options import TransformOptions
 
@@ -38,13 +40,39 @@ class Chosen:
             fields = json.loads(path.read_text())
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
             public_hash = fields.pop("public_hash")
+            options = dict(fields.pop("options"))
+            transform_options = dict(fields.pop("transform_options"))
+            _check_types(MethodOptions, options)
+            _check_types(TransformOptions, transform_options)
             return cls(
                 method=str(fields.pop("method")),
-                transform_options=TransformOptions(**fields.pop("transform_options")),
-                options=dict(fields.pop("options")),
+                transform_options=TransformOptions(**transform_options),
+                options=options,
                 privacy=Privacy(**fields.pop("privacy")),
                 public_hash=None if public_hash is None else str(public_hash),
                 **fields,
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"config must be what select wrote, got {path}: {error}") from error
+
+
+def _check_types(options: type, given: dict[str, Any]) -> None:
+    """Raises ValueError for a name that the options have not, or a value of another type."""
+    hints = get_type_hints(options)
+    for name, value in given.items():
+        if name not in hints:
+            raise ValueError(f"{name} is no option, those are {', '.join(hints)}")
+        if not _fits(value, hints[name]):
+            raise ValueError(f"{name} must be {hints[name]}, got {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is types.UnionType or isinstance(hint, types.UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is Path:
+        return isinstance(value, str)
+    return isinstance(value, int | float if hint is float else hint)

@@ -10,7 +10,7 @@ from train_distributed import accounting
 from train_distributed.methods import Method
 from train_distributed.privacy import Privacy, group_sensitivity, honest_users
 
-ROUND_UP = 1 + 2.0**-48  # noise errs upwards by more than double rounding does
+ROUND_UP = 1 + 2.0**-38  # by more than double rounding, or rows longer than c by `heads.rows.SLACK`
 
 
 @dataclass(frozen=True)

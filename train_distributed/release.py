@@ -24,7 +24,7 @@ from train_distributed.noise import system_generator
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
 from train_distributed.summation import FloatSum, IntegerSum, Summation
-from train_distributed.users import EmbeddingUsers, Users, own_partition
+from train_distributed.users import EmbeddingUsers, Users, check_stream, own_partition
 
 Noise = Literal["discrete", "float"]
 
@@ -126,6 +126,8 @@ def release(
     for chunk in users.chunks():
         arrived = kept[chunk.users]
         if arrived.any():
+            if not isinstance(embeddings, EmbeddingSet) and method.grid_powers is not None:
+                check_stream(chunk, transform.clip_norm, transform.constant)
             present = chunk.select(arrived).rounded(summation.grid)
             summation.add(present.users, method.submit(present) * method.scale)
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())

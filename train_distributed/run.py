@@ -12,6 +12,7 @@ from embed.fit import refuse_leak
 from embed.store import TRAIN
 from pretrain.output import default_directory, new_directory, refuse_existing
 from train_distributed import rounds
+from train_distributed.baselines.task import with_reason
 from train_distributed.chosen import Chosen
 from train_distributed.learn import MethodName, learn
 from train_distributed.method_options import MethodOptions
@@ -25,6 +26,7 @@ from train_distributed.transform_options import TransformOptions
 from train_distributed.users import own_partition
 
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
+BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
 DISCRETE_NUMBERS = 1 << 22  # users x length of a submission: about a minute of exact sampling
 
 
@@ -72,6 +74,8 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
         settings = self._settings()
@@ -91,6 +95,9 @@ class Run:
             min_survivors=self.min_survivors,
             **settings.options,
         )
+        if self.scheme in BY_LABEL:
+            why = "a simulation: users were given rows by their labels, which no promise covers"
+            released.report.update(with_reason(released.report, why))
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
         released.report["configuration"] = _jsonable(
             asdict(self) | used | {"options": settings.options}
@@ -129,6 +136,11 @@ class Run:
                 raise ValueError(f"public must be the set config was chosen on, got {self.public}")
             refuse_leak(public, private)
             return settings.transform_options.fit(public)
+        if settings.transform_options != TransformOptions():
+            raise ValueError(
+                f"options of the transform must be left out with transform, which has its own, "
+                f"got {settings.transform_options}"
+            )
         transform = PublicTransform.load(self.transform)
         if transform.fitted_on == private.content_hash():
             raise ValueError(

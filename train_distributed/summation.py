@@ -23,6 +23,7 @@ from train_distributed.secure_sum import (
 from train_distributed.secure_sum.simulate import ADVERTISE
 
 GRID_EXPONENTS = range(20, 7, -1)
+EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are whole
 SERVERS = 3
 PROTOCOL = f"additive shares among {SERVERS} servers, all in one process"
 
@@ -116,10 +117,12 @@ class IntegerSum:
         """The grid, noise and encoding of a method for users of these sizes.
 
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
-        on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around.
+        on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around,
+        and where float64 holds every user's own sum exactly: rounding it would move it by more
+        than its sensitivity says.
 
         Raises:
-            ValueError: the sum could wrap around.
+            ValueError: the sum could wrap around, or one user's would not be exact.
         """
         bound, users = method.entry_bound(int(sizes.max())), guarantee.users
         if method.grid_powers is None:
@@ -132,6 +135,10 @@ class IntegerSum:
             release = _plan(guarantee, method.dimension, steps)
             finest = float(np.min(steps))
             try:
+                if bound / finest > EXACT_STEPS:
+                    raise ValueError(
+                        f"rows of a user must sum to at most 2^50 steps, got {bound / finest:.4g}"
+                    )
                 code = FixedPoint(1.0, bound / finest, users, release.local_std / finest)
             except ValueError:
                 if exponent == GRID_EXPONENTS[-1]:

@@ -76,7 +76,7 @@ class Sweep:
             (partial / "results.json").write_text(_dump(result))
             (partial / "table.txt").write_text(text + "\n")
             draw(result, partial / "figure.png")
-        journal.path.unlink()
+        journal.path.unlink(missing_ok=True)
         print(f"{text}\n\nwritten: {out}")
 
     def _sets(self) -> tuple[EmbeddingSet | None, EmbeddingSet | None]:
@@ -91,6 +91,10 @@ class Sweep:
         private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
         if not private.meta.get("class_names"):
             raise ValueError("embeddings must name their classes (meta.json, class_names)")
+        if public.dim != private.dim:
+            raise ValueError(
+                f"public must have {private.dim} columns as embeddings, got {public.dim}"
+            )
         refuse_leak(public, private)
         return private, public
 

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
+from heads.rows import check_rows
 from train_distributed.partition import Partition, split
 
 CHUNK = 1 << 25  # numbers of embeddings in one chunk
+CHECKED = 1 << 19  # numbers that are looked at together
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,28 @@ class Chunk:
         if grid is None:
             return self
         return replace(self, x=(self.x.double() / grid).trunc() * grid)
+
+
+def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
+    """Refuses rows of users that stream in by themselves, on which no sensitivity would hold.
+
+    Args:
+        chunk: its true rows are looked at, not the padding.
+        clip_norm: c.
+        constant: a, the first entry of every row.
+
+    Raises:
+        ValueError: a row that is not finite, longer than c, or begins with another number than a.
+    """
+    own = torch.arange(chunk.x.shape[1]) < chunk.counts[:, None]
+    step = max(1, CHECKED // chunk.x[0].numel())
+    for start in range(0, len(own), step):
+        part = slice(start, start + step)
+        labels = chunk.y[part][own[part]]
+        check_rows(chunk.x[part][own[part]], labels, int(labels.max()) + 1, clip_norm)
+    wrong = chunk.x[..., 0][own & (chunk.x[..., 0] != constant)]
+    if len(wrong):
+        raise ValueError(f"rows must begin with the constant {constant}, got {float(wrong[0])}")
 
 
 class Users(Protocol):

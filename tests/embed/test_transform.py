@@ -194,3 +194,21 @@ def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
     one, other = PublicTransform.fit(held), PublicTransform.fit(public)
     assert one.fitted_on == other.fitted_on == held.content_hash()
     assert torch.equal(one.basis, other.basis)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"bounds": torch.tensor([1.0, 2.0, 3.0])}, "bounds must have shape"),
+        ({"bounds": torch.tensor([math.nan, 0.5])}, "clip_norm must be > constant"),
+        ({"bounds": torch.tensor([1.0, -0.5])}, "clip_norm must be > constant"),
+        ({"basis": torch.ones(3)}, "basis"),
+        ({"scale": torch.zeros(3)}, "scale must be > 0, got 0"),
+        ({"mean": torch.full((3,), math.inf)}, "mean must be finite"),
+    ],
+)
+def test_a_damaged_transform_is_refused(change: dict, rule: str) -> None:
+    tensors = PublicTransform.identity(3).tensors()
+    PublicTransform.from_tensors(tensors)
+    with pytest.raises(ValueError, match=rule):
+        PublicTransform.from_tensors(tensors | change)

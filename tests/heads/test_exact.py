@@ -177,3 +177,25 @@ def test_a_missed_tolerance_raises(monkeypatch: pytest.MonkeyPatch, n: int, dim:
 def test_a_finer_tolerance_allows_more_iterations() -> None:
     head = SoftmaxHead(num_classes=CLASSES, l2_reg=1e-4, clip_norm=1.0)
     assert exact._iteration_cap(head, 1e-5) < exact._iteration_cap(head, 1e-8)
+
+
+@pytest.mark.parametrize(("n", "dim"), [(6, 40), (40, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_user_does_not_see_who_else_is_solved(n: int, dim: int, dtype: torch.dtype):
+    """Stopping all users together would let one user's record move everybody's weights.
+
+    Each by up to 2τ/Λ: with a thousand users that is as much as the stated sensitivity.
+    """
+    head = SoftmaxHead(num_classes=3, l2_reg=1e-3, clip_norm=1.0)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, n, dim, generator=generator, dtype=dtype)
+    x = x / x.norm(dim=-1, keepdim=True) * 0.999
+    y = torch.randint(3, (9, n), generator=generator)
+    x[1:] *= 0.1
+    found = []
+    for first in (0.0, 0.1, 1.0):  # solved at once, with the others, and last
+        users = x.clone()
+        users[0] *= first
+        found.append(fit_exact(head, users, y).weights[1:])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

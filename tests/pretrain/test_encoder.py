@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -153,3 +154,30 @@ def test_preprocessing() -> None:
         Preprocess(crop=0)
     with pytest.raises(ValueError, match="image_size must be >= 1, got 0"):
         Preprocess(image_size=0)
+
+
+def test_resnet50_v1_is_torchvisions_network_with_other_strides(tmp_path: Path) -> None:
+    """Half-precision weights with torchvision's names, its classifier among them."""
+    from torchvision.models import resnet50
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        theirs = resnet50(weights=None).eval()
+    for stage in (theirs.layer2, theirs.layer3, theirs.layer4):
+        block: Any = stage[0]
+        block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eps = 1e-3
+    torch.save({name: t.half() for name, t in theirs.state_dict().items()}, tmp_path / "w.pth")
+    theirs.load_state_dict({n: t.half().to(t.dtype) for n, t in theirs.state_dict().items()})
+    ours = build_encoder("resnet50-v1", weights=str(tmp_path / "w.pth"))
+    x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    colour = torch.tensor([123.68, 116.779, 103.939]).view(1, 3, 1, 1) / 255
+    with torch.inference_mode():
+        theirs.fc = torch.nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+        expected = theirs(x - colour)
+        found = ours(x)
+    assert ours.embedding_dim == found.shape[1] == 2048
+    assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
+    assert ours.model.layer2[0].conv1.stride == (2, 2)  # pyright: ignore

@@ -138,9 +138,14 @@ def test_extremes_stay_sound(epsilon, target):
     assert accounting.epsilon(target, sigma) >= 0
 
 
+def test_a_delta_too_small_for_a_double_is_not_called_zero():
+    assert accounting.delta(1.0, 100.0) == accounting.SMALLEST_DELTA  # e^-5000
+    assert accounting.delta(math.inf, 100.0) == 0
+
+
 @pytest.mark.parametrize("sigma", [1e-300, 1e-160, 1e-5, 1e300])
 def test_extreme_noise_gives_a_limit_and_not_an_exception(sigma):
-    assert accounting.delta(1.0, sigma) == (1.0 if sigma < 1 else 0.0)
+    assert accounting.delta(1.0, sigma) == (1.0 if sigma < 1 else accounting.SMALLEST_DELTA)
     reached = accounting.epsilon(1e-5, sigma)
     assert reached == 0 if sigma > 1 else reached >= 0.5 / sigma / sigma
 
@@ -153,6 +158,7 @@ def test_extreme_noise_gives_a_limit_and_not_an_exception(sigma):
         (lambda: accounting.delta(1.0, -1.0), "noise_multiplier must be >= 0, got -1.0"),
         (lambda: accounting.delta(1.0, math.nan), "noise_multiplier must be >= 0, got nan"),
         (lambda: accounting.epsilon(0.0, 1.0), r"delta must be in \(0, 1\), got 0.0"),
+        (lambda: accounting.noise_multiplier(1.0, 1e-320), "delta must be >= 1e-290"),
         (lambda: accounting.epsilon(1.0, 1.0), r"delta must be in \(0, 1\), got 1.0"),
         (lambda: accounting.noise_multiplier(-1.0, 0.1), "epsilon must be > 0, got -1.0"),
         (lambda: accounting.noise_multiplier(1.0, math.nan), r"delta must be in \(0, 1\), got nan"),

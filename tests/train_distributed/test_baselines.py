@@ -297,3 +297,26 @@ def test_amp_noise_is_the_published_formula():
     tail = 1 + math.sqrt(2 * math.log(1 / (0.999 * 1e-6)))
     assert budget.linear_std(100) == pytest.approx(2 / 100 * tail / (0.999 * 0.5 * 0.99))
     assert budget.output_std(100, 1e-4) > 2 * 100 * 1e-4 / budget.regulariser
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 5.0, 12.0, 60.0])
+def test_amp_linear_noise_keeps_its_share_of_a_large_epsilon(epsilon: float):
+    """The loss (2 u·b + |u|²)/(2σ²) for |u| = 2L/n and u·b at its δ₁ quantile.
+
+    The published σ₁ is too small beyond ε₃ = 2(1 + t).
+    """
+    budget = amp.Budget(epsilon, 1e-6, 0.001, 0.99)
+    share, n = 0.999 * epsilon * 0.99, 100
+    std, moved = budget.linear_std(n), 2 / n
+    quantile = std * math.sqrt(2 * math.log(1 / (0.999 * 1e-6)))
+    assert (2 * moved * quantile + moved**2) / (2 * std**2) <= share * (1 + 1e-12)
+
+
+def test_a_sum_of_many_gradients_is_charged_for_its_rounding():
+    """Float64 sums of n gradients are exact to n 2^-53 of n L on either neighbour."""
+    head = SoftmaxHead(num_classes=2, l2_reg=0.1, clip_norm=1.0)
+    step = GradientSum(head, torch.zeros(3, 2, dtype=torch.float64), 1)
+    for n in (10, 50_000):
+        charged = step.record_reach(torch.tensor([1, n])) / (2 * head.lipschitz) - 1
+        assert charged >= n**2 * 2.0**-53
+        assert charged < 1e-5

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from pretrain.command import run_command
 from train_distributed.__main__ import _parse
 
@@ -130,8 +130,100 @@ BAD = [
     (["--scheme", "dirichlet", "--users", "4"], "concentration must be given"),
     (["--components", "9"], "components must be in [1, 5], got 9"),
     (["--num-classes", "2"], "num_classes must be 3"),
+    (["--seed", "9" * 20], "seed must be in [0, 2^63), got 9999"),
+    (["--seed", "-1"], "seed must be in [0, 2^63), got -1"),
+    (["--delta", "1e-320"], "delta must be >= 1e-290"),
+    (["--method", "admm-dual", "--iterations", "0"], "iterations must be >= 1, got 0"),
     (["--seed", "1", "--noise", "discrete"], "generator must be None for noise 'discrete'"),
 ]
+
+
+CONFIGURATION = {
+    "method": "softmax",
+    "transform_options": {"components": 3},
+    "options": {"l2_reg": 1.0},
+    "privacy": {"epsilon": 1.0, "delta": 1e-5},
+    "public_hash": None,
+}
+BAD_CONFIGURATIONS = [
+    ({"options": {"known_noise": [0]}}, "known_noise is no option"),
+    ({"options": {"epochs": 2.5, "solver": "sgd"}}, "epochs must be int"),
+    ({"options": {"l2_reg": True}}, "l2_reg must be float"),
+    ({"options": {"edges": 5}, "method": "admm-dual"}, "edges must be"),
+    ({"transform_options": {"components": "3"}}, "components must be int"),
+    ({"privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "user"}}, "privacy must be what config"),
+    ({"privacy": {"epsilon": "soon", "delta": 1e-5}}, "could not convert"),
+    ({"users": 3}, "unexpected keyword"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CONFIGURATIONS)
+def test_a_damaged_configuration_is_refused_in_one_line(call, sets, tmp_path, change, message):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(CONFIGURATION | change))
+    before = sorted(tmp_path.rglob("*"))
+    code, _, error = call(
+        "run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path)
+    )
+    assert code == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
+    path.write_text(json.dumps(CONFIGURATION))
+    assert call("run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path))[0] == 0
+
+
+@pytest.mark.parametrize("names", [5, None, ["a", "a", "b"], {"a": 1}])
+def test_class_names_that_are_no_list_of_names(call, sets, tmp_path, names):
+    (tmp_path / "private" / "meta.json").write_text(json.dumps({"class_names": names}))
+    code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "class_names must be a list of distinct names" in error
+
+
+@pytest.mark.parametrize(("scheme", "suits"), [("iid", True), ("one-class", False)])
+def test_users_made_by_label_are_a_simulation(call, sets, tmp_path, scheme: str, suits: bool):
+    """A replaced record moves other records from user to user there: no promise covers that."""
+    out = tmp_path / "out"
+    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", str(out)]
+    assert call(*common, "--method", "class-sums", "--scheme", scheme, "--users", "4")[0] == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["suitable_for_release"] is suits
+    assert report["noise"] == "discrete"
+    assert ("users were given rows by their labels" in str(report)) is not suits
+
+
+def test_options_of_a_transform_that_is_given_are_not_ignored(call, sets, tmp_path):
+    PublicTransform.fit(EmbeddingSet.open(sets[1])).save(tmp_path / "t.safetensors")
+    arguments = ["run", "--embeddings", sets[0], "--transform", str(tmp_path / "t.safetensors")]
+    code, _, error = call(*arguments, "--components", "3")
+    assert code == 2
+    assert "must be left out with transform" in error
+    assert call(*arguments)[0] == 0
+
+
+SWEEP = ["sweep", "accuracy", "--seeds", "1", "--users", "4"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--users", "1000"], "users must be in [1, 90]"),
+        (["--public", "narrow"], "public must have 5 columns as embeddings, got 4"),
+    ],
+)
+def test_a_sweep_that_cannot_begin_writes_nothing(call, sets, tmp_path, change, message):
+    narrow = EmbeddingSet.open(sets[1])
+    EmbeddingSet(embeddings=narrow.embeddings[:, :4], labels=narrow.labels).save(
+        tmp_path / "narrow"
+    )
+    before = sorted(tmp_path.rglob("*"))
+    code, _, error = call(*SWEEP, "--embeddings", sets[0], "--public", sets[1], *change)
+    assert code == 2
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)

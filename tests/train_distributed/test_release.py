@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from train_distributed import Privacy, accounting, release
 from train_distributed.guarantee import Guarantee
 from train_distributed.methods import METHODS, build_method
 from train_distributed.partition import split
-from train_distributed.users import EmbeddingUsers
+from train_distributed.users import Chunk, EmbeddingUsers
 
 CLASSES, DIM, ROWS = 3, 6, 60
 
@@ -318,3 +319,40 @@ def test_bad_rows_and_labels():
     )
     with pytest.raises(ValueError, match="must hold training rows"):
         release(only_test, "svm", Privacy(1.0, 1e-5), num_classes=3)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Two users of two rows each that no transform has clipped."""
+
+    rows: torch.Tensor  # (2, 2, 3)
+    sizes: torch.Tensor = field(default_factory=lambda: torch.tensor([2, 1]))
+    dim: int = 3
+
+    def chunks(self):
+        yield Chunk(torch.arange(2), self.rows, torch.zeros(2, 2, dtype=torch.int64), self.sizes)
+
+
+@pytest.mark.parametrize("method", ["class-sums", "least-squares", "softmax"])
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1.0, 1.0, 0.01], "norm <= clip_norm"),
+        ([1.0, math.nan, 0.0], "finite rows|finite"),
+        ([0.5, 1.0, 0.0], "rows must begin with the constant 1.0, got 0.5"),
+    ],
+)
+def test_rows_that_stream_in_are_checked_too(method: str, row: list[float], message: str):
+    """A stream that nobody clipped would void the sensitivity of sums without a word."""
+    rows = torch.tensor([1.0, 0.6, 0.7]).expand(2, 2, 3).clone()
+    promise = Privacy(5.0, 1e-5, 1.0)
+    release(Stream(rows), method, promise, noise="float", num_classes=2)
+    rows[1, 1] = torch.tensor([9.0, 9.0, 9.0])  # padding
+    if method != "softmax":
+        release(Stream(rows), method, promise, noise="float", num_classes=2)
+    rows[1, 1] = torch.tensor([1.0, 0.6, 0.7])
+    rows[1, 0] = torch.tensor(row)
+    if method == "softmax" and row[0] == 0.5:
+        return  # a trained head needs no constant
+    with pytest.raises(ValueError, match=message):
+        release(Stream(rows), method, promise, noise="float", num_classes=2)

@@ -97,7 +97,41 @@ def test_groups_are_charged_for_every_user_they_touch():
 
 def test_a_sum_that_could_wrap_around_is_refused():
     method, _, _ = parts("class-sums")
-    sizes = torch.full((USERS,), 2**60)
+    sizes = torch.full((20_000,), 2**41)
     guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
     with pytest.raises(ValueError, match=r"must be < 2\^63, got"):
+        IntegerSum.of(method, guarantee, sizes)
+
+
+@pytest.mark.parametrize("name", ["class-sums", "least-squares"])
+def test_one_user_with_many_rows_sends_the_exact_sum(name: str):
+    """Float64 would round 40,000 products of 2^40 steps, by more than the sensitivity allows for.
+
+    What is sent is compared with whole-number arithmetic.
+    """
+    count = 40_000
+    method = build_method(name, TRANSFORM, CLASSES, {})
+    sizes = torch.tensor([count])
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
+    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    assert summation.grid is not None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 5, generator=generator) / 50 + torch.eye(5)[0]
+    y = torch.randint(CLASSES, (1, count), generator=generator)
+    held = Chunk(torch.zeros(1, dtype=torch.int64), TRANSFORM(x)[None], y, sizes)
+    held = held.rounded(summation.grid)
+    summation.add(held.users, method.submit(held) * method.scale)
+    whole = np.rint(held.x[0].numpy() / summation.grid).astype(np.int64)
+    sums = np.stack([whole[y[0].numpy() == k].sum(0) for k in range(CLASSES)], 1).ravel()
+    if name == "least-squares":
+        row, column = np.triu_indices(5)
+        sums = np.append(sums, (whole[:, 1:].T @ whole[:, 1:])[row, column])
+    assert np.array_equal(summation._sent[0].view(np.int64), sums)
+
+
+def test_a_user_too_large_to_sum_exactly_is_refused():
+    method, _, _ = parts("class-sums")
+    sizes = torch.tensor([2**50])
+    guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
+    with pytest.raises(ValueError, match=r"at most 2\^50 steps"):
         IntegerSum.of(method, guarantee, sizes)

@@ -40,10 +40,15 @@ class Budget:
         return RANK * beta / ((1 - self.output) * self.epsilon * (1 - self.noise))
 
     def linear_std(self, rows: int) -> float:
-        """σ₁ = (2L/n)(1 + √(2 ln 1/δ₁))/ε₃."""
+        """σ₁ = (2L/n)(1 + t)/ε₃, t = √(2 ln 1/δ₁), and at large ε₃ the more that the proof needs.
+
+        With s = σ₁n/2L the loss is at most t/s + 1/(2s²) but for δ₁. The published s keeps that
+        below ε₃ for ε₃ ≤ 2(1 + t) only; s = (t + √(t² + 2ε₃))/(2ε₃) makes it ε₃ for all.
+        """
         first = (1 - self.output) * self.epsilon * self.noise
         tail = math.sqrt(2 * math.log(1 / ((1 - self.output) * self.delta)))
-        return 2 * L / rows * (1 + tail) / first
+        enough = (tail + math.sqrt(tail**2 + 2 * first)) / 2
+        return 2 * L / rows * max(1 + tail, enough) / first
 
     def output_std(self, rows: int, gradient: float) -> float:
         """σ₂ for solutions within nγ/Λ of the minimiser, twice that apart, by the exact curve."""

@@ -21,7 +21,7 @@ from train_distributed.secure_sum import plan
 from train_distributed.summation import FloatSum, IntegerSum, Summation
 from train_distributed.users import Chunk
 
-ROUNDING = 1 + 1e-12  # float64 sums of rows
+ROUNDING = 1 + 1e-12  # of one row's gradient in float64
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,13 @@ class GradientSum:
         return self.rounds * self.head.compositions
 
     def record_reach(self, sizes: Tensor) -> float:
-        """2L: two gradients of norm at most L."""
-        return 2 * self.head.lipschitz * ROUNDING
+        """2L: two gradients of norm at most L, and what a float64 sum of n of them may be off by.
+
+        A sum of n gradients of norm L is exact to n 2⁻⁵³ of n L, whatever the order, on either of
+        two neighbours.
+        """
+        n = int(sizes.max())
+        return 2 * self.head.lipschitz * (ROUNDING + n**2 * 2.0**-52)
 
     def user_reach(self, sizes: Tensor) -> Tensor:
         """(users,) n_i records' worth."""

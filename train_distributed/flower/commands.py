@@ -91,6 +91,7 @@ class Agree:
             raise ValueError(
                 f"sizes must be {len(self.users)}, one per user, got {len(self.sizes)}"
             )
+        self.privacy.validate()
         options = self.options.given()
         transform = PublicTransform.load(self.transform)
         method = build_method(self.method, transform, self.num_classes, options)
@@ -112,6 +113,8 @@ class Agree:
                 "epsilon": self.privacy.epsilon,
                 "delta": self.privacy.delta,
                 "honest_fraction": float(self.privacy.fraction(count)),
+                "unit": self.privacy.unit,
+                "group_size": self.privacy.group_size,
                 "transform": transform_hash(self.transform),
             },
         )

@@ -2,15 +2,18 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.output import new_file
-from train_distributed.secure_sum.keys import PublicKeys
+from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
+
+_KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +42,13 @@ class Federation:
             raise ValueError(
                 f"servers must be >= 2 for shares and 1 for secagg, got {len(self.servers)}"
             )
-        if self.sessions < 1:
-            raise ValueError(f"sessions must be >= 1, got {self.sessions}")
+        for name in ("dimension", "minimum", "sessions"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value!r}")
+        for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
+            if not _KEY.fullmatch(key):
+                raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
 
     @staticmethod
     def load(path: Path) -> "Federation":

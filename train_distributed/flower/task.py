@@ -23,6 +23,8 @@ from train_distributed.secure_sum.opening import Opened
 from train_distributed.summation import IntegerSum
 from train_distributed.users import EmbeddingUsers
 
+PROMISE = ("epsilon", "delta", "honest_fraction", "unit", "group_size")  # fields of a Privacy
+
 
 @dataclass(frozen=True)
 class ModelTask:
@@ -40,7 +42,8 @@ class ModelTask:
 
         Args:
             federation: its `task` holds method, options, num_classes, sizes (rows of each user),
-                epsilon, delta, honest_fraction, and transform (SHA-256 of the file).
+                epsilon, delta, honest_fraction, unit, group_size, and transform (SHA-256 of the
+                file).
             transform: the file of the public transform.
 
         Raises:
@@ -50,13 +53,16 @@ class ModelTask:
         check_transform(transform, str(task.get("transform")))
         loaded = PublicTransform.load(transform)
         try:
-            sizes = torch.tensor([task["sizes"][str(user)] for user in sorted(federation.users)])
+            sizes = _sizes([task["sizes"][str(user)] for user in sorted(federation.users)])
             method = build_method(
                 task["method"], loaded, task["num_classes"], dict(task["options"])
             )
-            privacy = Privacy(task["epsilon"], task["delta"], task["honest_fraction"])
+            privacy = Privacy(*(task[name] for name in PROMISE))
+            privacy.validate()
         except KeyError as error:
             raise ValueError(f"task must hold {error}, got {sorted(task)}") from error
+        except TypeError as error:
+            raise ValueError(f"task must hold what `agree` writes, got {task}: {error}") from error
         if not privacy.private:
             raise ValueError(f"epsilon must be finite in a federation, got {privacy.epsilon}")
         guarantee = Guarantee.of(sizes, method, privacy, federation.minimum)
@@ -73,6 +79,10 @@ class ModelTask:
         Raises:
             ValueError: not as many training rows as the federation says, or an entry out of range.
         """
+        if identity not in self.federation.users:
+            raise ValueError(
+                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
+            )
         train = embeddings.split == TRAIN
         agreed = self.federation.task["sizes"][str(identity)]
         if int(train.sum()) != agreed:
@@ -103,9 +113,16 @@ class ModelTask:
         report = self.guarantee.report() | self.integers.report()
         report |= {"users": len(self.federation.users), "survivors": len(opened.users)}
         report |= {"rows": rows, "protocol": self.federation.protocol}
-        report |= self._all_sessions()
+        report |= self._all_sessions() | self._collusion()
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
         return Release(weights, self.transform, tuple(names), report | {"versions": versions()})
+
+    def _collusion(self) -> dict[str, str]:
+        """With whom the operator may collude, beside the honest fraction that the noise assumes."""
+        if self.federation.protocol == "shares":
+            return {"holds_against": "all computation servers but one"}
+        share = self.federation.corrupt_fraction
+        return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
 
     def _all_sessions(self) -> dict[str, float]:
         """What a user gives away if every agreed session is run: ε of them together, same δ."""
@@ -113,6 +130,13 @@ class ModelTask:
         together = guarantee.compositions * sessions
         epsilon = accounting.epsilon(guarantee.privacy.delta, guarantee.noise_multiplier, together)
         return {"sessions": sessions, "epsilon_of_all_sessions": epsilon}
+
+
+def _sizes(given: list[object]) -> torch.Tensor:
+    for size in given:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"sizes must be whole numbers >= 1, got {size!r}")
+    return torch.tensor(given)
 
 
 def transform_hash(path: Path) -> str:

@@ -26,7 +26,7 @@ class AdmmOptions:
     """Public constants, fixed before data is seen.
 
     Raises:
-        ValueError: an unknown graph.
+        ValueError: an unknown graph, or no iteration.
     """
 
     rho: float = 0.3  # ρ
@@ -40,6 +40,8 @@ class AdmmOptions:
     def __post_init__(self) -> None:
         if self.graph not in GRAPHS:
             raise ValueError(f"graph must be one of {', '.join(GRAPHS)}, got {self.graph!r}")
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be >= 1, got {self.iterations}")
 
     def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
         """Refuses, before any row is read, a graph in pieces or of other users."""

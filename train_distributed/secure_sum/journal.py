@@ -29,11 +29,11 @@ class DurableJournal:
     """A directory with one file per claimed step; what deployments use."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:
         """See `Journal.claim`; returns once the entry has reached the disk."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         entry = self._directory / f"{session.hex()}.{step}"
         aside = self._directory / f".{secrets.token_hex(8)}.partial"
         try:

@@ -138,3 +138,43 @@ def test_options_reach_the_method(folder: Path) -> None:
     federation = Federation.load(folder / "federation.json")
     assert federation.task["options"] == {"l2_reg": 7.0}
     ModelTask.of(federation, folder / "transform.safetensors")
+
+
+def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(folder: Path) -> None:
+    """`agree --unit user --group-size 2` must add the noise of two users, not of one record."""
+    path = folder / "transform.safetensors"
+    found = []
+    for number, (unit, group) in enumerate([("record", 1), ("record", 2), ("user", 2)]):
+        out = folder / f"{number}.json"
+        promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
+        replace(_agree(folder, "class-sums"), privacy=promise, out=out).run()
+        task = ModelTask.of(Federation.load(out), path)
+        found.append(task.guarantee.sensitivity)
+    assert found == pytest.approx([found[0], 2 * found[0], 2 * ROWS * found[0]])
+    assert "replace 2 users" in task.guarantee.report()["neighbouring"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": {"0": 9, "1": 9, "2": 9, "3": 0}}, "sizes must be whole numbers >= 1, got 0"),
+        ({"sizes": {"0": 9, "1": 9, "2": 9, "3": 9.5}}, "sizes must be whole numbers >= 1"),
+        ({"epsilon": "1"}, "task must hold what `agree` writes"),
+        ({"options": 5}, "task must hold what `agree` writes"),
+        ({"unit": "people"}, "unit must be 'record' or 'user'"),
+    ],
+)
+def test_a_task_that_was_tampered_with_is_refused(folder: Path, change, message: str) -> None:
+    _agree(folder).run()
+    federation = Federation.load(folder / "federation.json")
+    changed = replace(federation, task=federation.task | change)
+    with pytest.raises(ValueError, match=message):
+        ModelTask.of(changed, folder / "transform.safetensors")
+
+
+def test_a_stranger_has_no_submission(folder: Path) -> None:
+    _agree(folder).run()
+    federation = Federation.load(folder / "federation.json")
+    task = ModelTask.of(federation, folder / "transform.safetensors")
+    with pytest.raises(ValueError, match=r"identity must be one of \[0, 1, 2, 3\], got 9"):
+        task.encoded(9, _embeddings(9))

@@ -1,0 +1,154 @@
+"""What Flower's own SecAgg+ costs with as many neighbours as ours: bytes, seconds, one process.
+
+    python tests/benchmarks/bench_flower_secagg.py --users 10 100 --write FILE
+
+Its workflow and its client mod run unchanged; messages are handed over in memory. Its vectors are
+32-bit integers of clipped and weighted floats, ours 64-bit integers, so half of our bytes.
+Needs the extra `flower`.
+"""
+
+# pyright: reportMissingImports=false
+
+import argparse
+import json
+import logging
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.common import FitIns, FitRes, Status, ndarrays_to_parameters, serde
+from flwr.common.typing import Code
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict, parameters_to_arrayrecord
+from flwr.server import LegacyContext, SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import FedAvg
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.supercore.task_identity import TaskIdentity
+
+from pretrain.output import new_file
+from tests.benchmarks.bench_secure_sum import machine
+from train_distributed.secure_sum.graph import choose_degree
+
+CLIP = 8.0  # Flower's clipping range by default
+
+
+class Proxy(ClientProxy):
+    """A client's name; the workflow asks it for nothing else."""
+
+    get_properties = get_parameters = fit = evaluate = reconnect = None  # pyright: ignore
+
+    def __init__(self, node_id: int) -> None:
+        super().__init__(str(node_id))
+        self.node_id = node_id
+
+
+Proxy.__abstractmethods__ = frozenset()  # pyright: ignore
+
+
+class Cohort:
+    """The clients, and the grid that the workflow talks to: counts their seconds and bytes."""
+
+    def __init__(self, users: int, vector: np.ndarray) -> None:
+        self.contexts = {
+            i: Context(run_id=1, node_id=i, node_config={}, state=RecordDict(), run_config={})
+            for i in range(1, users + 1)
+        }
+        self.vector, self.seconds, self.sent, self.received = vector, 0.0, 0, 0
+
+    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> list[Message]:
+        """Every client's answer."""
+        return [self._answer(message) for message in messages]
+
+    def _answer(self, message: Message) -> Message:
+        sent = serde.recorddict_to_proto(message.content)
+        self.received += sent.ByteSize()
+        message.content = serde.recorddict_from_proto(sent)  # one each: the mod changes it
+        started = time.perf_counter()
+        context = self.contexts[message.metadata.dst_node_id]
+        answer = secaggplus_mod(message, context, self._fit)
+        self.seconds += time.perf_counter() - started
+        self.sent += serde.recorddict_to_proto(answer.content).ByteSize()
+        return answer
+
+    def _fit(self, message: Message, _: Context) -> Message:
+        result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([self.vector]), 1, {})
+        return Message(fitres_to_recorddict(result, True), reply_to=message)
+
+
+class Everyone(FedAvg):
+    """Samples all clients."""
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list:
+        """The parameters to every client."""
+        return [(proxy, FitIns(parameters, {})) for proxy in client_manager.all().values()]
+
+
+def measure(users: int, dimension: int, fractions: tuple[float, float]) -> dict[str, Any]:
+    """One run; the average is checked."""
+    vector = np.random.default_rng(0).uniform(-1, 1, dimension).astype(np.float32)
+    graph = choose_degree(users, *fractions)
+    cohort, manager = Cohort(users, vector), SimpleClientManager()
+    for i in cohort.contexts:
+        manager.register(Proxy(i))
+    state = RecordDict()
+    nothing = ndarrays_to_parameters([np.zeros(1, np.float32)])
+    state.array_records[MAIN_PARAMS_RECORD] = parameters_to_arrayrecord(nothing, True)
+    state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: 1})
+    context = LegacyContext(
+        Context(run_id=1, node_id=0, node_config={}, state=state, run_config={}),
+        strategy=Everyone(),
+        client_manager=manager,
+    )
+    workflow = SecAggPlusWorkflow(
+        graph.degree + 1, graph.threshold, max_weight=1.0, clipping_range=CLIP
+    )
+    started = time.perf_counter()
+    workflow(cohort, context)  # pyright: ignore[reportArgumentType]
+    elapsed = time.perf_counter() - started
+    (array,) = context.state.array_records[MAIN_PARAMS_RECORD].values()
+    error = float(np.abs(array.numpy() - vector).max())
+    if error > 1e-3:
+        raise RuntimeError(f"the average of {users} users is off by {error}")
+    return {
+        "protocol": "Flower's SecAgg+",
+        "users": users,
+        "dimension": dimension,
+        "neighbours": graph.degree,
+        "threshold": graph.threshold,
+        "bytes_per_client": cohort.sent // users,
+        "bytes_server": cohort.sent + cohort.received,
+        "seconds_per_client": round(cohort.seconds / users, 5),
+        "seconds_server": round(elapsed - cohort.seconds, 4),
+    }
+
+
+def main() -> None:
+    """Prints a row per number of users."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--users", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--dimension", type=int, default=61_450)
+    parser.add_argument("--corrupt-fraction", type=float, default=0.1)
+    parser.add_argument("--dropout-fraction", type=float, default=0.2)
+    parser.add_argument("--write", type=Path, help="JSON file to write the table to")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
+    fractions = options.corrupt_fraction, options.dropout_fraction
+    rows = []
+    for users in options.users:
+        rows.append(measure(users, options.dimension, fractions))
+        print(rows[-1], flush=True)
+    if options.write:
+        result = {"machine": machine() | {"flwr": version("flwr")}, "cost": rows}
+        with new_file(options.write) as partial:
+            partial.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

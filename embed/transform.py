@@ -240,19 +240,12 @@ class PublicTransform:
             raise ValueError(f"transform must hold {sorted(names)}, got {sorted(tensors)}")
         fields: dict[str, Any] = {name: tensors[name] for name in names - {"bounds"}}
         if tensors["bounds"].shape != (2,) or fields["basis"].ndim != 2:
-            raise ValueError(
-                "bounds must have shape (2,) and basis (p, q), "
-                f"got {tuple(tensors['bounds'].shape)} and {tuple(fields['basis'].shape)}"
-            )
+            raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
         clip_norm, constant = tensors["bounds"].tolist()
         check_bounds(clip_norm, constant)
         p, q = fields["basis"].shape
-        expected = {
-            "mean": (p,),
-            "scale": (q,),
-            "row_mean": (q + 1,),
-            "second_moment": (q + 1, q + 1),
-        }
+        expected = {"mean": (p,), "scale": (q,), "row_mean": (q + 1,)}
+        expected |= {"second_moment": (q + 1, q + 1)}
         for name, shape in expected.items():
             if tuple(fields[name].shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {fields[name].shape}")

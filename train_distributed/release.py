@@ -24,7 +24,7 @@ from train_distributed.noise import system_generator
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
 from train_distributed.summation import FloatSum, IntegerSum, Summation
-from train_distributed.users import EmbeddingUsers, Users, check_stream, own_partition
+from train_distributed.users import Chunk, EmbeddingUsers, Users, check_stream, own_partition
 
 Noise = Literal["discrete", "float"]
 
@@ -123,7 +123,9 @@ def release(
     _check_users("known_noise", known_noise, len(sizes))
     kept = surviving(len(sizes), dropped, guarantee.min_survivors)
     summation = _summation(method, guarantee, sizes, noise, generator, frozenset(known_noise))
+    seen = torch.zeros(len(sizes), dtype=torch.bool)
     for chunk in users.chunks():
+        _check_chunk(chunk, sizes, seen)
         arrived = kept[chunk.users]
         if arrived.any():
             if not isinstance(embeddings, EmbeddingSet) and method.grid_powers is not None:
@@ -254,6 +256,15 @@ def surviving(users: int, dropped: Collection[int], min_survivors: int) -> Tenso
             "nothing is released"
         )
     return kept
+
+
+def _check_chunk(chunk: Chunk, sizes: Tensor, seen: Tensor) -> None:
+    """Notes the chunk's users in (users,) `seen`; the noise rests on their sizes, once each."""
+    if seen[chunk.users].any() or len(chunk.users.unique()) < len(chunk.users):
+        raise ValueError("users must stream in once each, got one twice")
+    if not torch.equal(chunk.counts, sizes[chunk.users]):
+        raise ValueError("users must hold as many rows as their sizes say, got others")
+    seen[chunk.users] = True
 
 
 def _check_users(name: str, given: Collection[int], users: int) -> None:

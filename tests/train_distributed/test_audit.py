@@ -36,7 +36,7 @@ def test_intervals_are_those_of_clopper_and_pearson(hits: int, trials: int) -> N
 def test_bounds_of_exact_rates_are_the_promise(epsilon: float, delta: float) -> None:
     """With infinitely many trials either bound attains ε of a Gaussian sum; no cut exceeds it."""
     mu = 1 / accounting.noise_multiplier(epsilon, delta)
-    cuts = np.linspace(-8, 8, 40001)
+    cuts = np.linspace(-8, 8, 8001)  # the best one lies at 5.99 at most
     rates = zip(norm.sf(cuts - mu), norm.sf(cuts), strict=True)
     found = [epsilon_of_test(*rate, delta) for rate in rates]
     assert max(found) == pytest.approx(epsilon, rel=1e-4)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -356,3 +356,26 @@ def test_rows_that_stream_in_are_checked_too(method: str, row: list[float], mess
         return  # a trained head needs no constant
     with pytest.raises(ValueError, match=message):
         release(Stream(rows), method, promise, noise="float", num_classes=2)
+
+
+@dataclass(frozen=True)
+class Liar(Stream):
+    """A stream whose users come twice, or with more rows than they said."""
+
+    twice: bool = True
+
+    def chunks(self):
+        for chunk in super().chunks():
+            yield chunk if self.twice else replace(chunk, counts=torch.tensor([2, 2]))
+            yield chunk
+
+
+@pytest.mark.parametrize(
+    ("twice", "message"),
+    [(True, "users must stream in once each"), (False, "as many rows as their sizes say")],
+)
+def test_users_come_once_with_the_rows_they_said(twice: bool, message: str):
+    rows = torch.tensor([1.0, 0.6, 0.7]).expand(2, 2, 3).clone()
+    promise = Privacy(5.0, 1e-5, 1.0)
+    with pytest.raises(ValueError, match=message):
+        release(Liar(rows, twice=twice), "class-sums", promise, noise="float", num_classes=2)

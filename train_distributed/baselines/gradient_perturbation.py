@@ -69,7 +69,7 @@ class GradientSum:
 
     def entry_bound(self, n: int) -> float:
         """N gradients of norm at most L."""
-        return n * self.head.lipschitz * ROUNDING
+        return n * self.head.lipschitz * (ROUNDING + n * 2.0**-52)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64."""

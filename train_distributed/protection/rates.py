@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class Success:
     found: Recoveries  # hits (K, attacks, 1, S), a model of its own for each
     accuracies: tuple[float, ...]  # of these models
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """Records attacked, share recovered and its interval, mean accuracy of the models."""
         low, high = self.found.interval()
         rate, accuracy = self.found.rate, float(np.mean(self.accuracies))

@@ -5,9 +5,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from embed import EmbeddingSet
-from train_distributed import learners
+from train_distributed import learners, partition, rounds
 from train_distributed.admm import privacy
 
 
@@ -61,6 +62,18 @@ def test_alpha_spends_the_whole_budget():
     alpha = privacy.largest_alpha(1.2, 1e-5, 50, 1e-9)
     assert privacy.compose([alpha] * 50, 1e-5).epsilon <= 1.2
     assert privacy.compose([1.01 * alpha] * 50, 1e-5).epsilon > 1.2
+
+
+def test_charter_makes_no_more_cuts_than_its_smallest_client_has_rows_for():
+    x, y = torch.ones(40, 20, dtype=torch.float64), torch.arange(40) % 2
+    held = rounds.Rows(x, y, partition.split(y, 4), 2, 5.0)  # ten rows each
+    wanted = rounds.CharterOptions(rounds_per_feature=0.5)
+    assert learners._affordable(wanted, held) == rounds.CharterOptions(cut_rounds=3)
+    few = learners._affordable(rounds.CharterOptions(cut_rounds=2), held)
+    assert isinstance(few, rounds.CharterOptions)
+    assert few.cut_rounds == 2
+    other = rounds.AdmmOptions()
+    assert learners._affordable(other, held) is other
 
 
 def test_a_missing_set_is_named(tmp_path):

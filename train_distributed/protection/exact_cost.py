@@ -7,6 +7,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from train_distributed.protection.paillier import DEPLOYED_BITS, arithmetic
 from train_distributed.provenance import provenance
 
 
-def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, object]:
+def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, Any]:
     """One aggregation of all clients' models (K, m), in this process, one client after the other.
 
     Returns:

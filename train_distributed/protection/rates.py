@@ -40,9 +40,12 @@ class Success:
     def as_json(self) -> dict[str, Any]:
         """Records attacked, share recovered and its interval, mean accuracy of the models."""
         low, high = self.found.interval()
-        rate, accuracy = self.found.rate, float(np.mean(self.accuracies))
-        return {"records": self.found.hits.size, "rate": rate, "low": low, "high": high} | {
-            "models_accuracy": accuracy
+        return {
+            "records": self.found.hits.size,
+            "rate": self.found.rate,
+            "low": low,
+            "high": high,
+            "models_accuracy": float(np.mean(self.accuracies)),
         }
 
 

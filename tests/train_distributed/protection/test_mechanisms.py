@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed.protection import exact_sums
+from train_distributed.protection import exact_cost, exact_sums
 from train_distributed.protection import mechanisms as protect
 from train_distributed.protection.packing import Packing
 from train_distributed.protection.paillier import KeyPair, PublicKey
@@ -173,6 +173,17 @@ def test_malformed_ciphertexts_are_refused():
             public.read(bad)
     with pytest.raises(ValueError, match="messages must have one length"):
         public.add([good, good + good])
+
+
+def test_the_cost_of_an_exact_sum_adds_up():
+    found = exact_cost.cost(exact_sums.Shares(), models(clients=3, m=20))
+    assert found["exact"] is True
+    assert (
+        found["bytes_per_client"]
+        == exact_sums.Shares().exchange(models(clients=3, m=20), None).bytes_per_client
+    )
+    everything = 3 * found["cpu_seconds_per_client"] + found["cpu_seconds_of_server"]
+    assert found["cpu_seconds_of_all"] == pytest.approx(everything)
 
 
 @pytest.mark.slow

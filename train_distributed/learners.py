@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def _many_rounds(
         rows,
         method,
         promise,
-        rounds.method_options(method, options),
+        _affordable(rounds.method_options(method, options), rows),
         setting.generator(),
         measure_risk=False,
     )
@@ -108,6 +108,14 @@ def _many_rounds(
     accuracy = float((guess == setting.test[1]).double().mean())
     spent = costs.get("epsilon_composed", math.inf)
     return Outcome(accuracy, spent, costs["rounds"], costs["bits_per_user"], costs["who_sees_what"])
+
+
+def _affordable(options: rounds.Options, rows: rounds.Rows) -> rounds.Options:
+    """Charter with as many cut rounds as its smallest client's rows allow, where it wants more."""
+    if not isinstance(options, rounds.CharterOptions):
+        return options
+    most = int(rows.users.counts.min()) // 3
+    return replace(options, cut_rounds=min(options.rounds(rows.x.shape[1]), most))
 
 
 LEARNERS: dict[str, tuple[Callable[[Setting, str], Outcome], str]] = {

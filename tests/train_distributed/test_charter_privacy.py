@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train_distributed import accounting, charter
-from train_distributed.charter import amplification
+from train_distributed.charter import amplification, comparisons
 
 
 def plan(*, rounds, epsilon, rows=3000, delta=1e-5, constants="tight"):
@@ -104,15 +104,31 @@ def test_the_estimate_for_a_random_round_stays_below_the_proven_account():
     rates = tuple(share / (1 - share * np.arange(20)))
     sigma = 1.0
     epsilon = amplification.composed_epsilon(sigma, 0.02, rates)
-    estimate, error = amplification.estimate_random_round_delta(
-        epsilon, sigma, share, draws=20_000, generator=np.random.default_rng(0)
+    ratios = amplification.random_round_ratios(
+        sigma, share, draws=20_000, generator=np.random.default_rng(0)
     )
+    estimate, error = amplification.estimate_delta(ratios, epsilon)
     assert estimate - 4 * error <= 0.02
-    # One round that always has the record is a plain Gaussian mechanism.
-    plain, error = amplification.estimate_random_round_delta(
-        0.5, 1.0, np.ones(1), draws=40_000, generator=np.random.default_rng(1)
+    estimate, error = amplification.estimate_epsilon(ratios, 0.02)
+    assert estimate - 4 * error <= epsilon
+
+
+def test_the_estimate_for_one_round_that_always_has_the_record_is_the_gaussian_curve():
+    ratios = amplification.random_round_ratios(
+        1.0, np.ones(1), draws=40_000, generator=np.random.default_rng(1)
     )
-    assert abs(plain - accounting.delta(0.5, 1.0)) < 5 * error
+    delta, error = amplification.estimate_delta(ratios, 0.5)
+    assert abs(delta - accounting.delta(0.5, 1.0)) < 5 * error
+    epsilon, error = amplification.estimate_epsilon(ratios, 1e-2)
+    assert 0 < error < 0.1
+    assert abs(epsilon - accounting.epsilon(1e-2, 1.0)) < 5 * error
+    assert amplification.estimate_epsilon(ratios, 0.9) == (0, 0)
+
+
+def test_the_accounts_are_compared_where_the_estimate_says_something():
+    for row in comparisons.compare_accounts(draws=20_000):
+        assert 5 * row["standard_error"] < row["epsilon_estimated_once"]
+        assert row["epsilon_estimated_once"] < row["epsilon_by_composition"]
 
 
 def test_bits_follow_their_formulas():

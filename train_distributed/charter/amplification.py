@@ -106,28 +106,26 @@ def _epsilon(order: int, table: moments.Vector, groups: list[np.ndarray], delta:
     return max(0.0, spent / (order - 1) + math.log1p(-1 / order))
 
 
-def estimate_random_round_delta(
-    epsilon: float,
+def random_round_ratios(
     noise_multiplier: float,
     shares: np.ndarray,
     *,
     draws: int,
     generator: np.random.Generator,
-) -> tuple[float, float]:
-    """What an exact account of "once, in a random round" might promise: an estimate of δ(ε).
+) -> np.ndarray:
+    """Draws for an estimate of what an exact account of "once, in a random round" might promise.
 
-    Monte Carlo over the pair in which the record moves one coordinate of its round's message by ±½
-    of the sensitivity. No proof says that this pair is the worst, so nothing is released on it.
+    The record moves one coordinate of its round's message by ±½ of the sensitivity. No proof says
+    that this pair is the worst, so nothing is released on it.
 
     Args:
-        epsilon: ε.
         noise_multiplier: over the L2 change of one batch mean.
         shares: (K,) p_k = t_k / n, the chance that a record is used in round k.
         draws: sample size.
         generator: of the draws.
 
     Returns:
-        The estimate and its standard error.
+        (draws,) likelihood ratios of the two neighbours, at messages of the one in the denominator.
     """
     rounds, never = len(shares), 1 - shares.sum()
     values = np.empty(draws)
@@ -142,5 +140,24 @@ def estimate_random_round_delta(
         shrink = math.exp(-1 / (8 * noise_multiplier**2))
         above = never + shrink * (np.exp(lift) @ shares)
         below = never + shrink * (np.exp(-lift) @ shares)
-        values[start : start + count] = np.maximum(0, 1 - math.exp(epsilon) * below / above)
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(draws))
+        values[start : start + count] = below / above
+    return values
+
+
+def estimate_delta(ratios: np.ndarray, epsilon: float) -> tuple[float, float]:
+    """δ(ε) of the pair behind `random_round_ratios`, and its standard error."""
+    values = np.maximum(0, 1 - math.exp(epsilon) * ratios)
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(ratios)))
+
+
+def estimate_epsilon(ratios: np.ndarray, delta: float) -> tuple[float, float]:
+    """ε(δ) of the same pair, and its standard error by the slope of δ(ε); 0 where ε = 0 will do."""
+    low, high = 0.0, -math.log(ratios.min())
+    if estimate_delta(ratios, low)[0] <= delta:
+        return 0.0, 0.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if estimate_delta(ratios, middle)[0] > delta else (low, middle)
+    lifted = math.exp(high) * ratios
+    slope = lifted[lifted < 1].sum() / len(ratios)
+    return high, estimate_delta(ratios, high)[1] / float(slope)

@@ -73,9 +73,8 @@ class Slopes:
             "configuration": asdict(self) | {"output": self.output.name},
             **provenance(),
             **summarise(risks),
-            "noise_over_the_paper": compare_noise(),
             "cuts": fit_cuts(cuts),
-            "once_in_a_random_round": compare_accounts(),
+            **_accounts(),
         }
         with new_directory(self.output, overwrite=self.overwrite) as directory:
             _write(directory / "risk.csv", risks)
@@ -170,8 +169,12 @@ def summarise(risks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _accounts() -> dict[str, Any]:
+    return {"noise_over_the_paper": compare_noise(), "once_in_a_random_round": compare_accounts()}
+
+
 def redraw(output: Path) -> None:
-    """Summarises and draws an earlier run's risk.csv and cuts.csv again, without measuring.
+    """Summarises and draws an earlier run's risk.csv and cuts.csv again, without running Charter.
 
     Raises:
         OSError: a file of the earlier run is missing.
@@ -182,7 +185,8 @@ def redraw(output: Path) -> None:
     with new_directory(output, overwrite=True) as directory:
         _write(directory / "risk.csv", risks)
         _write(directory / "cuts.csv", cuts)
-        (directory / "report.json").write_text(json.dumps(report | summarise(risks), indent=1))
+        report |= summarise(risks) | _accounts()
+        (directory / "report.json").write_text(json.dumps(report, indent=1))
         draw(directory / "charter.png", risks, cuts, THEORY)
 
 

@@ -5,6 +5,7 @@ Both add fixed-point integers, so their means agree bit for bit, and both show t
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -114,7 +115,7 @@ class Paillier(ExactSum):
         numbers = self.numbers(count)
         pair = KeyPair.generate(numbers, self.key_bits)
         encoded = numbers.encode(models.double().numpy())
-        messages, sending = timed(lambda: [pair.public.encrypt(words) for words in encoded])
+        messages, sending = timed(lambda: [pair.encrypt(words) for words in encoded])
         answer, adding = timed(lambda: pair.public.add(messages))
         total, opening = timed(lambda: pair.decrypt(answer, m, count))
         mean = torch.from_numpy(numbers.decode(total)) / count
@@ -122,8 +123,14 @@ class Paillier(ExactSum):
 
     def _words(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The low words of every client's ciphertexts, repeated to the length of the model."""
-        pair = KeyPair.generate(self.numbers(len(encoded)), self.key_bits)
+        pair = _simulated_pair(self.numbers(len(encoded)), self.key_bits)
         slots = pair.public.packing.slots
-        first = [pair.public.encrypt(words[:slots]) for words in encoded]
+        first = [pair.encrypt(words[:slots]) for words in encoded]
         words = [np.resize(np.frombuffer(each, "<u8"), encoded.shape[1]) for each in first]
         return np.stack(words).astype(np.uint64)
+
+
+@cache
+def _simulated_pair(numbers: FixedPoint, key_bits: int) -> KeyPair:
+    """One key for all attacks of a simulation."""
+    return KeyPair.generate(numbers, key_bits)

@@ -123,16 +123,19 @@ def head_batch(
         data = (z.mT @ residual / batch - shown).square().sum()
         return data + (scale * (z @ basis[0] - surface.constant)).square().mean()
 
-    last = _search(mismatch, dummies, SOLVED**2 * scale**2)
+    last = _search(mismatch, dummies, SOLVED**2 * scale**2, history=20)
     return Guess((z.detach() @ basis.mT)[:, 1:], logits.detach().argmax(1), last)
 
 
-def _search(mismatch: Callable[[], Tensor], dummies: list[Tensor], solved: float) -> float:
+def _search(
+    mismatch: Callable[[], Tensor], dummies: list[Tensor], solved: float, history: int = 100
+) -> float:
     """Minimises in place; returns the last loss, nan after leaving the numbers."""
     search = torch.optim.LBFGS(
         dummies,
         lr=1.0,
         max_iter=INNER,
+        history_size=history,
         tolerance_grad=1e-12,
         tolerance_change=1e-14,
         line_search_fn="strong_wolfe",

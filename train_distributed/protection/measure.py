@@ -16,6 +16,7 @@ from train_distributed.protection.similarity import Similarity
 
 COST_CLIENTS = 2  # clients whose real messages are timed
 MEGABIT = 8e-6  # of a byte
+BLIND = 20  # blind attacks for each attack, so that their rate's interval is short
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,6 @@ class Laboratory:
     def attack(self, mechanism: Mechanism) -> Recoveries:
         """A record counts as recovered where any view of the server gives it away."""
         hits = np.zeros(self._shape, bool)
-        independent = self.victims * len(self.models)
         for m, model in enumerate(self.models):
             updates = self.federation.updates(model, *self.records)
             for t in range(self.attacks):
@@ -93,8 +93,7 @@ class Laboratory:
                     self._book(hits[:, m, t], view, model, generator)
                 if "sum" in views:
                     hits[:, m, t] |= self._opened(m, t, views["sum"][0])
-                    independent = len(self.models)
-        return Recoveries(hits, independent)
+        return Recoveries(hits)
 
     @cached_property
     def unprotected(self) -> Recoveries:
@@ -103,16 +102,18 @@ class Laboratory:
 
     @cached_property
     def blind(self) -> Recoveries:
-        """The attack without a gradient: guesses are random public records."""
-        hits, public = np.zeros(self._shape, bool), self.federation.public
-        for m in range(len(self.models)):
-            for t in range(self.attacks):
+        """The attack without a gradient: guesses are random public records, and cost little."""
+        victims, models, attacks, batch = self._shape
+        hits = np.zeros((victims, BLIND * models, attacks, batch), bool)
+        public = self.federation.public
+        for m in range(hits.shape[1]):
+            for t in range(attacks):
                 generator = self._generator(m, t)
-                for k in range(self.victims):
-                    rows = torch.randint(len(public), (self._shape[3],), generator=generator)
+                for k in range(victims):
+                    rows = torch.randint(len(public), (batch,), generator=generator)
                     found = self.similarity.recovered(public[rows], self.records[0][k])
                     hits[k, m, t] = found.numpy()
-        return Recoveries(hits, self.victims * len(self.models))
+        return Recoveries(hits, shared=False)
 
     @cached_property
     def records(self) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,9 @@ sends the product back. A ciphertext hides its plaintext under the decisional co
 assumption for n of at least 2,048 bits.
 """
 
+import secrets
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -92,6 +94,31 @@ class KeyPair:
         packing = Packing(numbers, key_bits)
         public, private = _phe().generate_paillier_keypair(n_length=key_bits)
         return cls(PublicKey(public, packing), private)
+
+    def encrypt(self, words: NDArray[np.uint64]) -> bytes:
+        """The same as the public key's, in a quarter of the time: clients know the factors."""
+        n, square, size = self.public.key.n, self.public.key.nsquare, self.public.ciphertext_bytes
+        plaintexts = self.public.packing.pack(words)
+        sealed = ((1 + n * plain) * self.mask() % square for plain in plaintexts)
+        return b"".join(each.to_bytes(size, "big") for each in sealed)
+
+    def mask(self) -> int:
+        """r^n mod n², uniform over the n-th powers.
+
+        Modulo p² these are the p-th powers of the numbers below p, each from one number, as q and
+        p - 1 are coprime; likewise modulo q².
+        """
+        from phe.util import powmod  # with GMP where that is installed
+
+        (p, q), square = (self.private.p, self.private.q), self.public.key.nsquare
+        first, second = (powmod(1 + secrets.randbelow(f - 1), f, f * f) for f in (p, q))
+        return (second + self._lift * (first - second)) % square
+
+    @cached_property
+    def _lift(self) -> int:
+        """1 modulo p², 0 modulo q²."""
+        p, q = self.private.p, self.private.q
+        return q * q * pow(q * q, -1, p * p)
 
     def decrypt(self, message: bytes, numbers: int, added: int) -> NDArray[np.uint64]:
         """The sum of `added` vectors of `numbers` numbers, uint64 modulo 2^64.

@@ -20,7 +20,7 @@ def draw_reconstructions(
     laboratory: Laboratory, path: Path, levels: Sequence[float] = LEVELS
 ) -> None:
     """One row per client, one column per noise level, the similarity above each picture."""
-    records = laboratory.records[0][: min(SHOWN, laboratory.victims)]
+    records = laboratory.records[0][:SHOWN]
     figure = Figure(figsize=(1.5 * (1 + len(levels)), 1.7 * len(records)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(records), 1 + len(levels), squeeze=False)

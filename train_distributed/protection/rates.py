@@ -7,11 +7,13 @@ gradients on batches of one and of eight.
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from embed import EmbeddingSet
 from embed.store import TEST, TRAIN
@@ -27,41 +29,47 @@ from train_distributed.provenance import provenance
 from train_distributed.run import TransformOptions
 
 
+@dataclass(frozen=True)
+class Success:
+    """How attacks went, and on what models."""
+
+    found: Recoveries  # hits (K, attacks, 1, S), a model of its own for each
+    accuracies: tuple[float, ...]  # of these models
+
+    def as_json(self) -> dict[str, object]:
+        """Records attacked, share recovered and its interval, mean accuracy of the models."""
+        low, high = self.found.interval()
+        rate, accuracy = self.found.rate, float(np.mean(self.accuracies))
+        return {"records": self.found.hits.size, "rate": rate, "low": low, "high": high} | {
+            "models_accuracy": accuracy
+        }
+
+
 def success(
     federation: Federation, similarity: Similarity, *, attacks: int, rounds: int, seed: int
-) -> Recoveries:
+) -> Success:
     """Attacks the exact gradient of every client's batch, a new model for every attack.
 
     Args:
         federation: clients, batch size and model.
         similarity: what counts as recovered.
-        attacks: models per client, each trained for `rounds` rounds from its own random start;
-            one model serves all clients where it was trained.
+        attacks: models per client, each trained for `rounds` rounds from its own random start.
         rounds: of training before the attack.
         seed: of everything.
-
-    Returns:
-        hits (K, attacks, 1, S).
     """
     generator = torch.Generator().manual_seed(seed)
     x, y = federation.batches(generator)
-    surface = federation.surface
+    surface, accuracies = federation.surface, []
     hits = np.zeros((len(x), attacks, 1, federation.batch), bool)
-    for m in range(attacks):
+    pairs = list(product(range(attacks), range(len(x))))
+    for m, k in tqdm(pairs, unit="attack", disable=None):
         start = federation.train(Unprotected(), generator, rounds)
-        for k in range(len(x)):
-            if k and not rounds:
-                start = surface.start(generator)
-            gradient = surface.gradient(start, x[k], surface.one_hot(y[k]))
-            seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
-            guess = invert(surface, seen, federation.batch, generator)
-            hits[k, m, 0] = similarity.recovered(guess.x, x[k]).numpy()
-    return Recoveries(hits, len(x) * attacks)
-
-
-def _words(found: Recoveries) -> dict[str, object]:
-    low, high = found.interval
-    return {"records": found.hits.size, "rate": found.rate, "low": low, "high": high}
+        gradient = surface.gradient(start, x[k], surface.one_hot(y[k]))
+        seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
+        guess = invert(surface, seen, federation.batch, generator)
+        hits[k, m, 0] = similarity.recovered(guess.x, x[k]).numpy()
+        accuracies.append(surface.accuracy(start, *federation.test))
+    return Success(Recoveries(hits, shared=False), tuple(accuracies))
 
 
 def _images(options: argparse.Namespace) -> dict[str, object]:
@@ -79,7 +87,7 @@ def _images(options: argparse.Namespace) -> dict[str, object]:
     report: dict[str, object] = {}
     for name, rounds in (("untrained", 0), ("trained", options.rounds)):
         found = success(federation, similarity, attacks=options.attacks, rounds=rounds, seed=0)
-        report[name] = {"rounds": rounds} | _words(found)
+        report[name] = {"rounds": rounds} | found.as_json()
     return report
 
 
@@ -102,7 +110,7 @@ def _head(options: argparse.Namespace) -> dict[str, object]:
     for batch in (1, 8):
         of_size = replace(federation, batch=batch)
         found = success(of_size, similarity, attacks=options.attacks, rounds=0, seed=0)
-        report[f"batch of {batch}"] = _words(found)
+        report[f"batch of {batch}"] = found.as_json()
     return report
 
 

@@ -24,6 +24,10 @@ HEAD = (
     f"{'':2}{'mechanism':14}{'deployed':>14}  {'success [95 %]':22}{'leakage [95 %]':22}"
     f"{'budget met':>10}{'accuracy':>10}{'loss':>16}{'kB/client':>11}{'CPU s':>9}"
 )
+INFEASIBLE = (
+    "infeasible: no parameter satisfies the formula, which lets noise count for a TV of .01 at "
+    "most; attacks may find one that meets the budget all the same"
+)
 
 
 def table(study: Study, budget: float, preference: Preference | None, cost: Cost) -> str:
@@ -53,12 +57,14 @@ def table(study: Study, budget: float, preference: Preference | None, cost: Cost
         star = "*" if any(point is each for each in optimal) else " "
         lines.append(star + ("P" if point in front else " ") + _row(point, budget))
     lines += ["", "* the formula's optimum as deployed   P on the Pareto front"]
+    if any(each.optimum.label == "infeasible" for each in study.candidates):
+        lines.append(INFEASIBLE)
     if preference is None:
         return "\n".join([*lines, "no preferences given: choose on the Pareto front"])
     chosen = by_formula(study.candidates, preference)
     met = by_measurement(study.points, preference, budget)
-    lines.append(f"recommended by the formula:     {_words(chosen, study, preference)}")
-    lines.append(f"recommended by measurement:     {_words(met, study, preference)}")
+    lines.append(f"recommended by the formula:  {_words(chosen, study, preference, budget)}")
+    lines.append(f"recommended by measurement:  {_words(met, study, preference, budget)}")
     return "\n".join(lines)
 
 
@@ -95,14 +101,19 @@ def _row(point: Measurement, budget: float) -> str:
     )
 
 
-def _words(point: Measurement | None, study: Study, preference: Preference) -> str:
+def _words(point: Measurement | None, study: Study, preference: Preference, budget: float) -> str:
     labels = {each.optimum.mechanism: each.optimum.label for each in study.candidates}
     if point is None:
         free = set(labels.values()) == {"unconstrained"}
         return "no protection, the budget asks for none" if free else "none of those measured"
-    label = f"formula: {labels.get(point.mechanism, 'no protection')}"
-    objective = f"objective {preference.objective(point):.5g}"
-    return f"{point.mechanism}, {deployed_words(point)} ({label}), {objective}"
+    proof = "nothing" if point.mechanism == "none" else labels[point.mechanism]
+    says = f"the formula says of {point.mechanism}: {proof}"
+    measured = {"yes": "met", "no": "missed", "open": "undecided"}[point.leakage.meets(budget)]
+    return (
+        f"{point.mechanism}, {deployed_words(point)}: leakage {point.leakage.value:.3f}, at most "
+        f"{point.leakage.high:.3f}, budget {measured} by measurement ({says}), objective "
+        f"{preference.objective(point):.5g}"
+    )
 
 
 def as_json(

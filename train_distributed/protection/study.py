@@ -92,14 +92,27 @@ def run_study(laboratory: Laboratory, settings: Settings, variance_rounds: int) 
             forms.Compression(m),
         ],
     )
-    unprotected = laboratory.measure(protect.Unprotected())
-    candidates = []
-    for optimum in tqdm(optima, unit="mechanism", disable=None):
-        deployed = deploy(optimum, settings)
-        at = None if deployed is None else laboratory.measure(deployed)
-        others = [laboratory.measure(each) for each in alternatives(optimum, laboratory, settings)]
-        candidates.append(Candidate(optimum, at, tuple(others)))
-    return Study(estimated, c1_error(attack), spread, unprotected, tuple(candidates))
+    plans = [
+        (optimum, deploy(optimum, settings), alternatives(optimum, laboratory, settings))
+        for optimum in optima
+    ]
+    points = 1 + sum((at is not None) + len(others) for _, at, others in plans)
+    with tqdm(total=points, unit="point", disable=None) as bar:
+
+        def measure(mechanism: protect.Mechanism) -> Measurement:
+            bar.set_postfix_str(f"{mechanism.name} {mechanism.parameter:.3g}")
+            found = laboratory.measure(mechanism)
+            bar.update()
+            return found
+
+        unprotected = measure(protect.Unprotected())
+        candidates = tuple(
+            Candidate(
+                optimum, None if at is None else measure(at), tuple(measure(o) for o in others)
+            )
+            for optimum, at, others in plans
+        )
+    return Study(estimated, c1_error(attack), spread, unprotected, candidates)
 
 
 def deploy(optimum: Optimum, settings: Settings) -> protect.Mechanism | None:

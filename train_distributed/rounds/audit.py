@@ -1,20 +1,30 @@
-"""What an observer of a whole run can really tell, beside what was promised."""
+"""What an observer of a whole run can really tell, beside what was promised.
 
+python -m train_distributed.rounds.audit --output results/rounds_audit
+"""
+
+import argparse
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
+from pretrain.output import new_directory, refuse_existing
 from train_distributed import admm, charter
 from train_distributed.admm import audit as admm_audit
 from train_distributed.admm import privacy as admm_privacy
 from train_distributed.charter import audit as charter_audit
 from train_distributed.lower_bound import epsilon_below
 from train_distributed.privacy import Privacy
+from train_distributed.provenance import provenance
 from train_distributed.rounds.decentralised import VARIANTS, AdmmOptions, require_records
 from train_distributed.rounds.learn import check_method
 
 _TOLERANCE = 1e-9
+AUDITED = ("admm-dual", "admm-primal", "charter")
+WEAK = 1 / 8  # of the noise: what an audit must notice
 
 
 @dataclass(frozen=True)
@@ -119,3 +129,35 @@ def _charter_losses(
     return charter_audit.learning_losses(
         plan, truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale
     )
+
+
+def main() -> None:
+    """Audits every method with its noise and with an eighth of it, writes audit.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("results/rounds_audit"))
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.3, 1.0, 3.0])
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--replicas", type=int, default=20_000)
+    parser.add_argument("--overwrite", action="store_true")
+    options = parser.parse_args()
+    refuse_existing(options.output, overwrite=options.overwrite)
+    found = []
+    for method in AUDITED:
+        for epsilon in options.epsilons:
+            for scale in (1.0, WEAK):
+                done = audit(
+                    method,
+                    Privacy(epsilon, options.delta),
+                    replicas=options.replicas,
+                    generator=torch.Generator().manual_seed(0),
+                    noise_scale=scale,
+                )
+                found.append(asdict(done) | {"noise_scale": scale})
+                print(f"{method:12} eps {epsilon:g}, noise x {scale:g}: at least {done.found:.3f}")
+    with new_directory(options.output, overwrite=options.overwrite) as partial:
+        report = provenance() | {"replicas": options.replicas, "audits": found}
+        (partial / "audit.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

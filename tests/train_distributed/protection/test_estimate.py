@@ -7,6 +7,7 @@ import pytest
 
 from train_distributed.protection import estimate
 from train_distributed.protection.estimate import Recoveries
+from train_distributed.protection.intervals import mean_interval
 
 
 def recoveries(rate_per_record, *, clients=3, models=4, attacks=10):
@@ -15,7 +16,7 @@ def recoveries(rate_per_record, *, clients=3, models=4, attacks=10):
         [[t < round(rate * attacks) for rate in rate_per_record] for t in range(attacks)]
     )
     hits = np.broadcast_to(found, (clients, models, *found.shape)).copy()
-    return Recoveries(hits, clients * models)
+    return Recoveries(hits)
 
 
 NEVER, ALWAYS = recoveries([0.0]), recoveries([1.0])
@@ -29,25 +30,27 @@ def test_beliefs_are_smoothed_counts_with_a_dummy_for_failures():
 
 
 def test_constants_by_hand():
-    held = estimate.constants(ALWAYS, NEVER)
-    p, q = np.array([10.5, 0.5]) / 11, np.array([0.5, 10.5]) / 11
-    js = sum(0.5 * a * math.log(a / 0.5) for a in (*p, *q))  # the middle is (1/2, 1/2)
+    held = estimate.constants(recoveries([0.5]), NEVER)
+    p, q = np.array([0.5, 0.5]), np.array([0.0, 1.0])
+    middle = (p + q) / 2
+    js = 0.5 * sum(a * math.log(a / m) for a, m in zip((*p, 1.0), (*middle, 0.75), strict=True))
     assert held.c1 == pytest.approx(math.sqrt(js))
-    assert held.c2 == pytest.approx((21.0**2 - 1) / 2)  # ξ = ln(10.5/.5)
+    assert held.c2 == pytest.approx((11.0**2 - 1) / 2)  # ξ = ln((5.5/11)/(.5/11)), smoothed
+    assert estimate.constants(ALWAYS, NEVER).c1 == pytest.approx(math.sqrt(math.log(2)))
 
 
 def test_a_uniform_prior_would_make_success_look_private():
     """Why κ2 is a blind attack: against (1/2, 1/2) a sure recovery leaks far less."""
     uniform = np.array([0.5, 0.5])
-    sure = ALWAYS.beliefs.mean(1)
-    assert estimate.root_js(sure, uniform[None])[0] < 0.6 < estimate.constants(ALWAYS, NEVER).c1
+    assert estimate.root_js(ALWAYS.shares, uniform[None])[0] < 0.6
+    assert estimate.constants(ALWAYS, NEVER).c1 > 0.8
 
 
 def test_leakage_lies_in_its_interval_and_grows_with_success():
     values = []
     for rate in (0.0, 0.1, 0.3, 0.5, 0.8, 1.0):
         found = estimate.leakage(recoveries([rate]), NEVER)
-        assert found.low <= found.value <= found.high <= estimate.constants(ALWAYS, NEVER).c1 + 0.3
+        assert 0 <= found.low <= found.value <= found.high <= math.sqrt(math.log(2)) + 1e-12
         assert found.rate_low <= rate <= found.rate_high
         values.append(found.value)
     assert values == sorted(values)
@@ -55,26 +58,62 @@ def test_leakage_lies_in_its_interval_and_grows_with_success():
     assert estimate.leakage(NEVER, NEVER).low == 0
 
 
-def test_no_success_in_few_trials_does_not_certify_a_small_budget():
-    few, many = (recoveries([0.0], clients=k) for k in (1, 200))
-    assert estimate.leakage(few, few).meets(0.1) == "open"
-    assert estimate.leakage(many, many).meets(0.1) == "yes"
-    assert estimate.leakage(ALWAYS, NEVER).meets(0.2) == "no"
+def test_the_bounds_of_leakage_hold_however_clients_and_records_differ():
+    """|p - q|/√2 <= mean √JS <= g(p + q) at exact rates; g cannot be the coins' own curve."""
+    draw, bends = np.random.default_rng(0), 0
+    for _ in range(2000):
+        clients, records = draw.integers(1, 5, size=2)
+        shape = draw.choice([0.05, 0.3, 1.0, 5.0], size=records + 1)
+        p = draw.dirichlet(shape, clients)
+        q = draw.dirichlet([0.05] * records + [draw.choice([0.1, 3.0])], clients)
+        value = estimate.root_js(p, q).mean()
+        attack, blind = 1 - p[:, -1].mean(), 1 - q[:, -1].mean()
+        assert abs(attack - blind) / math.sqrt(2) <= value + 1e-12
+        assert value <= estimate._concave(min(1.0, attack + blind)) + 1e-12
+        coin = estimate.root_js(np.array([attack, 1 - attack]), np.array([blind, 1 - blind]))
+        bends += value > coin + 1e-3
+    assert bends > 10
 
 
-def test_the_interval_covers_the_rate_it_was_drawn_from():
-    """95 % Clopper-Pearson over 400 draws: at most 5 % miss, three standard errors allowed."""
-    generator, missed = np.random.default_rng(0), 0
-    for _ in range(400):
-        hits = generator.random((6, 5, 1, 1)) < 0.3
-        low, high = Recoveries(hits, 30).interval
-        missed += not low <= 0.3 <= high
-    assert missed <= 400 * 0.05 + 3 * math.sqrt(400 * 0.05 * 0.95)
+def test_no_success_on_few_models_does_not_certify_a_small_budget():
+    few, many = (recoveries([0.0], models=m) for m in (2, 400))
+    assert estimate.leakage(few, few).meets(0.2) == "open"
+    assert estimate.leakage(many, many).meets(0.2) == "yes"
+    assert estimate.leakage(recoveries([1.0], models=20), many).meets(0.2) == "no"
+
+
+@pytest.mark.parametrize("kind", ["coins", "rare", "narrow", "wide"])
+def test_the_interval_covers_the_mean_it_was_drawn_from(kind):
+    """95 %, so at most 5 % of 100 miss, three standard errors allowed."""
+    draw, missed, widths = np.random.default_rng(0), 0, []
+    for _ in range(100):
+        values, mean = {
+            "coins": (draw.random(30) < 0.3, 0.3),
+            "rare": (draw.random(30) < 0.02, 0.02),
+            "narrow": (draw.beta(30, 70, size=30), 0.3),
+            "wide": (draw.beta(0.1, 0.9, size=30), 0.1),
+        }[kind]
+        low, high = mean_interval(values.astype(float), 0.95)
+        missed += not low <= mean <= high
+        widths.append(high - low)
+    assert missed <= 100 * 0.05 + 3 * math.sqrt(100 * 0.05 * 0.95)
+    assert np.mean(widths) < {"coins": 0.5, "rare": 0.3, "narrow": 0.2, "wide": 0.4}[kind]
+
+
+def test_the_interval_at_its_ends():
+    for n in (1, 5, 60):
+        low, high = mean_interval(np.zeros(n), 0.95)
+        exact = 1 - 0.025 ** (1 / n)  # Clopper and Pearson's, the shortest there is
+        assert low == 0
+        assert exact <= high < exact + 0.15
+        assert mean_interval(np.ones(n), 0.95) == pytest.approx((1 - high, 1.0))
 
 
 def test_repeated_attacks_on_one_model_do_not_narrow_the_interval():
     once, often = recoveries([0.5], attacks=2), recoveries([0.5], attacks=200)
-    assert once.interval == often.interval
+    assert once.interval() == often.interval()
+    blind = Recoveries(often.hits, shared=False)
+    assert np.ptp(blind.interval()) < np.ptp(often.interval())
 
 
 def test_root_js_against_its_definition():
@@ -102,9 +141,11 @@ def test_theorem_7_1():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Recoveries(np.zeros((1, 1, 1), bool), 1), "hits must be non-empty boolean"),
-        (lambda: Recoveries(np.zeros((1, 1, 0, 1), bool), 1), "hits must be non-empty boolean"),
-        (lambda: Recoveries(np.zeros((1, 1, 1, 1), bool), 0), "independent must be >= 1, got 0"),
+        (lambda: Recoveries(np.zeros((1, 1, 1), bool)), "hits must be non-empty boolean"),
+        (lambda: Recoveries(np.zeros((1, 1, 0, 1), bool)), "hits must be non-empty boolean"),
+        (lambda: mean_interval(np.zeros(0), 0.95), r"values must be in \[0, 1\], at least one"),
+        (lambda: mean_interval(np.array([1.1]), 0.95), r"values must be in \[0, 1\]"),
+        (lambda: mean_interval(np.zeros(2), 1.0), r"confidence must be in \(0, 1\), got 1"),
         (lambda: estimate.theorem_7_1(1.0), r"relative must be in \[0, 1\), got 1"),
     ],
 )

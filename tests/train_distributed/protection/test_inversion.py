@@ -154,8 +154,8 @@ def test_digits_are_recovered_from_single_gradients_of_untrained_networks(refere
         images, batch=1, step=0.1, rounds=1, clients=20, rows=500, test_rows=500, seed=0
     )
     found = rates.success(federation, Similarity("ssim", 0.9), attacks=1, rounds=0, seed=0)
-    assert found.hits.size == 20
-    assert found.rate >= 0.9
+    assert found.found.hits.size == 20
+    assert found.found.rate >= 0.9
 
 
 def test_rates_of_batches_are_between_none_and_all(tmp_path):
@@ -166,7 +166,7 @@ def test_rates_of_batches_are_between_none_and_all(tmp_path):
     )
     similarity = Similarity("cosine", 0.9)
     single = rates.success(federation, similarity, attacks=2, rounds=0, seed=0)
-    assert single.rate == 1
+    assert single.found.rate == 1
     eight = rates.success(replace(federation, batch=8), similarity, attacks=1, rounds=0, seed=0)
-    assert eight.hits.shape == (3, 1, 1, 8)
-    assert 0 <= eight.rate < 1
+    assert eight.found.hits.shape == (3, 1, 1, 8)
+    assert 0 <= eight.found.rate < 1

@@ -1,5 +1,7 @@
 """Mechanisms on the wire: exact sums, unbiased means, honest views, refused messages."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from train_distributed.protection import exact_sums
 from train_distributed.protection import mechanisms as protect
 from train_distributed.protection.packing import Packing
-from train_distributed.protection.paillier import KeyPair
+from train_distributed.protection.paillier import KeyPair, PublicKey
 from train_distributed.protection.sparse import read_sparse, sparsify
 from train_distributed.secure_sum import FixedPoint
 
@@ -62,10 +64,32 @@ def test_a_ciphertext_hides_equal_plaintexts_and_needs_the_private_key():
     words = numbers.encode(np.arange(3.0))
     one, two = pair.public.encrypt(words), pair.public.encrypt(words)
     assert one != two
+    quick, again = pair.encrypt(words), pair.encrypt(words)
+    assert quick != again
+    assert len(quick) == len(one)
+    assert np.array_equal(pair.decrypt(quick, 3, 1), words)
+    total = numbers.decode(pair.decrypt(pair.public.add([quick, one]), 3, 2))
+    assert np.array_equal(total, 2 * np.arange(3.0))
     other = KeyPair.generate(numbers, KEY_BITS)
     assert np.array_equal(pair.decrypt(one, 3, 1), words)
     if pair.public.key.nsquare < other.public.key.nsquare:
         assert not np.array_equal(other.decrypt(one, 3, 1), words)
+
+
+def test_the_quick_mask_is_an_nth_power_and_any_of_them():
+    """With p = 5 and q = 7 there are 24 powers r^35 modulo 35²: all of them come, equally often."""
+    from phe import paillier
+
+    public = paillier.PaillierPublicKey(35)
+    pair = KeyPair(
+        PublicKey(public, Packing(FixedPoint(step=1.0, bound=1.0, parties=1), 16)),
+        paillier.PaillierPrivateKey(public, 5, 7),
+    )
+    powers = {pow(r, 35, 35**2) for r in range(1, 35) if math.gcd(r, 35) == 1}
+    drawn = [pair.mask() for _ in range(4800)]
+    assert len(powers) == 24
+    assert set(drawn) == powers
+    assert max(abs(drawn.count(power) - 200) for power in powers) < 5 * math.sqrt(200)
 
 
 def test_noise_has_its_variance_and_costs_no_bytes():

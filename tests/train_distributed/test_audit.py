@@ -207,6 +207,7 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
     code, printed, error = call(*QUICK, "--trials", "60", "--out", "good")
     assert (code, error) == (0, "")
     assert "0 of 1 promises broken at 99.99 % confidence each" in printed
+    assert printed.startswith((tmp_path / "good" / "table.txt").read_text().rstrip())
     saved = json.loads((tmp_path / "good" / "audit.json").read_text())
     assert saved["audits"][0]["claim"] == {"epsilon": 8.0, "delta": 1e-5, "gaussian": True}
     right = summation.gaussian

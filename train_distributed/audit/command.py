@@ -52,7 +52,7 @@ class Audit:
     """Replace the directory if it exists."""
 
     def run(self) -> int:
-        """Prints a line per attack, writes audit.json; 1 if a promise is broken.
+        """Prints a line per attack, writes audit.json and table.txt; 1 if a promise is broken.
 
         Raises:
             ValueError: a setting out of range.
@@ -61,21 +61,24 @@ class Audit:
         out = default_directory("audit") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
         rows: list[dict[str, Any]] = []
+        lines: list[str] = []
         for target in self._targets():
             many = 3 if self.method == "all" and target.noise == "float" else 1
             finding = attack(target, trials=many * self.trials, confidence=self.confidence)
-            if not rows:
-                print(HEADINGS)
-            print(_line(target, finding), flush=True)
+            for line in (() if rows else (HEADINGS,)) + (_line(target, finding),):
+                print(line, flush=True)
+                lines.append(line)
             rows.append(_described(target) | finding.as_dict())
         broken = sum(row["broken"] for row in rows)
         with new_directory(out, overwrite=self.overwrite) as partial:
             result = {**provenance(), "broken": broken, "audits": rows}
             (partial / "audit.json").write_text(json.dumps(result, indent=1) + "\n")
-        print(
-            f"{broken} of {len(rows)} promises broken at {100 * self.confidence:g} % confidence "
-            f"each; written: {out}"
-        )
+            lines.append(
+                f"{broken} of {len(rows)} promises broken at {100 * self.confidence:g} % "
+                "confidence each"
+            )
+            (partial / "table.txt").write_text("\n".join(lines) + "\n")
+        print(f"{lines[-1]}; written: {out}")
         return BROKEN if broken else 0
 
     def _targets(self) -> tuple[Target, ...]:

@@ -38,8 +38,8 @@ def worst_pair(rows: int, angle: float, *, filler_norm: float = 0.0) -> Pair:
     """
     x = torch.zeros(2, rows, 2, dtype=torch.float64)
     x[:, :, 0] = filler_norm
-    x[0, 0] = torch.tensor([math.sin(angle / 2), math.cos(angle / 2)])
-    x[1, 0] = torch.tensor([-math.sin(angle / 2), math.cos(angle / 2)])
+    across, along = math.sin(angle / 2), math.cos(angle / 2)
+    x[:, 0] = torch.tensor([[across, along], [-across, along]], dtype=torch.float64)
     return Pair(x, torch.ones(2, rows, dtype=torch.float64))
 
 

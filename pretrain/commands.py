@@ -195,6 +195,8 @@ class Probe:
     """Pixels of the encoder's square input; as stored by default."""
     baselines: bool = True
     """Also measure the same network untrained, and PCA of pixels with as many dimensions."""
+    l2_reg: float | None = None
+    """Weight penalty of the linear probe; the best on a tenth of the training rows if left out."""
     out: Path | None = None
     """Directory to write: report.json."""
     device: str = DEVICE
@@ -206,6 +208,8 @@ class Probe:
         """Measures and prints percentages."""
         out = self.out or default_directory("probe")
         refuse_existing(out, overwrite=self.overwrite)
+        if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):
+            raise ValueError(f"l2_reg must be >= 0 and finite, got {self.l2_reg}")
         images = open_images(self.data)
         train, test = (images.take(images.split == split) for split in (0, 1))
         if not (len(train) and len(test)):
@@ -217,7 +221,7 @@ class Probe:
             untrained = SmallResNet(encoder.config, torch.Generator().manual_seed(0))
             scores["untrained"] = self._score(untrained, train, test)
         if self.baselines:
-            scores["pixels"] = _score_pixels(encoder.embedding_dim, train, test)
+            scores["pixels"] = self._score_pixels(encoder.embedding_dim, train, test)
         report: dict[str, Any] = {
             "command": "probe",
             "data": images.name,
@@ -225,6 +229,7 @@ class Probe:
             "encoder": Path(self.encoder).name,
             "encoder_hash": encoder_hash(encoder),
             "image_size": self.image_size,
+            "l2_reg": self.l2_reg,
             "accuracy": scores,
             "versions": _versions(),
         }
@@ -236,18 +241,18 @@ class Probe:
         encoder = encoder.eval().to(self.device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         preprocess = Preprocess(image_size=self.image_size)
         rows = [embed_all(encoder, _pixels(part), preprocess) for part in (train, test)]
-        return _accuracies(rows[0], rows[1], train, test)
+        return self._accuracies(rows[0], rows[1], train, test)
 
+    def _score_pixels(self, dim: Any, train: ImageSet, test: ImageSet) -> dict[str, float]:
+        x, z = (_pixels(part).flatten(1).float() / 255 for part in (train, test))
+        mean, basis = pixel_directions(x, min(int(dim), *x.shape))
+        return self._accuracies((x - mean) @ basis, (z - mean) @ basis, train, test)
 
-def _score_pixels(dim: Any, train: ImageSet, test: ImageSet) -> dict[str, float]:
-    x, z = (_pixels(part).flatten(1).float() / 255 for part in (train, test))
-    mean, basis = pixel_directions(x, min(int(dim), *x.shape))
-    return _accuracies((x - mean) @ basis, (z - mean) @ basis, train, test)
-
-
-def _accuracies(x: Tensor, z: Tensor, train: ImageSet, test: ImageSet) -> dict[str, float]:
-    y, labels = torch.from_numpy(train.labels), torch.from_numpy(test.labels)
-    return {
-        "knn": knn_accuracy(x, y, z, labels, k=min(20, len(x))),
-        "linear": linear_accuracy(x, y, z, labels),
-    }
+    def _accuracies(
+        self, x: Tensor, z: Tensor, train: ImageSet, test: ImageSet
+    ) -> dict[str, float]:
+        y, labels = torch.from_numpy(train.labels), torch.from_numpy(test.labels)
+        return {
+            "knn": knn_accuracy(x, y, z, labels, k=min(20, len(x))),
+            "linear": linear_accuracy(x, y, z, labels, l2_reg=self.l2_reg),
+        }

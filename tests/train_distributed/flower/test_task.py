@@ -143,16 +143,16 @@ def test_options_reach_the_method(folder: Path) -> None:
 def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(folder: Path) -> None:
     """`agree --unit user --group-size 2` must add the noise of two users, not of one record."""
     path = folder / "transform.safetensors"
-    found, kept = [], ""
+    found, words = [], ""
     for number, (unit, group) in enumerate([("record", 1), ("record", 2), ("user", 2)]):
         out = folder / f"{number}.json"
         promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
         replace(_agree(folder, "class-sums"), privacy=promise, out=out).run()
         task = ModelTask.of(Federation.load(out), path)
         found.append(task.guarantee.sensitivity)
-        kept = task.guarantee.report()["neighbouring"]
+        words = task.guarantee.report()["neighbouring"]
     assert found == pytest.approx([found[0], 2 * found[0], 2 * ROWS * found[0]])
-    assert "replace 2 users" in kept
+    assert "replace 2 users" in words
 
 
 @pytest.mark.parametrize(

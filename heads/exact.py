@@ -148,6 +148,7 @@ class _Weights:
         self.x, self.shape = x, (x.shape[0], x.shape[2])
 
     def scores(self, v: Tensor) -> Tensor:
+        v = v.mT.contiguous().mT  # each class in one piece: narrow products are 1.7 times as fast
         if v.dtype == self.x.dtype:
             return self.x @ v
         scores = v.new_empty(*self.x.shape[:2], v.shape[2])

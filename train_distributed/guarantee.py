@@ -78,17 +78,9 @@ class Guarantee:
 
     def report(self) -> dict[str, Any]:
         """The promise in words and numbers, JSON-ready."""
-        promise = self.privacy
-        unit = "one record" if promise.unit == "record" else "all records of one user"
-        if promise.group_size > 1:
-            unit = f"{promise.group_size} {'records' if promise.unit == 'record' else 'users'}"
-        return {
-            "private": promise.private,
+        return self.privacy.report() | {
             "privacy_curve": "gaussian",
-            "epsilon": promise.epsilon if promise.private else "not private",
-            "delta": promise.delta,
-            "neighbouring": f"replace {unit}; the number of rows of every user is public",
-            "honest_fraction": float(promise.fraction(self.users)),
+            "honest_fraction": float(self.privacy.fraction(self.users)),
             "honest_users": self.honest,
             "min_survivors": self.min_survivors,
             "compositions": self.compositions,

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from embed import EmbeddingSet, PublicTransform
 from pretrain.output import new_directory, refuse_existing
 from train_distributed import partition, rounds
+from train_distributed.experiment import accuracy
 from train_distributed.methods import build_method
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
@@ -74,9 +75,8 @@ def one_shot(setting: Setting, name: str) -> Outcome:
     held = RowsInMemory(setting.x, setting.y, setting.users)
     promise = Privacy(setting.epsilon, setting.delta)
     (weights,) = simulate(held, method, [promise], setting.generator())
-    guess = (setting.test[0].to(weights.dtype) @ weights).argmax(1)
-    accuracy = float((guess == setting.test[1]).double().mean())
-    return Outcome(accuracy, setting.epsilon, 1, 64 * method.dimension, "the server sees one sum")
+    (reached,) = accuracy(*setting.test, iter([weights]))
+    return Outcome(reached, setting.epsilon, 1, 64 * method.dimension, "the server sees one sum")
 
 
 def many_rounds(setting: Setting, method: str) -> Outcome:
@@ -104,10 +104,9 @@ def _many_rounds(
         setting.generator(),
         measure_risk=False,
     )
-    guess = (setting.test[0] @ weights).argmax(1)
-    accuracy = float((guess == setting.test[1]).double().mean())
+    (reached,) = accuracy(*setting.test, iter([weights]))
     spent = costs.get("epsilon_composed", math.inf)
-    return Outcome(accuracy, spent, costs["rounds"], costs["bits_per_user"], costs["who_sees_what"])
+    return Outcome(reached, spent, costs["rounds"], costs["bits_per_user"], costs["who_sees_what"])
 
 
 def _affordable(options: rounds.Options, rows: rounds.Rows) -> rounds.Options:

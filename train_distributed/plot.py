@@ -1,6 +1,6 @@
 """Figures that can be read without the text beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -92,13 +92,28 @@ def _word(field: str, value: object) -> str:
     return f"{value} users" if field == "users" else WORDS.get(field, "{}").format(value)
 
 
-def draw_release(report: dict[str, Any], path: Path) -> None:
-    """What one release promises and what it can do: its privacy curve, and accuracy per class."""
+def draw_release(
+    report: dict[str, Any],
+    path: Path,
+    promise: Callable[[dict[str, Any], Axes], None] | None = None,
+) -> None:
+    """What one release promises and what it can do: a panel on privacy, and accuracy per class.
+
+    Args:
+        report: of the release.
+        path: of the PNG.
+        promise: draws a private release's panel; its privacy curve if left out.
+    """
     per_class = report.get("test_accuracy_per_class")
     figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 1 + bool(per_class), squeeze=False)[0]
-    _privacy_curve(report, panels[0])
+    if report["private"]:
+        (promise or _privacy_curve)(report, panels[0])
+        panels[0].set_title(report["neighbouring"].split(";")[0])
+    else:
+        panels[0].text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
+        panels[0].set_axis_off()
     if per_class:
         names, values = list(per_class), [100 * value for value in per_class.values()]
         panels[1].bar(names, values)
@@ -109,10 +124,6 @@ def draw_release(report: dict[str, Any], path: Path) -> None:
 
 
 def _privacy_curve(report: dict[str, Any], panel: Axes) -> None:
-    if not report["private"]:
-        panel.text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
-        panel.set_axis_off()
-        return
     epsilon, delta = report["epsilon"], report["delta"]
     if report.get("privacy_curve") == "gaussian":  # others promise a point, not a curve
         curve = np.geomspace(epsilon / 10, 2 * epsilon, 100)
@@ -125,5 +136,4 @@ def _privacy_curve(report: dict[str, Any], panel: Axes) -> None:
         [epsilon], [delta], "o", color="C1", label=f"promised: ε = {epsilon:g}, δ = {delta:g}"
     )
     panel.set(xscale="log", yscale="log", xlabel="ε", ylabel="δ", ylim=(delta**2, 1))
-    panel.set_title(report["neighbouring"].split(";")[0])
     panel.legend()

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,18 @@ class Privacy:
     def private(self) -> bool:
         """Whether anything is promised at all."""
         return math.isfinite(self.epsilon)
+
+    def report(self) -> dict[str, Any]:
+        """The promise in words, JSON-ready; the same for every method."""
+        unit = "one record" if self.unit == "record" else "all records of one user"
+        if self.group_size > 1:
+            unit = f"{self.group_size} {'records' if self.unit == 'record' else 'users'}"
+        return {
+            "private": self.private,
+            "epsilon": self.epsilon if self.private else "not private",
+            "delta": self.delta,
+            "neighbouring": f"replace {unit}; the number of rows of every user is public",
+        }
 
     def fraction(self, users: int) -> Fraction:
         """T as the decimal number that was written: 0.07 of 100 users is 7, not 7.000…1."""

@@ -190,8 +190,8 @@ class Run:
     def _write(self, released: Release, out: Path, method: str) -> None:
         with new_directory(out, overwrite=self.overwrite) as partial:
             released.write(partial)
-            draw = draw_rounds if method in rounds.METHODS else draw_release
-            draw(released.report, partial / "privacy.png")
+            promise = draw_rounds if method in rounds.METHODS else None
+            draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
         for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):

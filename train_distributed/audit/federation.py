@@ -58,8 +58,7 @@ class Federation:
     @property
     def dishonest(self) -> range:
         """⌊(1 − t) w⌋ users, whose noise the attacker knows."""
-        share = 1 - self.privacy.fraction(self.users)
-        return range(math.floor(share * self.users))
+        return range(self.users - honest_users(self.users, self.privacy.fraction(self.users)))
 
     @property
     def dropped(self) -> range:

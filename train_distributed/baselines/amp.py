@@ -94,7 +94,7 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
         solved = minimise(head, unit, sign, linear, gradient)
         noise = budget.output_std(len(x), gradient) * _normal(unit.shape[1], generator)
         columns.append((solved + noise) * L / task.transform.clip_norm)
-    report = task.promise() | {
+    report = task.privacy.report() | {
         "noise": "float",
         "rounds": 1,
         "bytes_per_user": 4 * x.shape[1] * math.ceil(len(x) / task.partition.users),

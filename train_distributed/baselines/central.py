@@ -26,10 +26,7 @@ def train_as_one_user(task: Task, head: str, **options: float) -> Release:
         head: "softmax" or "svm".
         **options: of the head, as in `methods.build_method`.
     """
-    if task.min_survivors is not None or task.dropped or task.known_noise:
-        raise ValueError(
-            f"min_survivors, dropped and known_noise must be left out for {task.method!r}"
-        )
+    task.refuse_users()
     single = task.as_one_user()
     method = build_method(head, task.transform, task.num_classes, options)
     return single.release(method, rounds=1)
@@ -73,7 +70,7 @@ def _finish(task: Task, coefficients: np.ndarray, classes: np.ndarray) -> Releas
     weights = torch.zeros(task.transform.dim, task.num_classes, dtype=torch.float64)
     weights[0] = -1e12
     weights[:, torch.from_numpy(classes)] = torch.from_numpy(coefficients.T.copy())
-    report = task.promise() | {"noise": "none", "rounds": 1, "secure_sum": "none"}
+    report = task.privacy.report() | {"noise": "none", "rounds": 1, "secure_sum": "none"}
     rows = int(task.partition.counts.max())
     return replace(task, noise="float").finish(
         weights, report | {"bytes_per_user": 4 * task.transform.dim * rows}
@@ -83,7 +80,4 @@ def _finish(task: Task, coefficients: np.ndarray, classes: np.ndarray) -> Releas
 def _refuse_promise(task: Task) -> None:
     if task.privacy.private:
         raise ValueError(f"epsilon must be inf for {task.method!r}, got {task.privacy.epsilon}")
-    if task.min_survivors is not None or task.dropped or task.known_noise:
-        raise ValueError(
-            f"min_survivors, dropped and known_noise must be left out for {task.method!r}"
-        )
+    task.refuse_users()

@@ -66,7 +66,7 @@ def train(
         batch_size=batch_size,
         generator=task.draws,
     )
-    report = task.promise() | _account(task, multiplier, rate, steps)
+    report = task.privacy.report() | _account(task, multiplier, rate, steps)
     report |= settings | {"epochs": epochs, "batch_size": batch_size}
     report |= {"rounds": steps, "bytes_per_user": 4 * weights.numel() * steps}
     report |= {"noise": "float" if multiplier else "none", "secure_sum": "none"}

@@ -73,13 +73,21 @@ class Task:
         Raises:
             ValueError: dropouts, dishonest users or discrete noise.
         """
+        self.refuse_users()
+        self.refuse_discrete()
+
+    def refuse_users(self) -> None:
+        """Checks that nothing is asked of single users.
+
+        Raises:
+            ValueError: dropouts or dishonest users.
+        """
         if self.min_survivors is not None or self.dropped:
             raise ValueError(f"min_survivors and dropped must be left out for {self.method!r}")
         if self.known_noise:
             raise ValueError(
                 f"known_noise must be empty for {self.method!r}, got {list(self.known_noise)}"
             )
-        self.refuse_discrete()
 
     def refuse_discrete(self) -> None:
         """Checks that the noise is simulated.
@@ -143,15 +151,6 @@ class Task:
         if (self.embeddings.split == TEST).any():
             full |= accuracy_report(released, self.embeddings)
         return replace(released, report=full)
-
-    def promise(self) -> dict[str, Any]:
-        """The words of the report that do not depend on how noise is accounted for."""
-        return {
-            "private": self.privacy.private,
-            "epsilon": self.privacy.epsilon if self.privacy.private else "not private",
-            "delta": self.privacy.delta,
-            "neighbouring": "replace one record; the number of rows of every user is public",
-        }
 
 
 def with_reason(report: dict[str, Any], reason: str) -> dict[str, Any]:

@@ -179,16 +179,21 @@ class _Power(Form):
 
 
 @dataclass(frozen=True)
-class Paillier(_Power):
-    """Ciphertexts modulo n²: TV = 1 − (2δ/n²)^m, eq. (18). Excess: ln(n²/2δ)."""
+class _Box(_Power):
+    """A power whose plaintexts lie in a box."""
 
-    half_width: float  # δ of the box that a plaintext lies in
-
-    name = "paillier"
+    half_width: float  # δ of the box
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_positive("half_width", self.half_width)
+
+
+@dataclass(frozen=True)
+class Paillier(_Box):
+    """Ciphertexts modulo n²: TV = 1 − (2δ/n²)^m, eq. (18). Excess: ln(n²/2δ)."""
+
+    name = "paillier"
 
     def log_parameter(self, excess: float) -> float:
         """The logarithm of n: (ln 2δ + excess)/2."""
@@ -196,16 +201,10 @@ class Paillier(_Power):
 
 
 @dataclass(frozen=True)
-class Shares(_Power):
+class Shares(_Box):
     """Masks bounded by r, b = r: TV = 1 − (2δ/(b+r))^m, eq. (19). Excess: ln(r/δ)."""
 
-    half_width: float  # δ of the box that a plaintext lies in
-
     name = "shares"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_positive("half_width", self.half_width)
 
     def log_parameter(self, excess: float) -> float:
         """The logarithm of r: ln δ + excess."""

@@ -1,6 +1,5 @@
 """One call for the learners of many rounds, with the report of a release."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -76,7 +75,9 @@ def learn(
     seeded = generator is not None  # what depends on private rows is for simulations only
     weights, costs = learn_rows(rows, method, privacy, chosen, generator, measure_risk=seeded)
     released = Release(weights, transform, class_names_of(embeddings, classes))
-    report = _promise(method, privacy) | costs | {"users": users.users, "rows": len(rows.y)}
+    report = (
+        {"method": method} | privacy.report() | costs | {"users": users.users, "rows": len(rows.y)}
+    )
     report |= {"noise": noise if privacy.private else "none"}
     report |= suitability(privacy, noise, seeded=seeded) | {"versions": versions()}
     if not seeded:
@@ -158,14 +159,3 @@ def _noise(method: str, noise: Noise | None, *, seeded: bool) -> Noise:
     if noise == "float" and discrete:
         raise ValueError("noise must be 'discrete' for 'charter-sum' without a seed, got 'float'")
     return noise
-
-
-def _promise(method: str, privacy: Privacy) -> dict[str, Any]:
-    private = math.isfinite(privacy.epsilon)
-    return {
-        "method": method,
-        "private": private,
-        "epsilon": privacy.epsilon if private else "not private",
-        "delta": privacy.delta,
-        "neighbouring": "replace one record; the number of rows of every user is public",
-    }

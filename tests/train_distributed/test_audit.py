@@ -164,9 +164,9 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
 
 def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
     federation = Federation(1, 1, 1, 2, Privacy(8.0, 1e-6))
-    finding = attack(Target("class-sums", federation, "float"), trials=400)
+    finding = attack(Target("class-sums", federation, "float"), trials=1000)
     assert not finding.broken
-    assert finding.epsilon > 4
+    assert finding.epsilon > 2.5  # fresh noise: 5.6 on average, with a standard deviation of .5
     json.dumps(finding.as_dict(), allow_nan=False)
 
 

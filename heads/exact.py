@@ -105,7 +105,7 @@ class _Space(Protocol):
 
     def scores(self, v: Tensor) -> Tensor: ...  # XW, (users, n, K), in v's precision
     def pull(self, residual: Tensor) -> Tensor: ...  # V of Xᵀ residual, in its precision
-    def norm2(self, v: Tensor, scores: Tensor, dims: tuple[int, ...]) -> Tensor: ...  # ‖W‖²
+    def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor: ...  # ‖W‖²
     def top(self) -> Tensor: ...  # (users,) upper bound of the largest eigenvalue of XXᵀ
     def weights(self, v: Tensor) -> Tensor: ...  # W of float64 V, (users, d, K), of x's type
 
@@ -127,8 +127,8 @@ class _Gram:
     def pull(self, residual: Tensor) -> Tensor:
         return residual
 
-    def norm2(self, v: Tensor, scores: Tensor, dims: tuple[int, ...]) -> Tensor:
-        return (v * scores).sum(dims, keepdim=True)
+    def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
+        return (v * self.scores(v)).sum(dims, keepdim=True)
 
     def top(self) -> Tensor:
         """(Σ λ⁴)^¼ ≥ λ_max, from ‖G²‖_F."""
@@ -164,7 +164,7 @@ class _Weights:
             pulled[users] += residual[users, rows].mT @ self.x[users, rows].double()
         return pulled.mT
 
-    def norm2(self, v: Tensor, scores: Tensor, dims: tuple[int, ...]) -> Tensor:
+    def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
         return v.square().sum(dims, keepdim=True)
 
     def top(self) -> Tensor:
@@ -209,8 +209,7 @@ def _solve(problem: _Problem, tau: Tensor) -> tuple[Tensor, Tensor]:
         scores = space.scores(v)
         residual = problem.residual(scores)
         gradient = head.l2_reg * v + space.pull(residual)
-        norm2 = space.norm2(gradient, space.scores(gradient), dims)
-        norms = norm2.clamp(min=0).sqrt().flatten(1).amax(1)
+        norms = space.norm2(gradient, dims).clamp(min=0).sqrt().flatten(1).amax(1)
         done = norms <= tau
         if done.all():
             return space.weights(v), norms
@@ -251,7 +250,7 @@ def _correct(
         moved = problem.residual(scores + space.scores(ahead)) - residual
         slope = start + head.l2_reg * ahead + space.pull(moved.to(dtype))
         if iteration % CHECK_EVERY == CHECK_EVERY - 1:
-            norm2 = space.norm2(slope, space.scores(slope), head.norm_dims)
+            norm2 = space.norm2(slope, head.norm_dims)
             fresh = (norm2 <= goal**2).all(-1, keepdim=True) & ~done
             found, done = torch.where(fresh, ahead, found), done | fresh
             if done.all():

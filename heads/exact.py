@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heads.head import Head
-from heads.rows import SLACK, check_counts, check_rows
+from heads.rows import SLACK, check_counts, check_norms, check_trainable, row_norms
 
 CHUNK = 1 << 21  # numbers of x that are held in float64 at a time
 ROUNDS = 8  # refinements in the working precision before float64 takes over
@@ -79,9 +79,9 @@ def fit_exact(
     """
     if head.radius is not None:
         raise ValueError(f"head must have radius None for an exact solution, got {head.radius}")
-    check_rows(x, y, head.num_classes, head.clip_norm)
+    check_trainable(x, y, head.num_classes)
     counts = check_counts(counts, x)
-    batched = x.ndim == 3
+    given, batched = y.shape, x.ndim == 3
     x, y = (x, y) if batched else (x.unsqueeze(0), y.unsqueeze(0))
     users, n, d = x.shape
     sizes = x.new_full((users,), n, dtype=torch.float64) if counts is None else counts.double()
@@ -91,7 +91,9 @@ def fit_exact(
         raise ValueError(
             f"tolerance must be finite and >= {floor:.3g} (float64), got {tau.min().item()}"
         )
-    problem = _Problem(head, x, y, sizes, _Gram(x) if n < d else _Weights(x))
+    space = _Gram(x) if n < d else _Weights(x)
+    check_norms(space.row_norms(), head.clip_norm, given)
+    problem = _Problem(head, x, y, sizes, space)
     weights, norms = _solve(problem, tau)
     if batched:
         return Solution(head, weights, norms, tau)
@@ -103,6 +105,7 @@ class _Space(Protocol):
 
     shape: tuple[int, ...]  # (users, rows of V)
 
+    def row_norms(self) -> Tensor: ...  # (users · n,) float64 ‖x‖
     def scores(self, v: Tensor) -> Tensor: ...  # XW, (users, n, K), in v's precision
     def pull(self, residual: Tensor) -> Tensor: ...  # V of Xᵀ residual, in its precision
     def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor: ...  # ‖W‖²
@@ -120,6 +123,9 @@ class _Gram:
             rows = x[part].double()
             torch.bmm(rows, rows.mT, out=self.gram[part])
         self.narrow = self.gram.to(x.dtype)
+
+    def row_norms(self) -> Tensor:
+        return self.gram.diagonal(dim1=1, dim2=2).sqrt().flatten()
 
     def scores(self, v: Tensor) -> Tensor:
         return (self.narrow if v.dtype == self.narrow.dtype else self.gram) @ v
@@ -146,6 +152,9 @@ class _Weights:
 
     def __init__(self, x: Tensor) -> None:
         self.x, self.shape = x, (x.shape[0], x.shape[2])
+
+    def row_norms(self) -> Tensor:
+        return row_norms(self.x)
 
     def scores(self, v: Tensor) -> Tensor:
         v = v.mT.contiguous().mT  # each class in one piece: narrow products are 1.7 times as fast

@@ -21,22 +21,51 @@ def check_rows(x: Tensor, y: Tensor, num_classes: int, clip_norm: float) -> None
         ValueError: wrong shapes or types, no rows, a label out of range, a row that is not
             finite or longer than the clip norm.
     """
+    check_trainable(x, y, num_classes)
+    check_norms(row_norms(x), clip_norm, y.shape)
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """(rows,) float64 ‖x‖ of all rows of (..., d)."""
+    rows = x.reshape(-1, x.shape[-1])
+    norms = rows.new_empty(len(rows), dtype=torch.float64)
+    step = max(1, CHUNK // x.shape[-1])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        torch.linalg.vector_norm(rows[part].double(), dim=-1, out=norms[part])
+    return norms
+
+
+def check_norms(norms: Tensor, clip_norm: float, shape: torch.Size) -> None:
+    """Refuses rows that are not finite or longer than the clip norm.
+
+    Args:
+        norms: (rows,) float64.
+        clip_norm: c.
+        shape: (..., n) of the rows.
+
+    Raises:
+        ValueError: the first such row.
+    """
+    wrong = ~(norms <= clip_norm * (1 + SLACK))  # a NaN is wrong too
+    if wrong.any():
+        place = int(wrong.nonzero()[0])
+        index = [int(i) for i in np.unravel_index(place, shape)]
+        raise ValueError(
+            f"x must have finite rows of norm <= clip_norm = {clip_norm}, "
+            f"got norm {norms[place].item()} in row {index}"
+        )
+
+
+def check_trainable(x: Tensor, y: Tensor, num_classes: int) -> None:
+    """Refuses what no solver takes, whatever the norms.
+
+    Raises:
+        ValueError: as in `check_rows`.
+    """
     check_labels(x, y, num_classes)
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"x must be float32 or float64, got {x.dtype}")
-    rows = x.reshape(-1, x.shape[-1])
-    step = max(1, CHUNK // x.shape[-1])
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        norms = torch.linalg.vector_norm(part.double(), dim=-1)
-        wrong = ~(norms <= clip_norm * (1 + SLACK))  # a NaN is wrong too
-        if wrong.any():
-            place = start + int(wrong.nonzero()[0])
-            index = [int(i) for i in np.unravel_index(place, x.shape[:-1])]
-            raise ValueError(
-                f"x must have finite rows of norm <= clip_norm = {clip_norm}, "
-                f"got norm {norms[wrong][0].item()} in row {index}"
-            )
 
 
 def check_labels(x: Tensor, y: Tensor, num_classes: int) -> None:

@@ -170,8 +170,8 @@ def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
     dims = tuple(-3 - dim for dim in head.norm_dims)  # of (n, K), seen from (K, n)
     coefficients = torch.zeros_like(targets)
     products = torch.zeros_like(targets)
-    scale: float | Tensor = 1.0
-    norm2, epoch = x.new_zeros(()), 0
+    scale, norm2 = x.new_ones((), dtype=torch.float64), x.new_zeros(())
+    epoch = 0
     for step in schedule:
         if step.first and head.radius is not None:  # afresh, so that rounding does not pile up
             norm2 = (coefficients * products).sum(dims, keepdim=True) * scale**2
@@ -183,12 +183,12 @@ def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
         if mask is not None:
             residual *= _columns(mask, step.rows)
         scale = scale * step.shrink
-        change = residual * (step.rate / scale)
+        change = residual.mul_(step.rate / scale)
         _subtract(coefficients, step.rows, change)
         products.baddbmm_(change, _take(gram, step.rows), alpha=-1)
         if head.radius is not None:
-            both = scores * step.shrink + _columns(products, step.rows) * scale
-            slope = (both * residual).sum(dims, keepdim=True) * step.rate
+            both = scores.mul_(step.shrink).addcmul_(_columns(products, step.rows), scale)
+            slope = both.mul_(change).sum(dims, keepdim=True) * scale
             norm2 = (step.shrink**2 * norm2 - slope).clamp(min=0)
             ball = ball_scale(norm2.sqrt(), head.radius)
             scale, norm2 = scale * ball, norm2 * ball**2

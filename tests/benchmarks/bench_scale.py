@@ -115,11 +115,17 @@ def measure(method: str, count: int) -> tuple[float, float, float]:
         built = TotalOfHeads(head=usual.head, dim=usual.dim)
         expected = closed_heads(count)
     started = time.perf_counter()
-    promise = Privacy(math.inf, 1e-5)
-    total = release(GeneratedUsers(count), built, promise, num_classes=CLASSES).weights
+    released = release(
+        GeneratedUsers(count),
+        built,
+        Privacy(math.inf, 1e-5),
+        transform=TRANSFORM,
+        num_classes=CLASSES,
+    )
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return seconds, peak, ((total - expected).norm() / expected.norm()).item()
+    distance = (released.weights - expected).norm() / expected.norm()
+    return seconds, peak, distance.item()
 
 
 def main() -> None:

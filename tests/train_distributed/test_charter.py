@@ -220,53 +220,6 @@ def test_secure_sum_has_the_noise_of_the_honest_and_the_exact_total():
     assert torch.allclose(exact, values.sum(0), rtol=0, atol=6 * quiet.step)
 
 
-OBJECTIVES = [
-    charter.OneVsRestLogistic(2, 4),
-    charter.OneVsRestLogistic(3, 4),
-    charter.Softmax(3, 4),
-    charter.Distance(4),
-]
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
-def test_gradients_are_those_of_the_losses(objective):
-    draw = generator(3)
-    x = torch.randn(7, 4, generator=draw, dtype=torch.float64)
-    y = torch.randint(2 if objective == OBJECTIVES[0] else 3, (7,), generator=draw)
-    shape = objective.problems, objective.dimension
-    points = torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
-    found = objective.gradients(points.detach(), x, y)
-    assert found.shape == (7, *shape)
-    for row in range(7):
-        loss = objective.losses(points, x[row : row + 1], y[row : row + 1])[0]
-        (expected,) = torch.autograd.grad(loss, points)
-        assert torch.allclose(found[row], expected)
-        assert loss >= 0
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES[:3], ids=repr)
-def test_it_learns_to_classify(objective):
-    draw = generator(4)
-    classes = 2 if objective == OBJECTIVES[0] else 3
-    centres = torch.randn(classes, 4, generator=draw, dtype=torch.float64)
-    y = torch.randint(classes, (8000,), generator=draw)
-    x = centres[y] + 0.2 * torch.randn(8000, 4, generator=draw)
-    x = x / x.norm(dim=1, keepdim=True)
-    total = objective.problems * objective.dimension
-    plan = charter.make_plan(
-        task(clients=2, rows=3000, dimension=total, epsilon=math.inf), rounds=60, gradient_clip=1.0
-    )
-    result = charter.run(
-        [(x[:3000], y[:3000]), (x[3000:6000], y[3000:6000])],
-        objective,
-        plan,
-        half_width=5.0,
-        generator=generator(),
-    )
-    guess = charter.predict(objective, result.points, x[6000:])
-    assert (guess == y[6000:]).double().mean() > 0.9
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -1,0 +1,94 @@
+"""Sensitivities of the one-shot statistics: ascent over both records finds nothing above them."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from heads import (
+    class_sums,
+    class_sums_sensitivity,
+    least_squares_sensitivity,
+    least_squares_statistics,
+    second_moments,
+    svec_scale,
+)
+
+ROUNDING = 1 + 1e-9
+
+
+def ascend(objective: Callable[[Tensor], Tensor], shape: tuple[int, ...], length: float) -> float:
+    """Largest objective of rows (restarts, 2, d) of at most this length, by projected ascent."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+    optimiser = torch.optim.Adam([rows], lr=0.05)
+    best = 0.0
+    for _ in range(300):
+        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        moved = objective(length * rows / norms.clamp(min=1))
+        best = max(best, moved.max().item())
+        optimiser.zero_grad()
+        (-moved.sum()).backward()
+        optimiser.step()
+    return best
+
+
+def test_class_sums_sensitivity_is_never_exceeded_and_attained() -> None:
+    for clip_norm, constant in ((34.854, 1.0), (2.0, 1.0), (1.0, 0.8), (1.0, 0.05)):
+        reach = math.sqrt(clip_norm**2 - constant**2)
+        stated = class_sums_sensitivity(clip_norm, constant)
+        found = []
+        for other in (0, 1):
+            labels = torch.tensor([0, other]).expand(8, 2)
+
+            def moved(rows: Tensor, labels: Tensor = labels, a: float = constant) -> Tensor:
+                x = functional.pad(rows, (1, 0), value=a)
+                sums = class_sums(x.flatten(0, 1)[:, None], labels.flatten()[:, None], 3)
+                first, second = sums.unflatten(0, (8, 2)).unbind(1)
+                return (first - second).square().sum((-2, -1)).sqrt()
+
+            found.append(ascend(moved, (8, 2, 3), reach))
+        assert max(found) <= stated * ROUNDING
+        assert max(found) >= 0.999 * stated
+
+
+@pytest.mark.parametrize("constant", [None, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("clip_norm", [1.0, 3.0])
+@pytest.mark.parametrize("relative", [0.05, math.sqrt(0.5), 1.0, 4.0])
+def test_least_squares_sensitivity_is_never_exceeded_and_attained(
+    relative: float, clip_norm: float, constant: float | None
+) -> None:
+    """Without a constant, moments of whole rows; with one, of the features alone."""
+    alpha = relative / clip_norm
+    a = None if constant is None else constant * clip_norm
+    reach = clip_norm if a is None else math.sqrt(clip_norm**2 - a**2)
+    stated = least_squares_sensitivity(clip_norm, alpha, a)
+    found = []
+    for other in (0, 1):
+
+        def moved(rows: Tensor, other: int = other) -> Tensor:
+            x = rows if a is None else functional.pad(rows, (1, 0), value=a)
+            x, labels = x.flatten(0, 1)[:, None], torch.tensor([0, other]).repeat(8)[:, None]
+            features = x if a is None else x[..., 1:]
+            scale = svec_scale(features.shape[-1], alpha)
+            parts = class_sums(x, labels, 2).flatten(1), second_moments(features) * scale
+            first, second = torch.cat(parts, 1).unflatten(0, (8, 2)).unbind(1)
+            return (first - second).square().sum(-1).sqrt()
+
+        found.append(ascend(moved, (8, 2, 3), reach))
+    assert max(found) <= stated * ROUNDING
+    assert max(found) >= 0.999 * stated
+
+
+def test_least_squares_worst_pair_of_the_theorem() -> None:
+    """cos = −1/(2α²c²), same label: √2(αc² + 1/(2α)) exactly."""
+    clip_norm, alpha = 2.0, 0.7
+    cos = -1 / (2 * alpha**2 * clip_norm**2)
+    rows = clip_norm * torch.tensor([[1, 0], [cos, math.sqrt(1 - cos**2)]], dtype=torch.float64)
+    pair = least_squares_statistics(rows[:, None], torch.zeros(2, 1, dtype=torch.int64), 2, alpha)
+    moved = sum((part[0] - part[1]).square().sum() for part in pair)
+    stated = least_squares_sensitivity(clip_norm, alpha)
+    assert math.sqrt(moved) == pytest.approx(stated, rel=1e-12)

@@ -1,0 +1,107 @@
+"""What a user and the server of protocol B refuse: contradictory, early, dishonest messages."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from train_distributed.secure_sum import errors
+from train_distributed.secure_sum.secagg import SERVER
+from train_distributed.secure_sum.wire import OVERHEAD, Kind, write
+
+
+def _signed(parties, kind: Kind, sender: int, receiver: int, payload: bytes) -> bytes:
+    session = parties.setup.session
+    return write(session, kind, sender, receiver, payload, parties.keys[sender].signing)
+
+
+def _to_unmask(parties):
+    """Runs protocol B up to the last question; returns it for every user."""
+    answers = [user.start() for user in parties.users]
+    questions = {}
+    for _ in range(4):
+        for answer in answers:
+            parties.server.receive(answer)
+        questions = parties.server.advance()
+        if questions[0][5] != Kind.UNMASK:
+            answers = [parties.users[i].receive(q) for i, q in questions.items()]
+    return questions
+
+
+def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> None:
+    parties = make_secagg(np.zeros((5, 3), np.uint64))
+    question = _to_unmask(parties)[0]
+    session, size = parties.setup.session, len(question) - OVERHEAD
+    payload = question[54 : 54 + size]
+    assert payload[:2] == session.bitmap(range(5)) + session.bitmap([])
+    both = payload[:1] + session.bitmap([3]) + payload[2:]
+    fewer = session.bitmap([0, 1, 2, 3]) + session.bitmap([4]) + payload[2:]
+    silent = session.bitmap([0, 1, 2, 3]) + session.bitmap([]) + payload[2:]
+    for forged, error in [
+        (both, errors.ContradictoryRequest),
+        (fewer, errors.SetMismatch),
+        (silent, errors.SetMismatch),
+        (payload[:2] + payload[2 : 2 + 150], errors.TooFewUsers),  # one signature is not enough
+        (payload[:2] + 3 * payload[2 : 2 + 150], errors.ReplayedMessage),
+        (payload[:2], errors.TooFewUsers),
+        (payload[:-1], errors.MalformedMessage),
+        (payload[:1], errors.MalformedMessage),
+    ]:
+        with pytest.raises(error):
+            parties.users[0].receive(_signed(parties, Kind.UNMASK, SERVER, 0, forged))
+    reveal = parties.users[0].receive(question)  # refusals changed nothing
+    parties.server.receive(reveal)
+    with pytest.raises(errors.OutOfOrder, match="outside a session"):
+        parties.users[0].receive(question)  # not even the same request twice
+    with pytest.raises(errors.OutOfOrder):
+        parties.users[0].receive(_signed(parties, Kind.UNMASK, SERVER, 0, fewer))
+
+
+def test_survivors_must_be_enough_and_include_the_user(make_secagg: Callable) -> None:
+    parties = make_secagg(np.zeros((5, 3), np.uint64), minimum=4)
+    session = parties.setup.session
+    answers = [user.start() for user in parties.users]
+    for _ in range(2):
+        for answer in answers:
+            parties.server.receive(answer)
+        answers = [parties.users[i].receive(q) for i, q in parties.server.advance().items()]
+    for users, error in [
+        ((0, 1, 2), errors.TooFewUsers),
+        ((1, 2, 3, 4), errors.SetMismatch),
+    ]:
+        question = _signed(parties, Kind.SURVIVORS, SERVER, 0, session.bitmap(users))
+        with pytest.raises(error):
+            parties.users[0].receive(question)
+    early = _signed(parties, Kind.UNMASK, SERVER, 0, bytes(2))
+    with pytest.raises(errors.OutOfOrder, match="SURVIVORS must come next"):
+        parties.users[0].receive(early)
+
+
+def test_users_take_orders_from_the_server_alone(make_secagg: Callable) -> None:
+    parties = make_secagg(np.zeros((5, 3), np.uint64))
+    adverts = [user.start() for user in parties.users]
+    with pytest.raises(errors.WrongSender, match="sender must be the server, got 1"):
+        parties.users[0].receive(_signed(parties, Kind.NEIGHBOURS, 1, 0, b"".join(adverts[1:])))
+    for joined, error in [
+        (adverts[1] + adverts[1], errors.ReplayedMessage),
+        (adverts[1], errors.TooFewUsers),
+        (adverts[0] + adverts[1], errors.WrongSender),  # a user is not its own neighbour
+        (adverts[1][:-1], errors.MalformedMessage),
+        (adverts[1] + adverts[2][:-1] + b"\0", errors.BadSignature),
+    ]:
+        with pytest.raises(error):
+            parties.users[0].receive(_signed(parties, Kind.NEIGHBOURS, SERVER, 0, joined))
+
+
+def test_wrong_shares_abort_and_release_nothing(make_secagg: Callable) -> None:
+    parties = make_secagg(np.zeros((3, 3), np.uint64))
+    answers = {i: parties.users[i].receive(q) for i, q in _to_unmask(parties).items()}
+    payload = answers[0][54:-64]
+    lie = payload[:20] + bytes([payload[20] ^ 1]) + payload[21:]
+    parties.server.receive(_signed(parties, Kind.REVEAL, 0, SERVER, lie))
+    for i in (1, 2):
+        parties.server.receive(answers[i])
+    with pytest.raises(errors.InconsistentShares, match="user 1"):
+        parties.server.finish()
+    with pytest.raises(errors.OutOfOrder):
+        parties.server.finish()

@@ -1,5 +1,6 @@
 """One party's node: its desk, and a Flower SuperNode that brings it the operator's requests."""
 
+import subprocess
 import sys
 import tempfile
 import threading
@@ -10,9 +11,10 @@ from pathlib import Path
 from train_distributed.flower.desk import Desk
 from train_distributed.flower.party import NODE_KEY
 from train_distributed.flower.pipe import open_desk
-from train_distributed.flower.processes import free_port, program, running
+from train_distributed.flower.processes import free_port, listens, program, running
 
 RETRY_SECONDS = 10
+PROBE_SECONDS = 2
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,19 @@ class Node:
 def serve(node: Node) -> int:
     """Answers until it is stopped, or the operator cannot be reached for the node's time-out.
 
-    A SuperNode ends at once where the operator does not know it yet, so it is started again; one
-    that has lost its operator tries for the time-out itself. Together at most twice as long.
+    A SuperNode ends at once where the operator does not know it yet, so it is started again. One
+    that has lost its operator is stopped here after the time-out, since it may take far longer to
+    notice or to leave. Together at most twice as long.
 
     Returns:
         1: the operator is gone.
 
     Raises:
-        ValueError: Flower is not installed, or a file is missing.
+        ValueError: Flower is not installed, a file is missing, or the address has no port.
     """
+    host, _, port = node.superlink.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"superlink must be HOST:PORT, got {node.superlink!r}")
     for path in (node.ca, node.keys / NODE_KEY):
         if not path.is_file():
             raise ValueError(f"{path} must be a file, is not")
@@ -48,11 +54,21 @@ def serve(node: Node) -> int:
         while time.monotonic() - start < node.seconds:
             with running(_supernode(node, line.folder), Path(home), log) as process:
                 print("waiting for the operator", file=sys.stderr, flush=True)
-                process.wait()
+                _until_lost(process, node.superlink, node.seconds)
             time.sleep(RETRY_SECONDS)
         print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
     print(f"error: operator at {node.superlink} is gone", file=sys.stderr)
     return 1
+
+
+def _until_lost(process: subprocess.Popen[bytes], superlink: str, seconds: float) -> None:
+    """Returns once the process has ended, or nobody listens at host:port for so many seconds."""
+    host, port = superlink.rsplit(":", 1)
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        if listens(host.strip("[]"), int(port)):
+            deadline = time.monotonic() + seconds
+        time.sleep(min(PROBE_SECONDS, seconds / 4))
 
 
 def _supernode(node: Node, desk: Path) -> list[str]:

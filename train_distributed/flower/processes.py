@@ -72,10 +72,17 @@ def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], second
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), socket.create_connection((host, port), timeout=1):
+        if listens(host, port):
             return
         time.sleep(0.2)
     raise TimeoutError(f"SuperLink must listen on {host}:{port} within {seconds} s, did not")
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether somebody accepts connections there."""
+    with suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
 
 
 def free_port() -> int:

@@ -35,7 +35,9 @@ class Journal:
         """Leaves what belongs to this work, without a torn line."""
         lines = self._lines() or [{"sweep": self.identity}]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        fresh = self.path.with_name(self.path.name + ".fresh")
+        fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        fresh.replace(self.path)  # at once: a kill here must not cost finished jobs
         self._started = True
 
     def _lines(self) -> list[Any]:

@@ -1,10 +1,9 @@
 """A sweep that is killed and resumed gives the same cells, no finished job twice."""
 
+import itertools
 import json
 import math
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -83,23 +82,29 @@ def test_killed_sweep_equals_uninterrupted(sets, tmp_path, name):
         program = [sys.executable, "-m", "train_distributed", "sweep", name]
         return [*program, *options, f"--out={tmp_path / out}"]
 
-    started = time.monotonic()
     subprocess.run(command("whole"), cwd=ROOT, check=True, capture_output=True)
-    seconds = time.monotonic() - started
-    clock, finished = random.Random(3), []
+    clock, finished = random.Random(), [[]]
     journal = tmp_path / ".killed.unfinished.jsonl"
     for _ in range(3):
         process = subprocess.Popen(command("killed"), cwd=ROOT, stdout=subprocess.DEVNULL)
-        time.sleep(clock.uniform(0.4, 0.8) * seconds)
-        os.kill(process.pid, signal.SIGKILL)
+        while process.poll() is None and len(journalled(journal)) <= len(finished[-1]):
+            time.sleep(0.01)
+        time.sleep(clock.uniform(0, 0.3))  # a random moment of a later job
+        process.kill()
         process.wait()
-        if journal.exists():
-            finished.append([line.partition('"rows"')[0] for line in journal.open()])
+        finished.append(journalled(journal))
     subprocess.run(command("killed"), cwd=ROOT, check=True, capture_output=True)
     assert cells(tmp_path / "killed") == cells(tmp_path / "whole")
-    assert any(len(keys) > 1 for keys in finished)
-    for keys in finished:
+    for earlier, keys in itertools.pairwise(finished):
+        assert len(keys) > len(earlier)
         assert len(keys) == len(set(keys))
+
+
+def journalled(journal: Path) -> list[str]:
+    """Keys of the finished jobs."""
+    if not journal.exists():
+        return []
+    return [line.partition('"rows"')[0] for line in journal.read_text().split("\n")[1:-1]]
 
 
 def test_partitions_do_not_touch_statistics_under_the_same_noise(sets, tmp_path, capsys):

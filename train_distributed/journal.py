@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pretrain.output import new_file
+
 Rows = list[dict[str, Any]]
 
 
@@ -35,9 +37,8 @@ class Journal:
         """Leaves what belongs to this work, without a torn line."""
         lines = self._lines() or [{"sweep": self.identity}]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_name(self.path.name + ".fresh")
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        fresh.replace(self.path)  # at once: a kill here must not cost finished jobs
+        with new_file(self.path) as fresh:  # a kill here must not cost finished jobs
+            fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._started = True
 
     def _lines(self) -> list[Any]:

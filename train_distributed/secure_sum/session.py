@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
+import numpy as np
+
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 
@@ -95,7 +97,7 @@ class Session:
         expected = (len(self.order) + 7) // 8
         if len(bitmap) != expected:
             raise MalformedMessage(f"user set must be {expected} bytes, got {len(bitmap)}")
-        value = int.from_bytes(bitmap, "little")
-        if value >> len(self.order):
+        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+        if bits[len(self.order) :].any():
             raise MalformedMessage(f"user set must hold {len(self.order)} users, got a later bit")
-        return frozenset(user for place, user in enumerate(self.order) if value >> place & 1)
+        return frozenset(self.order[place] for place in np.flatnonzero(bits))

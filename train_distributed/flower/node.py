@@ -41,9 +41,7 @@ def serve(node: Node) -> int:
     Raises:
         ValueError: Flower is not installed, a file is missing, or the address has no port.
     """
-    host, _, port = node.superlink.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"superlink must be HOST:PORT, got {node.superlink!r}")
+    operator = _address(node.superlink)
     for path in (node.ca, node.keys / NODE_KEY):
         if not path.is_file():
             raise ValueError(f"{path} must be a file, is not")
@@ -54,19 +52,27 @@ def serve(node: Node) -> int:
         while time.monotonic() - start < node.seconds:
             with running(_supernode(node, line.folder), Path(home), log) as process:
                 print("waiting for the operator", file=sys.stderr, flush=True)
-                _until_lost(process, node.superlink, node.seconds)
+                _until_lost(process, operator, node.seconds)
             time.sleep(RETRY_SECONDS)
         print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
     print(f"error: operator at {node.superlink} is gone", file=sys.stderr)
     return 1
 
 
-def _until_lost(process: subprocess.Popen[bytes], superlink: str, seconds: float) -> None:
-    """Returns once the process has ended, or nobody listens at host:port for so many seconds."""
-    host, port = superlink.rsplit(":", 1)
+def _address(superlink: str) -> tuple[str, int]:
+    host, _, port = superlink.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"superlink must be HOST:PORT, got {superlink!r}")
+    return host.strip("[]"), int(port)
+
+
+def _until_lost(
+    process: subprocess.Popen[bytes], operator: tuple[str, int], seconds: float
+) -> None:
+    """Returns once the process has ended, or nobody listens there for so many seconds."""
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
-        if listens(host.strip("[]"), int(port)):
+        if listens(*operator):
             deadline = time.monotonic() + seconds
         time.sleep(min(PROBE_SECONDS, seconds / 4))
 

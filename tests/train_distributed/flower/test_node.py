@@ -52,7 +52,9 @@ def test_it_waits_while_an_operator_listens(keys: Path) -> None:
     assert ended == [1]
 
 
-@pytest.mark.parametrize("superlink", ["example.org", ":9092", "example.org:https"])
+@pytest.mark.parametrize(
+    "superlink", ["example.org", ":9092", "example.org:https", "example.org:65536"]
+)
 def test_an_address_without_a_port_is_refused(keys: Path, superlink: str) -> None:
     with pytest.raises(ValueError, match=f"superlink must be HOST:PORT, got '{superlink}'"):
         serve(lone(keys, superlink))

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embed.clip import check_finite
 from embed.moments import moments, principal_directions
 from embed.store import EmbeddingSet
-from embed.transform import PublicTransform, check_finite
+from embed.transform import PublicTransform
 
 
 @dataclass(frozen=True)

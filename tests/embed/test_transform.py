@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,13 @@ def test_identity_only_clips() -> None:
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     rows = PublicTransform.identity(2)(x)
     assert torch.allclose(rows, torch.tensor([[1, 0.6, 0.8], [1, 0.3, 0.4]]))
+
+
+def test_unit_vectors_are_left_out_where_they_change_nothing(public: torch.Tensor) -> None:
+    same = PublicTransform.identity(public.shape[1])
+    turned = replace(same, basis=same.basis.flip(1))
+    assert torch.equal(same.features(public), public.float())
+    assert torch.equal(turned.features(public), public.float().flip(1))
 
 
 def test_saved_transform_is_the_same(public: torch.Tensor, tmp_path: Path) -> None:

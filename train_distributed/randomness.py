@@ -23,7 +23,7 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor
         drawn = torch.from_numpy(words.astype(np.float64).reshape(shape))
     else:
         drawn = torch.randint(2**53, shape, generator=generator).double()
-    return (drawn + 0.5) * 2.0**-53
+    return ((drawn + 0.5) * 2.0**-53).clamp_max(1 - 2.0**-53)  # the last one would round to 1
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

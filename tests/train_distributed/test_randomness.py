@@ -1,6 +1,7 @@
 """Kolmogorov-Smirnov tests of what is drawn, seeded and from the operating system."""
 
 import math
+import os
 
 import pytest
 import scipy.stats
@@ -50,3 +51,12 @@ def test_a_generator_is_reproducible_and_the_system_is_not():
     seeded = [randomness.normal((5,), GENERATORS["seeded"]()) for _ in range(2)]
     assert torch.equal(*seeded)
     assert not torch.equal(randomness.normal((5,), None), randomness.normal((5,), None))
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_the_rarest_words_stay_inside_the_open_interval(
+    monkeypatch: pytest.MonkeyPatch, byte: bytes
+) -> None:
+    monkeypatch.setattr(os, "urandom", lambda count: byte * count)
+    assert 0 < randomness.uniform((3,), None)[0] < 1
+    assert randomness.normal((3,), None).isfinite().all()

@@ -51,7 +51,7 @@ def linear_accuracy(
     test_labels: Tensor,
     *,
     l2_reg: float | None = None,
-    iterations: int = 200,
+    iterations: int = 100,
 ) -> float:
     """Test accuracy of multinomial logistic regression on standardised rows (L-BFGS).
 
@@ -72,25 +72,35 @@ def linear_accuracy(
         ]
         l2_reg = L2_GRID[max(range(len(scores)), key=scores.__getitem__)]
     mean, std = train.mean(0), train.std(0).clamp_min(1e-6)
-    weights = _fit_linear((train - mean) / std, train_labels, l2_reg, iterations)
-    predicted = (((test - mean) / std) @ weights[1:] + weights[0]).argmax(1)
+    weights, bias = _fit_linear((train - mean) / std, train_labels, l2_reg, iterations)
+    predicted = functional.linear((test - mean) / std, weights, bias).argmax(1)
     return float((predicted == test_labels).double().mean())
 
 
-def _fit_linear(x: Tensor, y: Tensor, l2_reg: float, iterations: int) -> Tensor:
-    """(p + 1, K) weights, bias first."""
-    weights = torch.zeros(x.shape[1] + 1, int(y.max()) + 1, requires_grad=True)
-    solver = torch.optim.LBFGS([weights], max_iter=iterations, line_search_fn="strong_wolfe")
+def _fit_linear(x: Tensor, y: Tensor, l2_reg: float, iterations: int) -> tuple[Tensor, Tensor]:
+    """(K, p) weights and (K,) bias for centred rows x.
+
+    L-BFGS moves in coordinates in which no curvature exceeds one: a class's Hessian is at most
+    xᵀx / 2n + λ (Böhning 1992). In those of x it takes four times as many steps.
+    """
+    values, directions = torch.linalg.eigh(x.T @ x / len(x))
+    curvature = values.clamp_min(1e-6 * float(values[-1])) / 2 + l2_reg
+    back = directions / curvature.sqrt()
+    rows = x @ back
+    classes = int(y.max()) + 1
+    weights = torch.zeros(classes, x.shape[1], requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
+    solver = torch.optim.LBFGS([weights, bias], max_iter=iterations, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         solver.zero_grad()
-        loss = functional.cross_entropy(x @ weights[1:] + weights[0], y)
-        loss = loss + l2_reg / 2 * weights[1:].square().sum()
+        loss = functional.cross_entropy(functional.linear(rows, weights, bias), y)
+        loss = loss + l2_reg / 2 * (weights.square() / curvature).sum()
         loss.backward()
         return loss
 
     solver.step(closure)  # pyright: ignore[reportArgumentType]
-    return weights.detach()
+    return weights.detach() @ back.T, bias.detach()
 
 
 def pixel_directions(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from pretrain.simclr import SimCLRConfig
 SMALL = SimCLRConfig(
     encoder=ResNetConfig(widths=(48, 128, 320), blocks=(1, 1, 1), stem_stride=2),
     augment=AugmentConfig(size=24),
-    epochs=3,
+    epochs=12,
 )
 
 # 1,500 digits of 28 pixels. Mirrored digits are other characters, and there is no colour.

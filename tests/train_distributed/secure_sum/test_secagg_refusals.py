@@ -87,7 +87,7 @@ def test_users_take_orders_from_the_server_alone(make_secagg: Callable) -> None:
         (adverts[1], errors.TooFewUsers),
         (adverts[0] + adverts[1], errors.WrongSender),  # a user is not its own neighbour
         (adverts[1][:-1], errors.MalformedMessage),
-        (adverts[1] + adverts[2][:-1] + b"\0", errors.BadSignature),
+        (adverts[1] + adverts[2][:-1] + bytes([adverts[2][-1] ^ 1]), errors.BadSignature),
     ]:
         with pytest.raises(error):
             parties.users[0].receive(_signed(parties, Kind.NEIGHBOURS, SERVER, 0, joined))

@@ -6,6 +6,7 @@ from heads.huber_svm import HuberSVMHead
 from heads.logistic import LogisticHead
 from heads.projection import project_ball
 from heads.sgd import fit_sgd
+from heads.sgd_rounding import sgd_rounding, sgd_sensitivity
 from heads.softmax import SoftmaxHead
 from heads.statistics import (
     LeastSquaresStatistics,
@@ -34,6 +35,8 @@ __all__ = [
     "least_squares_statistics",
     "project_ball",
     "second_moments",
+    "sgd_rounding",
+    "sgd_sensitivity",
     "svec_scale",
     "symmetric",
 ]

@@ -23,7 +23,7 @@ import tyro
 from safetensors.torch import save_file
 from torch import Tensor
 
-from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, fit_exact, fit_sgd
+from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, fit_exact, fit_sgd, sgd_sensitivity
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
@@ -89,10 +89,10 @@ class Fit:
             solution = fit_exact(head, x, y)
             return solution.weights, solution.sensitivity(len(y))
         weights = fit_sgd(head, x.double(), y, epochs=self.epochs, batch_size=self.batch_size)
-        n, eps = len(y), torch.finfo(torch.float64).eps
-        steps = self.epochs * math.ceil(n / min(self.batch_size, n))
-        rounding = n * steps * (min(self.batch_size, n) + x.shape[1]) * eps
-        return weights, head.sensitivity(n) * (1 + rounding)
+        sensitivity = sgd_sensitivity(
+            head, *x.shape, epochs=self.epochs, batch_size=self.batch_size
+        )
+        return weights, sensitivity
 
     def _report(self, head: Head, shape: tuple[int, ...], sensitivity: float) -> dict[str, object]:
         release = "no noise was added: the model is private data, not to be released"

@@ -1,12 +1,13 @@
 """What softmax, SVM and logistic heads have in common: constants, sensitivity, loss, gradient."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from heads.ranges import require_scale
 
 Bound = Literal["tight", "paper"]
 
@@ -28,10 +29,10 @@ class Head(ABC):
     def __post_init__(self) -> None:
         if self.num_classes < 2:
             raise ValueError(f"num_classes must be >= 2, got {self.num_classes}")
-        _require_positive("l2_reg", self.l2_reg)
-        _require_positive("clip_norm", self.clip_norm)
+        require_scale("l2_reg", self.l2_reg)
+        require_scale("clip_norm", self.clip_norm)
         if self.radius is not None:
-            _require_positive("radius", self.radius)
+            require_scale("radius", self.radius)
 
     @property
     @abstractmethod
@@ -149,8 +150,3 @@ def one_hot(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Rows of the identity: (...) int64 -> (..., K)."""
     encoded = torch.zeros(*y.shape, num_classes, dtype=dtype, device=y.device)
     return encoded.scatter_(-1, y.unsqueeze(-1), 1)
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0, got {value}")

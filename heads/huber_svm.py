@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from heads.head import OneVsRest
+from heads.ranges import require_scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +20,7 @@ class HuberSVMHead(OneVsRest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.relaxation < math.inf:
-            raise ValueError(f"relaxation must be finite and > 0, got {self.relaxation}")
+        require_scale("relaxation", self.relaxation)
 
     @property
     def curvature(self) -> float:

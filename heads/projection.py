@@ -1,21 +1,86 @@
-"""Euclidean projection of weights onto a ball."""
+"""Euclidean projection of weights onto a ball, true of the floats that are returned."""
 
+import math
+
+import torch
 from torch import Tensor
+
+CHUNK = 1 << 19  # numbers that are looked at together, so that they stay in the cache
+SAFE = 1e140  # norms of float64 within [1/SAFE, SAFE] neither overflow nor underflow when squared
 
 
 def project_ball(weights: Tensor, radius: float, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
     """argmin_V ‖V − W‖ subject to ‖V‖ ≤ R: scales only what lies outside, never expands.
 
+    The exact norm of the returned floats is at most R, without an allowance. A norm is a float64
+    sum of d + K terms at most in a row, so it is known to (d + K)/2 + 2 units u = 2⁻⁵³, quotient
+    and product add two, the result's own type one of its eps/2. So the ball that is aimed at has
+    radius R(1 − `ball_margin`), which is more than all of them.
+
     Args:
-        weights: (..., d, K).
-        radius: R > 0.
+        weights: (..., d, K), finite.
+        radius: R > 0, at least the smallest normal number of the type over its eps.
         dims: dimensions of one norm; (-2, -1) the whole matrix, (-2,) each class's column.
 
     Returns:
-        (..., d, K), a new tensor.
+        (..., d, K), a new tensor. Its distance to the true projection is at most 2 R `ball_margin`.
+
+    Raises:
+        ValueError: a norm that is not finite, or a radius out of range.
     """
-    norm = weights.square().sum(dims, keepdim=True).sqrt()
-    return weights * ball_scale(norm, radius)
+    return project_ball_(weights.clone(), radius, dims)
+
+
+def project_ball_(weights: Tensor, radius: float, dims: tuple[int, ...]) -> Tensor:
+    """`project_ball` in place."""
+    kind = torch.finfo(weights.dtype)
+    if not kind.tiny / kind.eps <= radius < math.inf:
+        raise ValueError(
+            f"radius must be finite and >= {kind.tiny / kind.eps:.3g} in {weights.dtype}, "
+            f"got {radius}"
+        )
+    aim = radius * (1 - ball_margin(sum(weights.shape[dim] for dim in dims), weights.dtype))
+    users = weights if weights.ndim > 2 else weights.unsqueeze(0)
+    step = max(1, CHUNK // max(1, users[:1].numel()))
+    for part in users.split(step):
+        norms = weight_norms(part, dims)
+        if not norms.isfinite().all():
+            raise ValueError("weights must have finite norms, got NaN or infinity")
+        if (norms > aim).any():
+            part.copy_(part.double() * ball_scale(norms, aim))
+    return weights
+
+
+def ball_margin(length: int, dtype: torch.dtype) -> float:
+    """By how much, relative, `project_ball` aims inside the ball.
+
+    Args:
+        length: how many numbers the dimensions of one norm have together (d, or d + K).
+        dtype: of the weights.
+    """
+    return (length + 16) * 2.0**-53 + 2 * torch.finfo(dtype).eps
+
+
+def weight_norms(weights: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Norms over `dims`, kept as dimensions of length 1: float64, whatever the scale.
+
+    One dimension is summed after the other, so no sum has more terms than their lengths together.
+    """
+    wide = weights.double()
+    norms = sum_over(wide.square(), dims).sqrt()
+    if weights.dtype == torch.float64 and ((norms < 1 / SAFE) | (norms > SAFE)).any():
+        largest = wide.abs().amax(dims, keepdim=True)
+        exponent = torch.frexp(largest).exponent.clamp(min=-1000)
+        power = torch.ldexp(torch.ones_like(largest), exponent)
+        norms = sum_over((wide / power).square(), dims).sqrt() * power
+    return norms
+
+
+def sum_over(values: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Sums over one dimension after the other and keeps them."""
+    for dim in dims:
+        values = values.sum(dim, keepdim=True)
+    return values
 
 
 def ball_scale(norm: Tensor, radius: float) -> Tensor:

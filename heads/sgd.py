@@ -3,17 +3,18 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from heads.head import Head
-from heads.projection import ball_scale, project_ball
-from heads.rows import check_counts, check_rows
+from heads.projection import ball_scale, project_ball_, sum_over
+from heads.ranges import check_precision
+from heads.rows import check_counts, check_rows, row_norms
+from heads.sgd_rounding import Method, gram_knows_norm, prefers_gram
 
-Method = Literal["auto", "gram", "primal"]
 REFRESH = 8  # epochs between two evaluations of GA from scratch
+FOLD = 2.0**-16  # scale below which it goes into the coefficients
 Rows = slice | Tensor  # of a batch: a view in the given order, or (users, b) indices
 
 
@@ -29,12 +30,13 @@ def fit_sgd(
     counts: Tensor | None = None,
     method: Method = "auto",
 ) -> Tensor:
-    """Trains every user's head by projected SGD from zero; `head.sensitivity(n)` holds.
+    """Trains every user's head by projected SGD from zero; `sgd_sensitivity` holds.
 
     Step m of a user: W ← Π_R(W − α_m (ΛW + 1/b Σ_batch ∇loss)), α_m = min(1/β, 1/(Λm)). Every
     epoch visits every record once. A short last batch is divided by the nominal batch size b like
     any other, m counts a user's own batches from 1, and only whole epochs are run: the bound needs
-    all three. A user with n < b rows has b = n.
+    all three. A user with n < b rows has b = n. That is `head.sensitivity(n)` in exact arithmetic,
+    and `sgd_rounding` is what floating point adds. ‖W‖ ≤ R holds of the floats, without allowance.
 
     The stated sensitivity also needs β ≥ `head.smoothness`. A `smoothness` below what the given
     rows themselves need is refused here; the lower one that lies between the two (rows shorter
@@ -50,15 +52,18 @@ def fit_sgd(
         generator: draws a new order for every user and epoch; None: the given order.
         counts: (users,) true rows of each user where `x` is padded at the end.
         method: "gram" keeps coefficients A (n, K) with W = XᵀA; "primal" keeps W; "auto" takes
-            the smaller. The iterates are the same up to rounding.
+            the smaller, unless the radius is so far below L/Λ or the steps are so many that the
+            Gram form is not precise enough. The iterates are the same up to rounding.
 
     Returns:
         (users, d, K) or (d, K) weights, of x's type and device.
 
     Raises:
-        ValueError: an argument out of its range, rows longer than the clip norm.
+        ValueError: an argument out of its range, rows longer than the clip norm, constants that
+            rows of this type cannot carry, "gram" where it cannot tell whether ‖W‖ > R.
     """
     check_rows(x, y, head.num_classes, head.clip_norm)
+    check_precision(head, x.dtype)
     counts = check_counts(counts, x)
     if epochs < 1:
         raise ValueError(f"epochs must be >= 1, got {epochs}")
@@ -68,9 +73,15 @@ def fit_sgd(
     batched = x.ndim == 3
     x, y = (x, y) if batched else (x.unsqueeze(0), y.unsqueeze(0))
     if method == "auto":
-        method = "gram" if x.shape[1] < x.shape[2] else "primal"
+        gram = prefers_gram(head, *x.shape[1:], epochs, batch_size)
+        method = "gram" if gram else "primal"
     schedule = _Schedule(beta, head.l2_reg, epochs, batch_size, x.shape[:2], counts, x, generator)
     if method == "gram":
+        if not gram_knows_norm(head, *x.shape[1:], torch.float64):
+            raise ValueError(
+                "radius must be larger beside lipschitz / l2_reg = "
+                f"{head.lipschitz / head.l2_reg:.3g} for method 'gram', got {head.radius}"
+            )
         weights = _fit_gram(head, x, y, schedule)
     elif method == "primal":
         weights = _fit_primal(head, x, y, schedule)
@@ -135,13 +146,13 @@ class _Schedule:
     def _rates(self, epoch: int, batch: int, batches: int) -> tuple[float | Tensor, float | Tensor]:
         if self.counts is None:
             alpha = min(1 / self.beta, 1 / (self.l2_reg * (epoch * batches + batch + 1)))
-            return 1 - alpha * self.l2_reg, alpha / self.batch_size
+            return max(0.0, 1 - alpha * self.l2_reg), alpha / self.batch_size
         nominal = self.counts.clamp(max=self.batch_size)
         own_batches = -(-self.counts // nominal)
         own_step = (epoch * own_batches + batch + 1).to(self.like.dtype)
         alpha = (1 / (self.l2_reg * own_step)).clamp(max=1 / self.beta)
         alpha = alpha.where(batch < own_batches, 0.0)[:, None, None]
-        return 1 - alpha * self.l2_reg, alpha / nominal[:, None, None]
+        return (1 - alpha * self.l2_reg).clamp(min=0), alpha / nominal[:, None, None]
 
 
 def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
@@ -152,7 +163,7 @@ def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor
         residual = _residual(head, batch @ weights, targets, step.rows, schedule.mask)
         weights = weights * step.shrink - batch.mT @ (residual * step.rate)
         if head.radius is not None:
-            weights = project_ball(weights, head.radius, head.norm_dims)
+            project_ball_(weights, head.radius, head.norm_dims)
     return weights
 
 
@@ -162,37 +173,78 @@ def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
     P = GA is carried along: a batch's scores S are rows of sP, and one product with the batch's
     rows of G moves P. ‖W‖² follows from the scores before and after the step W' = s'W − αXᵀD:
     ‖W'‖² = s'²‖W‖² − α⟨s'S + S', D⟩. A and P are kept transposed, (users, K, n): that is how small
-    products are fast.
+    products are fast. `sgd_rounding` says how far the norm may be off, and all that is n x n or
+    n x K is float64 where float32 would not do; W itself is projected once more.
     """
-    gram = x @ x.mT
-    targets = head.targets(y, x.dtype).mT.contiguous()
+    narrow = gram_knows_norm(head, *x.shape[1:], x.dtype)
+    dtype = x.dtype if narrow else torch.float64
+    gram = _gram_matrix(x, dtype)
+    targets = head.targets(y, dtype).mT.contiguous()
     mask = None if schedule.mask is None else schedule.mask.mT
     dims = tuple(-3 - dim for dim in head.norm_dims)  # of (n, K), seen from (K, n)
     coefficients = torch.zeros_like(targets)
     products = torch.zeros_like(targets)
-    scale, norm2 = x.new_ones((), dtype=torch.float64), x.new_zeros(())
+    scale, norm2 = targets.new_ones(()), targets.new_zeros(())
     epoch = 0
     for step in schedule:
-        if step.first and head.radius is not None:  # afresh, so that rounding does not pile up
-            norm2 = (coefficients * products).sum(dims, keepdim=True) * scale**2
-        if step.first:
+        if step.first:  # afresh, so that rounding does not pile up
             epoch += 1
             products = coefficients @ gram if epoch % REFRESH == 0 else products
+            if head.radius is not None:
+                norm2 = sum_over(coefficients * products, dims) * scale**2
         scores = _columns(products, step.rows) * scale
         residual = head.residual(scores, _columns(targets, step.rows), dim=-2)
         if mask is not None:
             residual *= _columns(mask, step.rows)
-        scale = scale * step.shrink
+        scale = _folded(scale * step.shrink, coefficients, products)
         change = residual.mul_(step.rate / scale)
         _subtract(coefficients, step.rows, change)
         products.baddbmm_(change, _take(gram, step.rows), alpha=-1)
         if head.radius is not None:
             both = scores.mul_(step.shrink).addcmul_(_columns(products, step.rows), scale)
-            slope = both.mul_(change).sum(dims, keepdim=True) * scale
+            slope = sum_over(both.mul_(change), dims) * scale
             norm2 = (step.shrink**2 * norm2 - slope).clamp(min=0)
             ball = ball_scale(norm2.sqrt(), head.radius)
             scale, norm2 = scale * ball, norm2 * ball**2
-    return (coefficients.mul_(scale) @ x).mT
+    weights = _span(coefficients.mul_(scale), x)
+    if head.radius is not None:
+        project_ball_(weights, head.radius, dims)
+    return weights.mT
+
+
+def _folded(scale: Tensor, coefficients: Tensor, products: Tensor) -> Tensor:
+    """The scale, or, where it is small, its mantissa: powers of two go into A and P, exactly.
+
+    Left alone it underflows within an epoch, as every step multiplies it by 1 − αΛ and by R/‖W‖.
+    """
+    if scale.min() >= FOLD:
+        return scale
+    mantissa, exponent = torch.frexp(scale)
+    power = torch.ldexp(torch.ones_like(scale), exponent).where(scale > 0, 0.0)
+    coefficients.mul_(power)
+    products.mul_(power)
+    return mantissa.where(scale > 0, 1.0)
+
+
+def _gram_matrix(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """XXᵀ of every user, of this type."""
+    if dtype == x.dtype:
+        return x @ x.mT
+    gram = x.new_empty(*x.shape[:2], x.shape[1], dtype=dtype)
+    for user in range(len(x)):
+        rows = x[user].to(dtype)
+        torch.mm(rows, rows.T, out=gram[user])
+    return gram
+
+
+def _span(coefficients: Tensor, x: Tensor) -> Tensor:
+    """(users, K, d) AᵀX in the coefficients' precision, of x's type."""
+    if coefficients.dtype == x.dtype:
+        return coefficients @ x
+    weights = x.new_empty(*coefficients.shape[:2], x.shape[2])
+    for user in range(len(x)):
+        weights[user] = coefficients[user] @ x[user].to(coefficients.dtype)
+    return weights
 
 
 def _residual(
@@ -227,7 +279,7 @@ def _subtract(values: Tensor, rows: Rows, change: Tensor) -> None:
 def _step_smoothness(head: Head, x: Tensor, smoothness: float | None) -> float:
     if smoothness is None:
         return head.smoothness
-    longest = torch.linalg.vector_norm(x, dim=-1).max().item()
+    longest = row_norms(x).max().item()
     needed = head.l2_reg + head.curvature * min(1.0, longest / head.clip_norm) ** 2
     if not needed * (1 - 1e-6) <= smoothness < math.inf:
         raise ValueError(

@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from heads.head import Head
-from heads.rows import SLACK, check_counts, check_norms, check_trainable, row_norms
+from heads.ranges import check_precision
+from heads.rows import SLACK, check_counts, check_norms, check_trainable
+from heads.spaces import Gram, Space, Weights
 
-CHUNK = 1 << 21  # numbers of x that are held in float64 at a time
 ROUNDS = 8  # refinements in the working precision before float64 takes over
 CHECK_EVERY = 4  # iterations between two looks at the gradient norm
 
@@ -19,7 +19,8 @@ CHECK_EVERY = 4  # iterations between two looks at the gradient norm
 class Solution:
     """Weights whose distance to the minimiser is certified.
 
-    ‖∇J(W)‖ ≤ τ implies ‖W − W*‖ ≤ τ/Λ, as J is Λ-strongly convex. Norms per composition.
+    ‖∇J(W)‖ ≤ τ implies ‖W − W*‖ ≤ τ/Λ, as J is Λ-strongly convex. Norms per composition, and with
+    all that float64 may have lost in them (`gradient_rounding`, `Space.norm2`).
     """
 
     head: Head
@@ -32,7 +33,7 @@ class Solution:
 
         2L/(Λn) + 2τ/Λ, plus 2⁻²³·(L + τ)/Λ in float32: both neighbours' weights are rounded,
         each by 2⁻²⁴ of a norm that is at most (L + τ)/Λ; before that, W = XᵀA is a float64 sum of
-        n rows, exact to n 2⁻⁵² of it. τ is the largest one of all users.
+        n rows of Σ‖aᵢ‖c ≤ 3L/Λ together, exact to n 2⁻⁵³ of it. τ is the largest one of all users.
         """
         tolerance = self.tolerance.max().item()
         return certified_sensitivity(self.head, n, tolerance, self.weights.dtype)
@@ -48,6 +49,25 @@ def certified_sensitivity(head: Head, n: int, tolerance: float, dtype: torch.dty
 def default_tolerance(head: Head, n: int) -> float:
     """τ = 10⁻³ L/n: the certificate then costs one thousandth of the sensitivity."""
     return 1e-3 * head.lipschitz / n
+
+
+def gradient_rounding(head: Head, n: int, dim: int, size: float | Tensor) -> float | Tensor:
+    """By how much a float64 gradient of n rows may be off.
+
+    A score is a sum of d products, in the Gram matrix (n < d) of d + n, that add up to c times
+    `size` in absolute value; the residual passes its error on with the data term's curvature. The
+    residual's own rounding and the sum over rows add (n + K + 32)L. All that in units of 2⁻⁵³, and
+    twice for what is of second order.
+
+    Args:
+        head: L, K and the curvature.
+        n: rows.
+        dim: d.
+        size: ‖W‖ or Σ‖aᵢ‖c; never above 3L/Λ where a solution is accepted.
+    """
+    products = dim + (n if n < dim else 0) + 2
+    of_rows = (n + head.num_classes + 32) * head.lipschitz
+    return 2 * 2.0**-53 * (head.curvature * products * size + of_rows)
 
 
 def fit_exact(
@@ -80,18 +100,15 @@ def fit_exact(
     if head.radius is not None:
         raise ValueError(f"head must have radius None for an exact solution, got {head.radius}")
     check_trainable(x, y, head.num_classes)
+    check_precision(head, x.dtype)
     counts = check_counts(counts, x)
     given, batched = y.shape, x.ndim == 3
     x, y = (x, y) if batched else (x.unsqueeze(0), y.unsqueeze(0))
     users, n, d = x.shape
     sizes = x.new_full((users,), n, dtype=torch.float64) if counts is None else counts.double()
     tau = 1e-3 * head.lipschitz / sizes if tolerance is None else torch.full_like(sizes, tolerance)
-    floor = 64 * torch.finfo(torch.float64).eps * head.lipschitz
-    if not floor <= tau.min() < math.inf:
-        raise ValueError(
-            f"tolerance must be finite and >= {floor:.3g} (float64), got {tau.min().item()}"
-        )
-    space = _Gram(x) if n < d else _Weights(x)
+    _check_tolerance(head, n, d, tau.min().item(), given=tolerance is not None)
+    space = Gram(x) if n < d else Weights(x)
     check_norms(space.row_norms(), head.clip_norm, given)
     problem = _Problem(head, x, y, sizes, space)
     weights, norms = _solve(problem, tau)
@@ -100,96 +117,10 @@ def fit_exact(
     return Solution(head, weights.squeeze(0), norms.squeeze(0), tau.squeeze(0))
 
 
-class _Space(Protocol):
-    """Where the unknown V lives: V = W, or V = A with W = XᵀA."""
-
-    shape: tuple[int, ...]  # (users, rows of V)
-
-    def row_norms(self) -> Tensor: ...  # (users · n,) float64 ‖x‖
-    def scores(self, v: Tensor) -> Tensor: ...  # XW, (users, n, K), in v's precision
-    def pull(self, residual: Tensor) -> Tensor: ...  # V of Xᵀ residual, in its precision
-    def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor: ...  # ‖W‖²
-    def top(self) -> Tensor: ...  # (users,) upper bound of the largest eigenvalue of XXᵀ
-    def weights(self, v: Tensor) -> Tensor: ...  # W of float64 V, (users, d, K), of x's type
-
-
-class _Gram:
-    """V = A: everything after G = XXᵀ, computed once in float64, is n x n."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.shape = x, tuple(x.shape[:2])
-        self.gram = x.new_empty(*x.shape[:2], x.shape[1], dtype=torch.float64)
-        for part in _parts(x):
-            rows = x[part].double()
-            torch.bmm(rows, rows.mT, out=self.gram[part])
-        self.narrow = self.gram.to(x.dtype)
-
-    def row_norms(self) -> Tensor:
-        return self.gram.diagonal(dim1=1, dim2=2).sqrt().flatten()
-
-    def scores(self, v: Tensor) -> Tensor:
-        return (self.narrow if v.dtype == self.narrow.dtype else self.gram) @ v
-
-    def pull(self, residual: Tensor) -> Tensor:
-        return residual
-
-    def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        return (v * self.scores(v)).sum(dims, keepdim=True)
-
-    def top(self) -> Tensor:
-        """(Σ λ⁴)^¼ ≥ λ_max, from ‖G²‖_F."""
-        return torch.linalg.matrix_norm(self.gram @ self.gram).sqrt()
-
-    def weights(self, v: Tensor) -> Tensor:
-        weights = self.x.new_empty(v.shape[0], v.shape[2], self.x.shape[2])
-        for part in _parts(self.x):
-            weights[part] = v[part].mT @ self.x[part].double()
-        return weights.mT
-
-
-class _Weights:
-    """V = W."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.shape = x, (x.shape[0], x.shape[2])
-
-    def row_norms(self) -> Tensor:
-        return row_norms(self.x)
-
-    def scores(self, v: Tensor) -> Tensor:
-        v = v.mT.contiguous().mT  # each class in one piece: narrow products are 1.7 times as fast
-        if v.dtype == self.x.dtype:
-            return self.x @ v
-        scores = v.new_empty(*self.x.shape[:2], v.shape[2])
-        for users, rows in _row_parts(self.x):
-            scores[users, rows] = self.x[users, rows].double() @ v[users]
-        return scores
-
-    def pull(self, residual: Tensor) -> Tensor:
-        if residual.dtype == self.x.dtype:
-            return (residual.mT @ self.x).mT
-        pulled = residual.new_zeros(self.x.shape[0], residual.shape[2], self.x.shape[2])
-        for users, rows in _row_parts(self.x):
-            pulled[users] += residual[users, rows].mT @ self.x[users, rows].double()
-        return pulled.mT
-
-    def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        return v.square().sum(dims, keepdim=True)
-
-    def top(self) -> Tensor:
-        """‖XᵀX‖_F ≥ λ_max, with what float32 may have lost added back."""
-        square = self.x.mT @ self.x
-        lost = torch.finfo(self.x.dtype).eps * self.x.shape[1]
-        return torch.linalg.matrix_norm(square).double() * (1 + lost)
-
-    def weights(self, v: Tensor) -> Tensor:
-        return v.to(self.x.dtype)
-
-
 class _Problem:
     """The data term in one space; what every iteration needs is made once."""
 
-    def __init__(self, head: Head, x: Tensor, y: Tensor, sizes: Tensor, space: _Space) -> None:
+    def __init__(self, head: Head, x: Tensor, y: Tensor, sizes: Tensor, space: Space) -> None:
         self.head, self.x, self.sizes, self.space = head, x, sizes, space
         self.targets = head.targets(y, x.dtype)
         own = torch.arange(x.shape[1], device=x.device) < sizes[:, None]
@@ -213,13 +144,16 @@ def _solve(problem: _Problem, tau: Tensor) -> tuple[Tensor, Tensor]:
     own = head.l2_reg + (worst - head.l2_reg) / head.clip_norm**2 * space.top() / problem.sizes
     beta = own.clamp(max=worst * (1 + SLACK))[:, None, None]  # a user's own smoothness
     cap = _iteration_cap(head, tau.min().item())
+    n, d = problem.x.shape[1:]
     v = problem.x.new_zeros(*space.shape, head.num_classes, dtype=torch.float64)
     for attempt in range(ROUNDS + 2):
         scores = space.scores(v)
         residual = problem.residual(scores)
         gradient = head.l2_reg * v + space.pull(residual)
-        norms = space.norm2(gradient, dims).clamp(min=0).sqrt().flatten(1).amax(1)
-        done = norms <= tau
+        size, left = (space.spread(of, dims).flatten(1).amax(1) for of in (v, gradient))
+        norms = space.norm2(gradient, dims).sqrt().flatten(1).amax(1)
+        norms = norms + gradient_rounding(head, n, d, size)
+        done = (norms <= tau) & (left <= 2 * head.lipschitz)  # so Σ‖aᵢ‖c ≤ 3L/Λ
         if done.all():
             return space.weights(v), norms
         dtype = problem.x.dtype if attempt < ROUNDS else torch.float64
@@ -269,6 +203,19 @@ def _correct(
     return torch.where(done, found, delta)
 
 
+def _check_tolerance(head: Head, n: int, dim: int, tau: float, *, given: bool) -> None:
+    """Refuses what float64 cannot certify; by default whatever the rows, so that none can tell."""
+    floor = 64 * 2.0**-52 * head.lipschitz
+    if not given:
+        lost = gradient_rounding(head, n, dim, 3 * head.lipschitz / head.l2_reg)
+        floor = max(floor, 4 * float(lost))
+    if not floor <= tau < math.inf:
+        raise ValueError(
+            f"tolerance must be finite and >= {floor:.3g}, what float64 certifies with l2_reg "
+            f"{head.l2_reg}, clip_norm {head.clip_norm}, {n} rows, {dim} columns, got {tau}"
+        )
+
+
 def _iteration_cap(head: Head, tau: float) -> int:
     """Iterations after which ‖∇J‖ ≤ τ/2, whatever the data.
 
@@ -278,15 +225,3 @@ def _iteration_cap(head: Head, tau: float) -> int:
     gap = 8 * head.smoothness * head.lipschitz**2 / (head.l2_reg * tau**2)
     rate = -math.log1p(-math.sqrt(head.l2_reg / head.smoothness))
     return math.ceil(math.log(max(gap, math.e)) / rate) + CHECK_EVERY
-
-
-def _parts(x: Tensor) -> list[slice]:
-    """Slices of users that fit `CHUNK` numbers, at least one user each."""
-    step = max(1, CHUNK // (x.shape[1] * x.shape[2]))
-    return [slice(start, start + step) for start in range(0, x.shape[0], step)]
-
-
-def _row_parts(x: Tensor) -> list[tuple[slice, slice]]:
-    """Slices of users and rows that fit `CHUNK` numbers."""
-    rows = max(1, CHUNK // x.shape[2])
-    return [(u, slice(r, r + rows)) for u in _parts(x) for r in range(0, x.shape[1], rows)]

@@ -72,12 +72,13 @@ def fit_sgd(
     beta = _step_smoothness(head, x, smoothness)
     batched = x.ndim == 3
     x, y = (x, y) if batched else (x.unsqueeze(0), y.unsqueeze(0))
+    _, n, d = x.shape
     if method == "auto":
-        gram = prefers_gram(head, *x.shape[1:], epochs, batch_size)
+        gram = prefers_gram(head, n, d, epochs, batch_size)
         method = "gram" if gram else "primal"
     schedule = _Schedule(beta, head.l2_reg, epochs, batch_size, x.shape[:2], counts, x, generator)
     if method == "gram":
-        if not gram_knows_norm(head, *x.shape[1:], torch.float64):
+        if not gram_knows_norm(head, n, d, torch.float64):
             raise ValueError(
                 "radius must be larger beside lipschitz / l2_reg = "
                 f"{head.lipschitz / head.l2_reg:.3g} for method 'gram', got {head.radius}"
@@ -176,7 +177,7 @@ def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
     products are fast. `sgd_rounding` says how far the norm may be off, and all that is n x n or
     n x K is float64 where float32 would not do; W itself is projected once more.
     """
-    narrow = gram_knows_norm(head, *x.shape[1:], x.dtype)
+    narrow = gram_knows_norm(head, x.shape[1], x.shape[2], x.dtype)
     dtype = x.dtype if narrow else torch.float64
     gram = _gram_matrix(x, dtype)
     targets = head.targets(y, dtype).mT.contiguous()

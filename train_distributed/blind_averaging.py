@@ -5,19 +5,28 @@ sum is divided by Σ n_i. n_i·2L/(Λ n_i) is the same for all, so a record move
 whoever holds it.
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from heads import Head, fit_exact, fit_sgd, project_ball
+from heads import (
+    Head,
+    fit_exact,
+    fit_sgd,
+    project_ball,
+    sgd_rounding,
+    sgd_sensitivity,
+)
 from heads.exact import certified_sensitivity, default_tolerance
 from heads.head import Bound
+from heads.projection import ball_margin
 from train_distributed.users import Chunk
 
 Solver = Literal["exact", "sgd"]
+ROUND_UP = 1 + 2.0**-40  # of entries, by more than double rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +88,24 @@ class BlindAveraging:
 
     def entry_bound(self, n: int) -> float:
         """N ‖W‖ bounds every entry."""
-        return n * self.weight_bound(n)
+        return n * self.weight_bound(n) * ROUND_UP
 
     def record_reach(self, sizes: Tensor) -> float:
         """u: L2 movement of one part of a submission when one record is replaced.
 
         n s(n), s rising from 2L/(Λn) by what the solver leaves: the certificate and the cast to
-        float32 (exact), or float64 rounding, of at most (b + d) 2⁻⁵² of the weights a step (SGD).
+        float32, and the projection's own rounding (exact), or what float64 adds to all steps
+        (`heads.sgd_rounding`).
         """
         n = int(sizes.max())  # rounding grows with n, the rest of n s(n) is constant
         if self.solver == "exact":
             tolerance = default_tolerance(self.head, n)
             tight = n * certified_sensitivity(self.head, n, tolerance, torch.float32)
+            if self.head.radius is not None:
+                margin = ball_margin(self.dim + self.num_classes, torch.float64)
+                tight += 4 * n * margin * self.weight_bound(n)
         else:
-            batch = min(self.batch_size, n)
-            steps = self.epochs * math.ceil(n / batch)
-            rounding = n * steps * (batch + self.dim) * torch.finfo(torch.float64).eps
-            tight = n * self.head.sensitivity(n) * (1 + rounding)
+            tight = n * self._of_steps(sgd_sensitivity, n)
         if self.bound == "paper":
             return max(tight, n * self.head.sensitivity(n, bound="paper"))
         return tight
@@ -105,13 +115,22 @@ class BlindAveraging:
 
         Without projection ‖W‖ ≤ L/Λ all the same: from zero, W ← (1 − αΛ)W − αg with ‖g‖ ≤ L.
         """
-        return 2 * sizes.double() * self.weight_bound(int(sizes.min()))
+        bound = max(self.weight_bound(int(n)) for n in (sizes.min(), sizes.max()))
+        return 2 * sizes.double() * bound
 
     def weight_bound(self, n: int) -> float:
-        """The largest norm that one composition of a head can have."""
-        free = self.head.lipschitz + default_tolerance(self.head, n)
-        free *= (1 + 1e-6) / self.head.l2_reg  # rounding, float32 at most
-        return free if self.head.radius is None else min(free, self.head.radius * (1 + 1e-6))
+        """The largest norm that one composition of a head can have; R holds of the floats."""
+        if self.solver == "exact":
+            free = self.head.lipschitz + default_tolerance(self.head, n)
+            free *= (1 + 1e-6) / self.head.l2_reg  # rounding, float32 at most
+        else:
+            free = self.head.lipschitz / self.head.l2_reg
+            free *= 1 + self._of_steps(sgd_rounding, n)
+        return free if self.head.radius is None else min(free, self.head.radius)
+
+    def _of_steps(self, bound: Callable[..., float], n: int) -> float:
+        """What a bound of `heads.sgd_rounding` says of a user of n rows."""
+        return bound(self.head, n, self.dim, epochs=self.epochs, batch_size=self.batch_size)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """n_i W_i without noise: (u, d K) float64."""

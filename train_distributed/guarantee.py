@@ -6,11 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
+from heads.rows import SLACK
 from train_distributed import accounting
 from train_distributed.methods import Method
 from train_distributed.privacy import Privacy, group_sensitivity, honest_users
 
-ROUND_UP = 1 + 2.0**-38  # by more than double rounding, or rows longer than c by `heads.rows.SLACK`
+# By more than double rounding, and than rows that are longer than their bound do: by SLACK as
+# computed, by d 2⁻⁵⁴ more in truth, where the square counts twice; that is for d up to 2¹⁶.
+ROUND_UP = 1 + 4 * SLACK + 2.0**-36
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Users that stream in: some users' rows at a time, so memory does not grow with their number."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
-from heads.rows import check_rows
+from heads.rows import SLACK, check_rows, row_norms
 from train_distributed.partition import Partition, split
 
 CHUNK = 1 << 25  # numbers of embeddings in one chunk
@@ -47,18 +48,31 @@ def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
         clip_norm: c.
         constant: a, the first entry of every row.
 
+    All is compared in float64, whatever the rows' type: a constant that float32 cannot hold is not
+    the one that a float32 row begins with, and the difference may leave the features longer than
+    √(c² − a²), so these have a bound of their own.
+
     Raises:
-        ValueError: a row that is not finite, longer than c, or begins with another number than a.
+        ValueError: a row that is not finite, longer than c, begins with another number than a, or
+            whose features are longer than √(c² − a²).
     """
     own = torch.arange(chunk.x.shape[1]) < chunk.counts[:, None]
+    reach = math.sqrt(clip_norm**2 - constant**2)
     step = max(1, CHECKED // chunk.x[0].numel())
     for start in range(0, len(own), step):
         part = slice(start, start + step)
-        labels = chunk.y[part][own[part]]
-        check_rows(chunk.x[part][own[part]], labels, int(labels.max()) + 1, clip_norm)
-    wrong = chunk.x[..., 0][own & (chunk.x[..., 0] != constant)]
-    if len(wrong):
-        raise ValueError(f"rows must begin with the constant {constant}, got {float(wrong[0])}")
+        labels, rows = chunk.y[part][own[part]], chunk.x[part][own[part]]
+        check_rows(rows, labels, int(labels.max()) + 1, clip_norm)
+        first = rows[:, 0].double()
+        wrong = first[first != constant]
+        if len(wrong):
+            raise ValueError(f"rows must begin with the constant {constant}, got {float(wrong[0])}")
+        norms = row_norms(rows[:, 1:])
+        if (norms > reach * (1 + SLACK)).any():
+            raise ValueError(
+                f"rows must have features of norm <= sqrt(clip_norm^2 - constant^2) = {reach}, "
+                f"got {float(norms.max())}"
+            )
 
 
 class Users(Protocol):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 8192  # rows transformed at a time
+LEAST, LARGEST = 1e-60, 1e60  # of a clip norm, so that its powers are normal numbers
 
 
 def add_constant_and_clip(
@@ -41,9 +42,11 @@ def add_constant_and_clip(
 
 
 def check_bounds(clip_norm: float, constant: float) -> None:
-    """Raises ValueError unless c is finite and c > a >= 0."""
+    """Raises ValueError unless c > a >= 0, and c lies in [1e-60, 1e60]."""
     if not (constant >= 0 and clip_norm > constant and math.isfinite(clip_norm)):
         raise ValueError(f"clip_norm must be > constant >= 0, got {clip_norm} and {constant}")
+    if not LEAST <= clip_norm <= LARGEST:
+        raise ValueError(f"clip_norm must lie in [{LEAST}, {LARGEST}], got {clip_norm}")
 
 
 def _clip(x: Tensor, bound: float, dtype: torch.dtype) -> Tensor:
@@ -51,7 +54,7 @@ def _clip(x: Tensor, bound: float, dtype: torch.dtype) -> Tensor:
     wide = x.to(torch.float64)
     largest = wide.abs().amax(1, keepdim=True).clamp_min(1e-300)  # squares must not overflow
     squared = (wide / largest).square().sum(1, keepdim=True)
-    limit = bound * (1 - 1e-14)  # float64's own error in sums of squares
+    limit = bound * (1 - (x.shape[1] + 8) * 2.0**-53)  # float64's own error in sums of squares
     shrink = ((limit / squared).sqrt() / largest).clamp_max(1)
     scaled = (wide * shrink).to(dtype)
     step = torch.finfo(dtype).eps

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from heads.head import one_hot
+from heads.ranges import require_scale
 from heads.rows import check_counts, check_labels
 
 
@@ -80,9 +81,9 @@ def least_squares_statistics(
         counts: as in `class_sums`.
 
     Raises:
-        ValueError: as in `class_sums`, or alpha <= 0.
+        ValueError: as in `class_sums`, or alpha out of scale.
     """
-    _check_alpha(alpha)
+    require_scale("alpha", alpha)
     sums = class_sums(x, y, num_classes, counts=counts)
     scale = svec_scale(x.shape[-1], alpha).to(x.device)
     return LeastSquaresStatistics(sums, second_moments(x, counts=counts) * scale)
@@ -112,8 +113,9 @@ def class_sums_sensitivity(clip_norm: float, constant: float) -> float:
     length; both are attained.
 
     Raises:
-        ValueError: constant outside (0, clip_norm).
+        ValueError: constant outside (0, clip_norm), or a clip norm out of scale.
     """
+    require_scale("clip_norm", clip_norm)
     if not 0 < constant < clip_norm:
         raise ValueError(f"constant must lie in (0, clip_norm = {clip_norm}), got {constant}")
     return max(2 * math.sqrt(clip_norm**2 - constant**2), math.sqrt(2) * clip_norm)
@@ -137,9 +139,10 @@ def least_squares_sensitivity(
     Both are monotone in the lengths of the rows, so full length is the worst case.
 
     Raises:
-        ValueError: alpha <= 0, or a constant outside (0, clip_norm).
+        ValueError: alpha or clip_norm out of scale, or a constant outside (0, clip_norm).
     """
-    _check_alpha(alpha)
+    require_scale("alpha", alpha)
+    require_scale("clip_norm", clip_norm)
     if constant is None:
         return _same_label_sensitivity(clip_norm, alpha)
     class_sums_sensitivity(clip_norm, constant)  # checks the constant
@@ -152,11 +155,6 @@ def _same_label_sensitivity(length: float, alpha: float) -> float:
     if alpha * length <= math.sqrt(0.5):
         return 2 * length
     return math.sqrt(2) * (alpha * length**2 + 1 / (2 * alpha))
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be finite and > 0, got {alpha}")
 
 
 def _wide(x: Tensor) -> Tensor:

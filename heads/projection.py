@@ -47,7 +47,8 @@ def project_ball_(weights: Tensor, radius: float, dims: tuple[int, ...]) -> Tens
         if not norms.isfinite().all():
             raise ValueError("weights must have finite norms, got NaN or infinity")
         if (norms > aim).any():
-            part.copy_(part.double() * ball_scale(norms, aim))
+            wide = part.double()
+            part.copy_(torch.where(norms > aim, wide / norms * aim, wide))
     return weights
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, fit_exact
+from heads.spaces import Gram
 
 NAMED = re.compile(
     r"^(l2_reg|clip_norm|relaxation|tolerance|lipschitz / l2_reg|l2_reg \+ curvature) must "
@@ -91,10 +92,23 @@ def test_exact_at_any_scale_at_length(dice: Callable[[int], Any], dtype: torch.d
         done, seed = done + holds(dice(seed), dtype, SOLVABLE), seed + 1
 
 
+@pytest.mark.parametrize("kind", [SoftmaxHead, HuberSVMHead, LogisticHead])
+def test_the_certificate_covers_its_own_rounding(kind: Any) -> None:
+    """On the weights nothing is rounded after the certificate: the true gradient is below it."""
+    generator = torch.Generator().manual_seed(0)
+    for l2_reg in (1e-2, 1e-3, 1e-4):
+        for tolerance in (1e-12, 1e-11, 1e-10):
+            head = kind(num_classes=3, l2_reg=l2_reg, clip_norm=1.0)
+            x = torch.randn(3, 12, 3, generator=generator, dtype=torch.float64)
+            x /= torch.linalg.vector_norm(x, dim=-1, keepdim=True) * (1 + 1e-12)
+            y = torch.randint(3, (3, 12), generator=generator)
+            solution = fit_exact(head, x, y, tolerance=tolerance)
+            found = exact_gradient(head, solution.weights, x, y)
+            assert (found <= solution.gradient_norm.numpy()).all()
+
+
 def test_a_gradient_that_cancels_is_not_certified() -> None:
     """Equal rows of opposite coefficients: ⟨V, GV⟩ cancels to nothing, or below."""
-    from heads.spaces import Gram
-
     x = torch.full((1, 6, 50), 0.1, dtype=torch.float64)
     v = torch.tensor([1.0, -1.0, 3.0, -3.0, 7.0, -7.0 + 2e-9], dtype=torch.float64)
     v = torch.stack([v, -v], 1)[None]

@@ -58,6 +58,22 @@ def test_sgd_at_any_scale_at_length(dice: Callable[[int], Any], dtype: torch.dty
 
 
 @each_dtype
+def test_rounding_exceeds_the_exact_sensitivity_and_is_charged(dtype: torch.dtype) -> None:
+    """A record that attains 2L/(Λn), its antipode beside it: some computed pair lies above."""
+    above = 0
+    for l2_reg in np.geomspace(1, 100, 60):
+        head = HuberSVMHead(num_classes=2, l2_reg=float(l2_reg), clip_norm=1.0)
+        x, y = torch.zeros(2, 5, 6, dtype=dtype), torch.zeros(2, 5, dtype=torch.int64)
+        x[0, -1, 0], x[1, -1, 0] = 1, -1
+        weights = fit_sgd(head, x, y, epochs=65, batch_size=1, method="gram").double()
+        moved = float(torch.linalg.vector_norm(weights[0] - weights[1], dim=0).max())
+        above += moved > head.sensitivity(5) * (1 + torch.finfo(dtype).eps)
+        stated = sgd_sensitivity(head, 5, 6, epochs=65, batch_size=1, dtype=dtype, method="gram")
+        assert moved <= stated
+    assert above
+
+
+@each_dtype
 @pytest.mark.parametrize("method", ["gram", "primal"])
 @pytest.mark.parametrize(
     ("kind", "radius", "epochs"),

@@ -89,23 +89,24 @@ def test_features_have_a_bound_of_their_own(dtype: torch.dtype) -> None:
         check_stream(longer, clip_norm, constant)
 
 
-def test_accepted_streams_move_no_more_than_is_charged() -> None:
-    """The longest rows that pass, antipodal: least squares counts lengths twice."""
-    for exponent in range(8):
-        constant, reach = 1.0, 10.0**-exponent
-        clip_norm = math.sqrt(constant**2 + reach**2)
-        bound = math.sqrt(clip_norm**2 - constant**2)
-        transform = PublicTransform.identity(1, clip_norm, constant)
-        method = build_method("least-squares", transform, 2, {"alpha": 3 / bound})
-        longest = bound * (1 + 1e-12) * (1 - 2.0**-52)
-        chunks = [one_row([constant, sign * longest], torch.float64) for sign in (1, -1)]
-        for chunk in chunks:
-            check_stream(chunk, clip_norm, constant)
-        first, second = (method.submit(chunk) * method.scale for chunk in chunks)
-        guarantee = Guarantee.of(torch.tensor([1]), method, Privacy(1.0, 1e-5))
-        assert float((first - second).norm()) <= guarantee.joint_sensitivity
-        stated = least_squares_sensitivity(clip_norm, 3 / bound, constant)
-        assert guarantee.sensitivity <= stated * (1 + 1e-10)
+@pytest.mark.parametrize(("weight", "cosine"), [(0.5, -1.0), (3.0, -1 / 18)])
+def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: float) -> None:
+    """The longest features that pass, at the worst angle 1/(2α²r²): squares count lengths twice."""
+    constant, reach = 2.0**-5, 1.0
+    clip_norm = math.sqrt(constant**2 + reach**2)
+    bound = math.sqrt(clip_norm**2 - constant**2)
+    transform = PublicTransform.identity(2, clip_norm, constant)
+    method = build_method("least-squares", transform, 2, {"alpha": weight / bound})
+    longest = bound * (1 + 1e-12) * (1 - 2.0**-52)
+    sent = []
+    for row in ([1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]):
+        chunk = one_row([constant] + [longest * entry for entry in row], torch.float64)
+        check_stream(chunk, clip_norm, constant)
+        sent.append(method.submit(chunk) * method.scale)
+    moved = float((sent[0] - sent[1]).norm())
+    stated = least_squares_sensitivity(clip_norm, weight / bound, constant)
+    guarantee = Guarantee.of(torch.tensor([1]), method, Privacy(1.0, 1e-5))
+    assert stated < moved <= guarantee.joint_sensitivity <= stated * (1 + 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,27 +3,28 @@
 Let u be the unit roundoff, S = L/Λ, c the clip norm, T the steps, b ≤ n the batch size. In exact
 arithmetic one step maps W to a weighted mean of W and a vector of norm at most S, then projects:
 it never expands, and ‖W‖ ≤ S. A computed step is that map, and an error of norm at most κuS. So
-after T steps and what turns the last iterate into weights, either of two neighbours is at most
-ρS with ρ = (T + 1)κu from its exact course, and
+after T steps and what turns the last iterate into weights, at most 2κuS, either of two neighbours
+is at most ρS with ρ = (T + 2)κu from its exact course, and
 
     moved ≤ 2S/n + 2ρS = (2L/Λn)(1 + nρ),   ‖W‖ ≤ S(1 + ρ).
 
 **κ on the weights.** A score is a sum of d products: off by du·cS at most, whatever the order. The
-residual passes on a half (softmax), 1/(2h), or a quarter of it, which in the gradient makes
-α·curvature·du·S, and α·curvature ≤ 1. Its own rounding is at most (K + 10)u of length √2 or 1, in
-the gradient (K + 10)uS, as αL ≤ S. The sum over the batch adds (b + 2)uS, shrinking and
-subtracting 4uS, the projection twice its margin: (d + K + 48)uS. Together κ = 3(d + K + b + 16).
+loss's second derivative passes it on, in the gradient α·curvature·du·S, and α·curvature ≤ 1. The
+residual's own rounding is at most (K + 10)u of its length, in the gradient (K + 10)uS, as αL ≤ S.
+The sum over the batch adds (b + 2)uS, shrinking, subtracting and the rounding of α together 8uS,
+the projection 2(d + K + 20)uS, twice its margin. All that is at most κ = 3(d + K + b + 32).
 
-**κ in the Gram matrix.** W = XᵀA, and Σ‖a_i‖c ≤ S: each step shrinks the sum by 1 − αΛ and adds
+**κ in the Gram matrix.** W = XᵀA, and Σ‖aᵢ‖c ≤ S: each step shrinks the sum by 1 − αΛ and adds
 αL. So G, off by duc², moves scores by du·cS like above; P = GA, carried along for 8 epochs of sums
-of b + 1 terms, by (24n + 8)u·cS, and by nu·cS where it is made afresh. Folding the scale into A
-and P is exact. With the residual's (K + 10)u and the rest all is below N = d + 26(n + K + 4).
+of b + 1 terms, by (24n + 8)u·cS, by nu·cS where it is made afresh, and by 8u·cS as A is rounded.
+Folding the scale into A and P is exact. With the residual's (K + 10)u, the 8u and two of the
+change itself, a step is off by less than N u S, N = d + 26(n + K + 4).
 
-The norm is the weak place. ‖W‖² = Σ⟨a_i, (XW)_i⟩ may cancel down from S² to R². It is made afresh
-every epoch, off by 1.04 N u S², and then follows from the scores: a step adds 2.1 αΛN u S² + 4uS²,
-an epoch's steps (2.1(1 + ln n) + 0.2)N u S², as αΛ ≤ 1/m. A square off by νR is a norm off by ν
-where the projection acts, and so is the projection: ν = (4 + 3 ln n) N (S/R) uS. Hence
-κ = N (1 + (4 + 3 ln n) S/R) with a radius, κ = N without.
+The norm is the weak place. ‖W‖² = Σ⟨aᵢ, (XW)ᵢ⟩ may cancel down from S² to R². It is made afresh
+every epoch, off by 1.04 N u S², and then follows from the scores: a step adds 2.1 αΛ N u S² and
+7uS², an epoch's steps together (2.1(1 + ln n) + 0.3) N u S², as αΛ ≤ 1/m. A square off by νR is a
+norm off by ν where the projection acts, and so is the projection: ν = (4 + 3 ln n) N (S/R) uS.
+Hence κ = N (1 + (4 + 3 ln n) S/R) with a radius, κ = N without.
 
 All this is of first order in u: it is stated only where ρ ≤ 1/8, and Gram only where ν ≤ R/2.
 Constants are such that nothing under- or overflows (`heads.ranges`).
@@ -70,10 +71,10 @@ def sgd_rounding(
     unit = torch.finfo(dtype).eps / 2
     batch = min(batch_size, n)
     gram = method == "gram" or (method == "auto" and prefers_gram(head, n, dim, epochs, batch_size))
-    kappa = 0.0 if method == "gram" else 3.0 * (dim + head.num_classes + batch + 16)
+    kappa = 0.0 if method == "gram" else 3.0 * (dim + head.num_classes + batch + 32)
     if gram:
         kappa = max(kappa, _gram_kappa(head, n, dim))
-    rho = (epochs * math.ceil(n / batch) + 1) * kappa * unit
+    rho = (epochs * math.ceil(n / batch) + 2) * kappa * unit
     if not rho <= LARGEST:
         raise ValueError(
             f"epochs must be so few that rounding in {dtype} moves the weights by at most 1/8 of "
@@ -107,7 +108,7 @@ def prefers_gram(head: Head, n: int, dim: int, epochs: int, batch_size: int) -> 
     """Whether the Gram matrix is smaller and precise enough; public, and true below n if at n."""
     if n >= dim or not gram_knows_norm(head, n, dim, torch.float64):
         return False
-    steps = epochs * math.ceil(n / min(batch_size, n)) + 1
+    steps = epochs * math.ceil(n / min(batch_size, n)) + 2
     return n * steps * _gram_kappa(head, n, dim) * FLOAT64 <= AFFORDABLE
 
 

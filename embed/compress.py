@@ -15,6 +15,7 @@ from embed.transform import PublicTransform
 
 FLOAT32 = 100  # binary exponent: coordinates below 2^100 leave room for norms
 
+
 @dataclass(frozen=True)
 class Compression:
     """x -> Pᵀ(x − m), the Q leading public principal directions.

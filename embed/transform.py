@@ -79,6 +79,13 @@ class PublicTransform:
         white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
         return centred and white and not self._rotates
 
+    def same_rows(self, other: "PublicTransform") -> bool:
+        """Whether both are one transform, whatever is known of what they have seen."""
+        theirs = other.tensors()
+        return self is other or all(
+            torch.equal(values, theirs[name]) for name, values in self.tensors().items()
+        )
+
     @classmethod
     def fit(
         cls,

@@ -19,9 +19,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
+from embed.fit import refuse_leak
 from pretrain.output import new_directory, refuse_existing
 from train_distributed import partition, rounds
 from train_distributed.experiment import accuracy
+from train_distributed.intake import known_classes
 from train_distributed.methods import build_method
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
@@ -146,6 +148,7 @@ class Comparison:
         """Writes table.csv, table.txt and report.json; prints the table."""
         refuse_existing(self.output, overwrite=self.overwrite)
         private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        refuse_leak(public, private)
         rows: list[dict[str, Any]] = []
         left_out: dict[str, str] = {}
         settings = list(self._settings(private, public))
@@ -204,7 +207,7 @@ class Comparison:
                         y=labels[train],
                         test=(x[test], labels[test]),
                         users=partition.split(labels[train], users, generator=draw),
-                        num_classes=int(labels.max()) + 1,
+                        num_classes=known_classes(private, None),
                         epsilon=self.epsilon,
                         delta=self.delta,
                         seed=seed,

@@ -123,22 +123,32 @@ def fit_and_apply(
         transform.save(partial / "transform.safetensors")
         if private is not None:
             report["applied_to"] = private.meta.get("data")
-            _write_transformed(private, transform, partial / "embeddings")
+            _write_transformed(private, transform, partial / "embeddings", compared=not leak)
         (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
 
 
-def _write_transformed(private: EmbeddingSet, transform: PublicTransform, path: Path) -> None:
-    """The rows [a, clip(x)] as an embedding set of their own, streamed."""
+def _write_transformed(
+    private: EmbeddingSet, transform: PublicTransform, path: Path, *, compared: bool
+) -> None:
+    """The rows [a, clip(x)] as an embedding set of their own, streamed.
+
+    No raw row can be compared with them any more, so the set says whether that was done.
+    """
     path.mkdir()
     rows = (transform(block).numpy() for block in private.blocks())
     write_rows(path / "embeddings.npy", rows, (len(private), transform.dim))
     kept = {key: value for key, value in private.meta.items() if key != "content_hash"}
-    bounds = {"clip_norm": transform.clip_norm, "constant": transform.constant}
+    made_by = {
+        "clip_norm": transform.clip_norm,
+        "constant": transform.constant,
+        "fitted_on": transform.fitted_on,
+        "compared": compared,
+    }
     write_companions(
         path,
         labels=private.labels,
         users=private.users,
         split=private.split,
-        meta=kept | {"transform": bounds | {"fitted_on": transform.fitted_on}},
+        meta=kept | {"transform": made_by},
     )

@@ -77,6 +77,12 @@ class EmbeddingSet:
         return () if counted or self.meta.get("classes") == INFERRED else names
 
     @property
+    def is_compared(self) -> bool:
+        """Whether its rows are raw, or were made by a transform that has seen none of them."""
+        made_by = self.meta.get("transform")
+        return made_by is None or (isinstance(made_by, dict) and made_by.get("compared") is True)
+
+    @property
     def dropped_rows(self) -> int:
         """Rows left out of a public set because they were private ones; see `embed.fit.exclude`."""
         return self.meta.get("dropped_rows", 0)
@@ -144,7 +150,8 @@ def hash_rows(blocks: Iterable[np.ndarray]) -> str:
     """SHA-256 over the values of all rows, as float32, however they are split into blocks."""
     digest = hashlib.sha256()
     for block in blocks:
-        digest.update(np.ascontiguousarray(block, dtype=np.float32).tobytes())
+        with np.errstate(over="ignore"):  # float64 rows beyond float32 hash as infinite
+            digest.update(np.ascontiguousarray(block, dtype=np.float32).tobytes())
     return digest.hexdigest()
 
 

@@ -6,7 +6,7 @@ is drawn, for the set as a whole, and no ε covers them; whoever repairs a set a
 nobody else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ def admit(
     *,
     discrete: bool,
     vouched: bool = False,
+    class_names: Sequence[str] = (),
 ) -> Admission:
     """Checks a set with its transform, before any work on its rows.
 
@@ -60,31 +61,29 @@ def admit(
         num_classes: K as declared; None: as the set itself declares.
         discrete: the noise is that of a release: what is unsuitable in a simulation is refused.
         vouched: somebody answers for a transform that does not say which rows it has seen.
+        class_names: on which all users of a federation agreed, in the order of their labels.
 
     Raises:
         ValueError: rows that are not finite or that the transform has seen, labels out of range,
             and under discrete noise classes that nobody declared or a transform of unknown origin.
     """
-    unsuitable = []
+    _check_names(embeddings, class_names)
     classes = known_classes(embeddings, num_classes)
     inferred = num_classes is None and not embeddings.declared_classes
     if inferred and discrete:
         raise ValueError(
             "num_classes must be given for discrete noise where the set's classes were counted "
-            f"from the labels that occur, got None ({classes} occur)"
+            f"from the labels that occur, got None and {classes} such classes"
         )
-    if inferred:
-        unsuitable.append("its classes were counted from the private labels that occur")
-    origin = _origin(transform, discrete=discrete, vouched=vouched)
-    if origin == UNKNOWN:
-        unsuitable.append("nobody knows which rows the public transform has seen")
-    if transform.fitted_on and transform.seen is None:
-        _refuse_same_set(embeddings, transform)
-    shared = _admit_rows(embeddings, transform)
+    origin = _origin(embeddings, transform, discrete=discrete, vouched=vouched)
+    reasons = {
+        "its classes were counted from the private labels that occur": inferred,
+        "nobody knows which rows the public transform has seen": origin == UNKNOWN,
+    }
     report = provenance(transform) | {"public_transform": origin}
-    if shared is not None:
-        report |= shared
-    return Admission(report | {"classes": INFERRED if inferred else "declared"}, tuple(unsuitable))
+    report |= _admit_rows(embeddings, transform)
+    report |= {"classes": INFERRED if inferred else "declared"}
+    return Admission(report, tuple(reason for reason, holds in reasons.items() if holds))
 
 
 def admit_stream(
@@ -149,27 +148,31 @@ def provenance(transform: PublicTransform) -> dict[str, Any]:
     return {"public_rows": len(transform.seen), "public_rows_dropped": transform.dropped}
 
 
-def _origin(transform: PublicTransform, *, discrete: bool, vouched: bool) -> str:
-    if transform.is_identity:
+def _origin(
+    embeddings: EmbeddingSet, transform: PublicTransform, *, discrete: bool, vouched: bool
+) -> str:
+    if embeddings.is_compared and transform.is_identity:
         return NO_ROWS
-    if transform.seen is not None and len(transform.seen):
+    if embeddings.is_compared and transform.seen is not None and len(transform.seen):
         return COMPARED
     if vouched:
         return VOUCHED
     if discrete:
         raise ValueError(
-            "transform must hold the hashes of the rows it has seen for discrete noise (fit it "
-            "again, or set vouch_for_transform), got none"
+            "transform must say which rows it has seen for discrete noise, and the rows must be "
+            "raw or compared with those (fit it again, or set vouch_for_transform), got neither"
         )
     return UNKNOWN
 
 
-def _refuse_same_set(embeddings: EmbeddingSet, transform: PublicTransform) -> None:
-    if transform.fitted_on == embeddings.content_hash():
-        raise ValueError("transform must not be fitted on the private rows, got their very set")
+def _check_names(embeddings: EmbeddingSet, agreed: Sequence[str]) -> None:
+    declared = embeddings.declared_classes
+    if agreed and declared not in ((), tuple(agreed)):
+        raise ValueError(f"class_names must be {tuple(agreed)} as agreed, got {declared}")
 
 
-def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any] | None:
+def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
+    """Of all rows, what a report says about those that the transform has seen."""
     seen = transform.seen if transform.seen is not None and len(transform.seen) else None
     scan = _scan(embeddings.blocks(), seen)
     if scan.broken:
@@ -178,7 +181,9 @@ def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[st
             f"{scan.broken} such rows among {len(embeddings)}; nothing is released"
         )
     if seen is None:
-        return None
+        if transform.fitted_on and transform.fitted_on == embeddings.content_hash():
+            raise ValueError("transform must not be fitted on the private rows, got their very set")
+        return {}
     if scan.shared:
         raise ValueError(
             f"transform must not have seen private rows, got {scan.shared} of {len(embeddings)} "

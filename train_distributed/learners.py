@@ -23,7 +23,6 @@ from embed.fit import refuse_leak
 from pretrain.output import new_directory, refuse_existing
 from train_distributed import partition, rounds
 from train_distributed.experiment import accuracy
-from train_distributed.intake import known_classes
 from train_distributed.methods import build_method
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
@@ -207,7 +206,7 @@ class Comparison:
                         y=labels[train],
                         test=(x[test], labels[test]),
                         users=partition.split(labels[train], users, generator=draw),
-                        num_classes=known_classes(private, None),
+                        num_classes=int(labels.max()) + 1,
                         epsilon=self.epsilon,
                         delta=self.delta,
                         seed=seed,

@@ -87,7 +87,8 @@ class ModelTask:
                 f"identity must be one of {sorted(self.federation.users)}, got {identity}"
             )
         train = embeddings.split == TRAIN
-        admit(embeddings, self.transform, self.method.num_classes, discrete=True)
+        names = self.federation.task.get("class_names") or ()
+        admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)
         agreed = self.federation.task["sizes"][str(identity)]
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")

@@ -15,11 +15,13 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import BITS, false_positives, found, row_hashes
-from embed.store import INFERRED
+from embed.store import INFERRED, TRAIN
 from train_distributed.partition import Partition
+from train_distributed.privacy import Privacy
 
 NO_ROWS, COMPARED = "none: it is the identity", "hashes of the public rows, compared"
 VOUCHED, UNKNOWN = "unknown, vouched for", "unknown"
+SPLIT = "users that the set names are spread over several users: none is protected as a whole"
 STREAMED = "not compared: users stream in with rows that somebody else has transformed"
 
 
@@ -116,6 +118,19 @@ def check_partition(partition: Partition, rows: int) -> None:
         raise ValueError("partition must give every training row to one user, got a row twice")
 
 
+def spread_users(
+    embeddings: EmbeddingSet, partition: Partition, privacy: Privacy
+) -> tuple[str, ...]:
+    """Why a promise for users is none for those that the set names; nothing where it is one."""
+    if embeddings.users is None or privacy.unit != "user":
+        return ()
+    named = embeddings.users[embeddings.split == TRAIN]
+    holder = np.empty(len(named), np.int64)
+    holder[partition.order.numpy()] = np.repeat(np.arange(partition.users), partition.counts)
+    pairs = np.unique(np.stack([named, holder]), axis=1)
+    return (SPLIT,) if pairs.shape[1] > len(np.unique(named)) else ()
+
+
 def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
     """K, from configuration or class names; from the private labels only where a set says so.
 
@@ -173,6 +188,10 @@ def _check_names(embeddings: EmbeddingSet, agreed: Sequence[str]) -> None:
 
 def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
     """Of all rows, what a report says about those that the transform has seen."""
+    if embeddings.dim != len(transform.mean):
+        raise ValueError(
+            f"transform must be of {embeddings.dim} columns, got one of {len(transform.mean)}"
+        )
     seen = transform.seen if transform.seen is not None and len(transform.seen) else None
     scan = _scan(embeddings.blocks(), seen)
     if scan.broken:

@@ -11,7 +11,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed import baselines, rounds
 from train_distributed.baselines.task import with_reason
-from train_distributed.intake import admit, check_partition, known_classes
+from train_distributed.intake import admit, check_partition, known_classes, spread_users
 from train_distributed.methods import METHODS
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
@@ -136,6 +136,8 @@ def _train(task: baselines.Task, num_classes: int | None, options: Mapping[str, 
     )
     released = baselines.train(task, options)
     report = released.report | admitted.report
-    for reason in admitted.unsuitable:
-        report = with_reason(report, reason)
+    spread = spread_users(task.embeddings, task.partition, task.privacy)
+    for reason in (*admitted.unsuitable, *spread):
+        if reason not in report.get("unsuitable_because", ()):
+            report = with_reason(report, reason)
     return replace(released, report=report)

@@ -138,7 +138,7 @@ def release(
     _check_users("known_noise", known_noise, len(sizes))
     kept = surviving(len(sizes), dropped, guarantee.min_survivors)
     summation = _summation(method, guarantee, sizes, noise, generator, frozenset(known_noise))
-    admitted = source.admit(discrete=discrete, vouched=vouch_for_transform)
+    admitted = source.admit(privacy, discrete=discrete, vouched=vouch_for_transform)
     for chunk in source.chunks():
         arrived = kept[chunk.users]
         if arrived.any():

@@ -1,7 +1,7 @@
 """Where the rows of a release come from: a set of raw ones, or users that stream in."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from train_distributed.intake import (
     admit_stream,
     check_partition,
     known_classes,
+    spread_users,
 )
 from train_distributed.partition import Partition
+from train_distributed.privacy import Privacy
 from train_distributed.users import Chunk, EmbeddingUsers, Users, own_partition
 
 
@@ -61,13 +63,15 @@ class Source:
         check_partition(partition, int((rows.split == TRAIN).sum()))
         return cls(rows, EmbeddingUsers(rows, transform, partition), transform, given, classes)
 
-    def admit(self, *, discrete: bool, vouched: bool) -> Admission:
-        """Refuses what no release may rest on."""
-        if self.embeddings is None:
+    def admit(self, privacy: Privacy, *, discrete: bool, vouched: bool) -> Admission:
+        """Refuses what no release may rest on; see `intake`."""
+        if self.embeddings is None or not isinstance(self.users, EmbeddingUsers):
             return admit_stream(self.transform, discrete=discrete, vouched=vouched)
-        return admit(
+        admitted = admit(
             self.embeddings, self.transform, self.given, discrete=discrete, vouched=vouched
         )
+        spread = spread_users(self.embeddings, self.users.partition, privacy)
+        return replace(admitted, unsuitable=admitted.unsuitable + spread)
 
     def chunks(self) -> Iterator[Chunk]:
         """Every user once, with the rows that the noise rests on.

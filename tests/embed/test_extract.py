@@ -40,7 +40,7 @@ def test_the_command_embeds_what_the_encoder_gives(
     tmp_path: Path, archive: Path, checkpoint: Path
 ) -> None:
     out = tmp_path / "out"
-    Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=32).run()
+    Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=32, compute="float32").run()
     opened, images = EmbeddingSet.open(out), open_npz(archive)
     pixels = torch.from_numpy(images.images(slice(None)))
     expected = embed_all(build_encoder(str(checkpoint)), pixels).numpy()

@@ -39,8 +39,8 @@ def rows(seed: int = 0, **changes: Any) -> EmbeddingSet:
     return EmbeddingSet(**fields | changes)
 
 
-def fitted(on: EmbeddingSet, **options: Any) -> PublicTransform:
-    return PublicTransform.fit(on, **{"clip_norm": math.sqrt(1.25), "constant": 0.5} | options)
+def fitted(on: EmbeddingSet) -> PublicTransform:
+    return PublicTransform.fit(on, clip_norm=math.sqrt(1.25), constant=0.5)
 
 
 # One transform
@@ -108,7 +108,8 @@ def test_users_that_carry_a_transform_are_looked_at_as_the_set_they_are() -> Non
     with pytest.raises(ValueError, match="transform must not have seen private rows"):
         release(EmbeddingUsers(held, fitted(held), own), "class-sums", PROMISE, num_classes=K)
     clipped_to_8 = EmbeddingUsers(held, PublicTransform.identity(P, 8.0, 0.5), own)
-    for change in ({"transform": PublicTransform.identity(P, 1.0, 0.5)}, {"partition": own}):
+    changes: list[Any] = [{"transform": PublicTransform.identity(P, 1.0, 0.5)}, {"partition": own}]
+    for change in changes:
         with pytest.raises(ValueError, match="transform and partition must be None"):
             release(clipped_to_8, "class-sums", PROMISE, num_classes=K, **change)
     assert release(clipped_to_8, "class-sums", PROMISE, num_classes=K).report["users"] == 9
@@ -123,6 +124,30 @@ def test_a_record_that_two_users_hold_is_refused(method: str) -> None:
     noise: Any = {"class-sums": "discrete"}.get(method, "float")
     with pytest.raises(ValueError, match="every training row to one user, got a row twice"):
         learn(rows(), method, PROMISE, partition=twice, noise=noise)
+
+
+@pytest.mark.parametrize("method", ["class-sums", "output-perturbation"])
+def test_a_promise_for_users_is_one_for_those_that_the_set_names(method: str) -> None:
+    held = rows()  # nine users, every ninth row each
+    assert held.users is not None
+    named = torch.from_numpy(held.users[:72])
+    pairs = split(named, None, "by-writer", writers=named // 2)
+    spread = split(named, 4)
+    for unit, partition, suits in (
+        ("user", None, True),
+        ("user", pairs, True),  # whoever holds two users' rows protects both
+        ("user", spread, False),
+        ("record", spread, True),
+    ):
+        promise = Privacy(1.0, 1e-5, unit=unit)  # pyright: ignore[reportArgumentType]
+        report = learn(held, method, promise, partition=partition, noise="discrete").report
+        assert report["suitable_for_release"] is suits
+        assert ("are spread over several users" in str(report)) is not suits
+
+
+def test_a_transform_of_other_columns_is_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match="transform must be of 6 columns, got one of 4"):
+        release(rows(), "class-sums", PROMISE, transform=PublicTransform.identity(4))
 
 
 # A transform that has seen private rows
@@ -159,7 +184,7 @@ def test_a_transform_that_has_seen_a_private_row_is_refused(what: str, noise: An
 def test_so_it_is_by_every_other_learner(method: str) -> None:
     transform = fitted(leaked()["one user's rows"])
     noise: Any = {"gradient-perturbation": "discrete", "centralised-svm": "float"}.get(method)
-    options = {"cut_rounds": 2} if method == "charter-sum" else {}
+    options: dict[str, Any] = {"cut_rounds": 2} if method == "charter-sum" else {}
     with pytest.raises(ValueError, match="transform must not have seen private rows, got 10 of 90"):
         learn(rows(), method, PROMISE, transform=transform, noise=noise, **options)
 
@@ -252,7 +277,7 @@ def test_classes_that_were_counted_are_refused_for_a_release() -> None:
     held = rows(labels=labels, meta=counted)
     for method in ("class-sums", "gradient-perturbation", "charter-sum"):
         noise: Any = None if method == "charter-sum" else "discrete"
-        options = {"cut_rounds": 2} if method == "charter-sum" else {}
+        options: dict[str, Any] = {"cut_rounds": 2} if method == "charter-sum" else {}
         with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
             learn(held, method, PROMISE, noise=noise, **options)
     simulated = learn(held, "class-sums", PROMISE, noise="float").report

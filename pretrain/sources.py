@@ -105,6 +105,7 @@ def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
         split=np.full(len(pixels), TRAIN if train else TEST, np.uint8),
         class_names=tuple(map(str, held.classes)),
         read=read,
+        where=lambda row: f"{root}: row {row} of {kind} {split}",
     )
 
 

@@ -211,6 +211,9 @@ def test_the_report_counts_what_was_compared() -> None:
 def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
     known = fitted(rows(1))
     unknown = PublicTransform.from_tensors(known.tensors(), fitted_on=known.fitted_on)
+    silent = replace(known, seen=np.empty(0, np.uint64))  # to have seen nothing it does not look it
+    with pytest.raises(ValueError, match="transform must say which rows it has seen"):
+        release(rows(), "class-sums", PROMISE, transform=silent)
     for method in (*METHODS, "gradient-perturbation"):
         with pytest.raises(ValueError, match="transform must say which rows it has seen"):
             learn(rows(), method, PROMISE, transform=unknown, noise="discrete")

@@ -58,6 +58,22 @@ def test_any_finite_row_keeps_the_bound_and_the_constant(name: str, x: np.ndarra
         assert exact_norms(rows.double()).max() <= transform.clip_norm
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_two_hundred_thousand_rows_of_random_bits(dtype: type[np.floating]) -> None:
+    """Every exponent is as likely as another; what is not finite becomes the largest number."""
+    size = np.dtype(dtype).itemsize
+    bits = np.random.default_rng(size).bytes(200_000 * P * size)
+    x = np.frombuffer(bits, dtype).reshape(-1, P)
+    x = np.where(np.isfinite(x), x, np.finfo(dtype).max).astype(dtype)
+    for name, transform in TRANSFORMS.items():
+        for out in (torch.float16, torch.float32, torch.float64):
+            rows = transform(x, dtype=out).double()
+            assert rows.isfinite().all(), name
+            assert (rows[:, 0] == transform.constant).all(), name
+            assert exact_norms(rows).max() <= transform.clip_norm, name
+
+
 @pytest.mark.parametrize("name", ["identity", "white"])
 @settings(**EXAMPLES)
 @given(x=st.sampled_from(DTYPES).flatmap(finite_rows))

@@ -64,6 +64,7 @@ def _image_set(reader: "_Hdf5 | _Leaf", split: int, numbers: dict[str, int]) -> 
         class_names=CLASSES,
         users=users.astype(np.int64),
         read=read,
+        where=lambda row: f"{reader.path}: row {row}",
     )
 
 

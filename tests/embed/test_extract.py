@@ -40,7 +40,7 @@ def test_the_command_embeds_what_the_encoder_gives(
     tmp_path: Path, archive: Path, checkpoint: Path
 ) -> None:
     out = tmp_path / "out"
-    Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=32).run()
+    Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=32, compute="float32").run()
     opened, images = EmbeddingSet.open(out), open_npz(archive)
     pixels = torch.from_numpy(images.images(slice(None)))
     expected = embed_all(build_encoder(str(checkpoint)), pixels).numpy()
@@ -161,7 +161,9 @@ def test_an_encoder_that_returns_nan_is_named(
     tmp_path: Path, archive: Path, row_numbers: Any
 ) -> None:
     nn.init.constant_(row_numbers.weight, float("nan"))
-    with pytest.raises(ValueError, match=r"embeddings must be finite.* row 0"):
+    with pytest.raises(
+        ValueError, match=r"embeddings must be finite.* row 0, .*images\.npz: row 0 of train"
+    ):
         embed(open_npz(archive), row_numbers, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

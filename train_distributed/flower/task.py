@@ -14,6 +14,7 @@ from embed.store import TRAIN
 from train_distributed import accounting
 from train_distributed.flower.federation import Federation
 from train_distributed.guarantee import Guarantee
+from train_distributed.intake import admit, provenance
 from train_distributed.methods import Method, build_method
 from train_distributed.partition import split
 from train_distributed.privacy import Privacy
@@ -77,13 +78,17 @@ class ModelTask:
         """Trains on a user's own rows: what it submits, (d,) uint64, before its noise.
 
         Raises:
-            ValueError: not as many training rows as the federation says, or an entry out of range.
+            ValueError: not as many training rows as the federation says, an entry out of range, or
+                what `intake.admit` refuses: a row that is not finite or that the transform has
+                seen, a label out of range, or a transform that does not say what it has seen.
         """
         if identity not in self.federation.users:
             raise ValueError(
                 f"identity must be one of {sorted(self.federation.users)}, got {identity}"
             )
         train = embeddings.split == TRAIN
+        names = self.federation.task.get("class_names") or ()
+        admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)
         agreed = self.federation.task["sizes"][str(identity)]
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
@@ -113,7 +118,7 @@ class ModelTask:
         report = self.guarantee.report() | self.integers.report()
         report |= {"users": len(self.federation.users), "survivors": len(opened.users)}
         report |= {"rows": rows, "protocol": self.federation.protocol}
-        report |= self._all_sessions() | self._collusion()
+        report |= provenance(self.transform) | self._all_sessions() | self._collusion()
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
         return Release(weights, self.transform, tuple(names), report | {"versions": versions()})
 

@@ -133,6 +133,49 @@ def test_what_was_agreed_is_checked(folder: Path) -> None:
         _agree(folder).run()
 
 
+def test_a_user_s_own_rows_are_looked_at_before_its_noise(folder: Path) -> None:
+    _agree(folder).run()
+    federation = Federation.load(folder / "federation.json")
+    path = folder / "transform.safetensors"
+    task = ModelTask.of(federation, path)
+    good = _embeddings(0)
+    broken = good.embeddings.copy()
+    broken[4, 2] = np.nan
+    with pytest.raises(ValueError, match="embeddings must be finite, got nan in row 4"):
+        task.encoded(0, replace(good, embeddings=broken))
+    broken[4, 2] = 3e38
+    task.encoded(0, replace(good, embeddings=broken))
+    with pytest.raises(ValueError, match="num_classes must be 2, the set's class names, got 3"):
+        task.encoded(0, replace(good, labels=good.labels % 2, meta={"class_names": ["a", "c"]}))
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 8"):
+        task.encoded(0, replace(good, labels=good.labels + 6, meta={}))
+    named = replace(federation, task=federation.task | {"class_names": ["a", "c", "b"]})
+    with pytest.raises(ValueError, match=r"class_names must be \('a', 'c', 'b'\) as agreed"):
+        ModelTask.of(named, path).encoded(0, good)
+
+
+def test_a_transform_that_knows_a_user_s_rows_is_refused_by_that_user(folder: Path) -> None:
+    seen, path = _embeddings(2), folder / "transform.safetensors"
+    both = np.concatenate([_embeddings(99, 50).embeddings, seen.embeddings[:1]])
+    public = EmbeddingSet(embeddings=both, labels=np.zeros(51, np.int64))
+    PublicTransform.fit(public, clip_norm=1.5).save(path)
+    _agree(folder).run()
+    task = ModelTask.of(Federation.load(folder / "federation.json"), path)
+    task.encoded(1, _embeddings(1))
+    with pytest.raises(ValueError, match="transform must not have seen private rows, got 1 of 9"):
+        task.encoded(2, seen)
+
+
+def test_a_transform_that_says_nothing_of_its_rows_is_refused(folder: Path) -> None:
+    path = folder / "transform.safetensors"
+    fitted = PublicTransform.load(path)
+    PublicTransform.from_tensors(fitted.tensors(), fitted_on=fitted.fitted_on).save(path)
+    _agree(folder).run()
+    task = ModelTask.of(Federation.load(folder / "federation.json"), path)
+    with pytest.raises(ValueError, match="transform must say which rows it has seen"):
+        task.encoded(0, _embeddings(0))
+
+
 def test_options_reach_the_method(folder: Path) -> None:
     replace(_agree(folder), options=MethodOptions(l2_reg=7.0)).run()
     federation = Federation.load(folder / "federation.json")

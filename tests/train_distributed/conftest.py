@@ -84,8 +84,9 @@ def or_refused() -> Callable[[Callable[[], Any]], Any]:
         try:
             return what()
         except (ValueError, ArithmeticError) as error:
-            assert type(error) in (ValueError, ArithmeticError), repr(error)
-            assert re.search(r"must .*got ", str(error), re.DOTALL), repr(error)
-            return None
+            refusal = error
+        assert type(refusal) in (ValueError, ArithmeticError), repr(refusal)
+        assert re.search(r"must .*got ", str(refusal), re.DOTALL), repr(refusal)
+        return None
 
     return call

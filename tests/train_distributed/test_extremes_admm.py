@@ -1,6 +1,5 @@
 """ADMM over extreme scales: steps solved to what is charged, hidden states that move no further."""
 
-import math
 from dataclasses import replace
 
 import numpy as np

@@ -163,8 +163,8 @@ def minimise(
             length /= 2
         w = w - length * step
     raise ArithmeticError(
-        f"gradient norm must fall to {tolerance:.3g} in {STEPS} steps, got {float(gradient.norm()):.3g}"
-        f" and rounding of up to {lost:.3g}"
+        f"gradient norm must fall to {tolerance:.3g} in {STEPS} steps, rounding included, "
+        f"got {float(gradient.norm()):.3g} and rounding of up to {lost:.3g}"
     )
 
 

@@ -30,7 +30,7 @@ class AveragedMinimisers(BlindAveraging):
         return self.weight_bound(1) / self.users
 
     def record_reach(self, sizes: Tensor) -> float:
-        """2L/(Λ n_min w), and what the solver leaves: convex in n, so largest at one of its ends."""
+        """2L/(Λ n_min w), and what the solver leaves: convex in n, largest at an end."""
         return max(self._reach(int(sizes.min())), self._reach(int(sizes.max()))) / self.users
 
     def _reach(self, n: int) -> float:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed import admm
+from train_distributed import admm, partition, rounds
 from train_distributed.admm import method, privacy
+from train_distributed.privacy import Privacy
 
 U = np.longdouble
 
@@ -110,3 +111,34 @@ def test_no_step_is_further_from_its_problem_than_is_charged(count, extreme_case
     for case in extreme_cases("admm", count):
         solved += or_refused(lambda case=case: check(case) or True) is not None
     assert solved >= count // 10
+
+
+def check_learner(case):
+    """Any promise and scale through the learners of many rounds: finite, or refused by name."""
+    name = case.draw.choice(rounds.METHODS)
+    classes, clip = case.whole(2, 3), case.scale()
+    x = case.rows(40, 3, clip)
+    y = torch.randint(classes, (40,), generator=case.generator())
+    if "charter" in name:
+        options = {"cut_rounds": case.whole(1, 3), "half_width": case.scale()}
+    else:
+        options = {"iterations": case.whole(1, 6), "rho": case.scale(), "eta": case.scale()}
+    weights, _ = rounds.learn_rows(
+        rounds.Rows(x, y, partition.split(y, 3), classes, clip),
+        name,
+        Privacy(case.scale(), case.scale(-12, -0.01)),
+        rounds.method_options(name, options),
+        case.generator(),
+        measure_risk=case.draw.random() < 0.5,
+    )
+    assert bool(weights.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "count", [10, pytest.param(600, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_learners_of_many_rounds_end_or_say_why_not(count, extreme_cases, or_refused):
+    ended = 0
+    for case in extreme_cases("rounds", count):
+        ended += or_refused(lambda case=case: check_learner(case) or True) is not None
+    assert ended >= count // 10

@@ -136,7 +136,7 @@ def minimise(
     """
     h, w = head.relaxation, torch.zeros_like(linear)
     signed = x * sign[:, None]
-    lost = tolerance
+    lost, gradient = tolerance, linear
 
     def slope(gap: Tensor) -> Tensor:
         return signed.mT @ (gap / (2 * h)).clamp(0, 1) / -len(x)

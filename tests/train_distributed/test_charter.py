@@ -254,9 +254,12 @@ def test_secure_sum_has_the_noise_of_the_honest_and_the_exact_total():
             lambda: run_on([(torch.zeros(5, 3), torch.zeros(5))] * 4, 3),
             "clients must hold 600 rows",
         ),
-        (lambda: run_on([(torch.zeros(600, 3), torch.zeros(600))] * 4, 2), "dimension must be 3"),
         (
-            lambda: run_on([(torch.full((600, 3), torch.nan), torch.zeros(600))] * 4, 3),
+            lambda: run_on([(torch.zeros(600, 3).double(), torch.zeros(600))] * 4, 2),
+            "dimension must be 3",
+        ),
+        (
+            lambda: run_on([(torch.full((600, 3), torch.nan).double(), torch.zeros(600))] * 4, 3),
             "rows must be finite",
         ),
     ],

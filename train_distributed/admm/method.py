@@ -189,6 +189,7 @@ def _advance(
     """(10) with anchors (anchor_p + sent_i)/2 and dual λ + shift, and (11) with what is sent."""
     eta, degrees = settings.eta, graph.degrees[:, None, None]
     around = degrees * anchor + graph.neighbour_sum(state.sent)
+    shift = torch.as_tensor(shift, dtype=torch.float64).expand(nodes.shape)
     own = solver.solve_step(
         nodes,
         loss_weight=settings.loss_weight,
@@ -196,8 +197,19 @@ def _advance(
         linear=2 * (state.dual + shift) - eta * around,
         start=state.own,
         tolerance=settings.tolerance,
+        parts=_parts(graph, eta, state, shift),
     )
     noise = torch.zeros_like(own) if noise is None else noise
     sent = own + noise
     dual = state.dual + eta / 2 * (degrees * sent - graph.neighbour_sum(sent))
     return State(state.iteration + 1, own, noise, sent, dual)
+
+
+def _parts(graph: Graph, eta: float, state: State, shift: Tensor) -> Tensor:
+    """(P, K, 1), the norms of all that a step's linear term is added up from."""
+    own, noise, sent, dual, shift = (
+        value.norm(dim=-1, keepdim=True)
+        for value in (state.own, state.noise, state.sent, state.dual, shift)
+    )
+    around = graph.degrees[:, None, None] * (own + noise) + graph.neighbour_sum(sent)
+    return 2 * (dual + shift) + eta * around

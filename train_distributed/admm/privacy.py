@@ -12,7 +12,11 @@ from functools import cache
 
 from dp_accounting.pld import common, privacy_loss_distribution
 
+from train_distributed import accounting
+
+LARGEST_LOSS = 500.0  # e^α of more overflows; composition saves nothing there
 CURVATURE = 0.25  # c1, the largest L''
+ROUNDING = 2.0**-16  # of a step, in units of C/B: all that float64 may lose, rows' norms included
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,14 @@ def primal_noise(alpha: float, rows: int, loss_weight: float, rho: float) -> flo
 
 
 def charged(alpha: float, tolerance: float) -> float:
-    """α plus what a step costs that is solved only to a gradient norm of tolerance · C/B.
+    """α plus what a step costs that is solved only to a gradient norm of τ C/B.
 
-    Between neighbours the two solutions' gradients differ by 2 tolerance more than the 2 C/B that
-    Algorithm 3's proof allows: α (1 + tolerance), exactly. For Algorithm 2 the remainder is a shift
-    of the noise by `tolerance` on either side: 2 ζ tolerance <= α tolerance, for every event that
-    does not resolve shifts that small (floating point resolves none finer either).
+    τ = tolerance + ROUNDING: `solver.solve_step` proves that it is no more. Between neighbours the
+    two solutions' gradients differ by 2τ C/B more than the 2 C/B that Algorithm 3's proof allows:
+    α (1 + τ), exactly. For Algorithm 2 the remainder is a shift of the noise by τ on either side:
+    2 ζ τ <= α τ, for every event that does not resolve shifts that small.
     """
-    return alpha * (1 + tolerance)
+    return alpha * (1 + tolerance + ROUNDING)
 
 
 @cache
@@ -75,7 +79,7 @@ def largest_alpha(epsilon: float, delta: float, messages: int, tolerance: float)
         messages: T K, iterations and problems.
         tolerance: of every step's solution, see `charged`.
     """
-    low, high = epsilon / messages / (1 + tolerance), epsilon
+    low, high = epsilon / messages / charged(1.0, tolerance), epsilon
     while high / low > 1 + 1e-3:
         middle = math.sqrt(low * high)
         if compose([charged(middle, tolerance)] * messages, delta).epsilon <= epsilon:
@@ -89,7 +93,8 @@ def compose(alphas: Sequence[float], delta: float) -> Composed:
     """All iterations and problems, each α-private given what was sent before it.
 
     The pure bound is the sum. The other is the exact composition of randomised responses, the worst
-    α-private mechanisms (Kairouz, Oh and Viswanath 2015), with losses rounded up to a grid.
+    α-private mechanisms (Kairouz, Oh and Viswanath 2015), with losses rounded up to a grid. It is
+    left out where its numbers overflow, and where δ is below their rounding.
 
     Args:
         alphas: one guarantee per iteration and problem.
@@ -100,7 +105,8 @@ def compose(alphas: Sequence[float], delta: float) -> Composed:
     if not alphas:
         raise ValueError("alphas must not be empty, got none")
     pure = math.fsum(alphas)
-    if math.isinf(pure):
+    asked = accounting.discretised_delta(delta, len(alphas))
+    if max(alphas) > LARGEST_LOSS or asked <= 0:
         return Composed(pure, pure, delta)
     counts = Counter(alphas)
     # One value alone has all its losses on a grid of its own size: nothing is rounded.
@@ -112,4 +118,4 @@ def compose(alphas: Sequence[float], delta: float) -> Composed:
         ).self_compose(count)
         together = one if together is None else together.compose(one)
     assert together is not None
-    return Composed(pure, min(pure, together.get_epsilon_for_delta(delta)), delta)
+    return Composed(pure, min(pure, together.get_epsilon_for_delta(asked)), delta)

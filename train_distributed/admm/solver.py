@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from train_distributed.admm.nodes import Nodes
-from train_distributed.admm.privacy import CURVATURE
+from train_distributed.admm.privacy import CURVATURE, ROUNDING
 
 _NEWTON_STEPS = 100
+_UNIT = 2.0**-53  # of float64
+_LARGEST_CONDITION = 1e8  # √κ is what a step that Newton's method leaves unsolved costs
 
 
 def loss(nodes: Nodes, weights: Tensor) -> Tensor:
@@ -32,8 +34,12 @@ def solve_step(
     linear: Tensor,
     start: Tensor,
     tolerance: float,
+    parts: Tensor | None = None,
 ) -> Tensor:
     """argmin_f C loss_p(f) + q_p/2 ‖f‖² + l_p·f at every node and problem.
+
+    The true gradient at the result is at most `tolerance` + `privacy.ROUNDING`, in units of C/B_p:
+    what float64 may have lost of it is bounded beside it, and too much of that is an error.
 
     Args:
         nodes: the rows.
@@ -41,24 +47,57 @@ def solve_step(
         quadratic: (P, 1, 1) or (P, K, 1) q_p > 0.
         linear: (P, K, d) l_p.
         start: (P, K, d).
-        tolerance: largest gradient norm of the result, in units of C/B_p.
+        tolerance: largest computed gradient norm of the result, in units of C/B_p.
+        parts: (P, K, 1) norms of what l_p was added up from; None: ‖l_p‖, nothing cancelled.
 
     Raises:
-        ArithmeticError: the tolerance is not met within the proven number of steps.
+        ValueError: a problem too ill-conditioned to be solved in a reasonable number of steps.
+        ArithmeticError: the tolerance is not met, or rounding is more than is charged for.
     """
+    condition = 1 + float((CURVATURE * loss_weight / quadratic).max())
+    if not condition <= _LARGEST_CONDITION:
+        raise ValueError(
+            f"loss_weight / (4 (rho + 2 eta neighbours)) must be below {_LARGEST_CONDITION:g}, "
+            f"got {condition - 1:.3g}"
+        )
+    parts = linear.norm(dim=-1, keepdim=True) if parts is None else parts
+
+    def check(f: Tensor) -> None:
+        lost = float(_lost(nodes, f, parts, loss_weight, quadratic).max())
+        if not lost <= ROUNDING:
+            raise ArithmeticError(
+                f"rounding of a step must be at most {ROUNDING:.3g} C/B, which is charged for, "
+                f"got up to {lost:.3g}; nothing is sent"
+            )
 
     def gradient(f: Tensor) -> Tensor:
         return loss_weight * loss_gradient(nodes, f) + quadratic * f + linear
 
     allowed = tolerance * loss_weight / nodes.sizes
     near = _truncated_newton(nodes, gradient, start, loss_weight, quadratic, allowed)
-    return accelerate(
+    check(near)
+    found = accelerate(
         gradient,
         near,
         strong=quadratic,
         smooth=quadratic + CURVATURE * loss_weight,
         tolerance=allowed,
     )
+    check(found)
+    return found
+
+
+def _lost(nodes: Nodes, f: Tensor, parts: Tensor, loss_weight: float, quadratic: Tensor) -> Tensor:
+    """(P, K, 1), what rounding can hide of a step's gradient, in units of C/B.
+
+    With u = 2⁻⁵³: (P + 8) u of every term's norm, P nodes being the most that are added up; and of
+    the data term B u for its sum, and for its slopes the (d + 8) u ‖f‖ that a margin is off by,
+    times the curvature.
+    """
+    size = f.norm(dim=-1, keepdim=True)
+    added = (len(nodes.counts) + 8) * (quadratic * size + parts) * nodes.sizes / loss_weight
+    slopes = CURVATURE * (f.shape[-1] + 8) * size + 8
+    return _UNIT * (added + nodes.sizes * (nodes.sizes + slopes))
 
 
 def consensus_optimum(
@@ -88,7 +127,7 @@ def _newton(signed: Tensor, weight: Tensor, rho: float, tolerance: float) -> Ten
         losses = torch.nn.functional.softplus(-signed @ f)
         return float(weight @ losses + rho / 2 * f @ f)
 
-    f = torch.zeros(signed.shape[1], dtype=torch.float64)
+    f = gradient = torch.zeros(signed.shape[1], dtype=torch.float64)
     for _ in range(_NEWTON_STEPS):
         slope = torch.sigmoid(-signed @ f)
         gradient = rho * f - signed.T @ (weight * slope)
@@ -101,7 +140,10 @@ def _newton(signed: Tensor, weight: Tensor, rho: float, tolerance: float) -> Ten
         while value(f - length * step) > here + 1e-13 * abs(here) and length > 1e-6:
             length /= 2
         f = f - length * step
-    raise ArithmeticError(f"gradient norm above {tolerance} after {_NEWTON_STEPS} Newton steps")
+    raise ArithmeticError(
+        f"gradient norm must fall to {tolerance:.3g} in {_NEWTON_STEPS} Newton steps, "
+        f"got {float(gradient.norm()):.3g}"
+    )
 
 
 def accelerate(
@@ -132,6 +174,8 @@ def accelerate(
     momentum = (condition.sqrt() - 1) / (condition.sqrt() + 1)
     here, slope = start, gradient(start)
     ratio = float((slope.norm(dim=-1, keepdim=True) * condition / tolerance).max())
+    if not ratio < math.inf:
+        raise ArithmeticError(f"gradients must be finite, got {float(slope.abs().max())}")
     limit = 2 + math.ceil(float(condition.max()) ** 0.5 * math.log(18 * max(1.0, ratio) ** 2))
     ahead = here
     for _ in range(limit):
@@ -140,7 +184,10 @@ def accelerate(
         step = ahead - slope / smooth
         ahead = step + momentum * (step - here)
         here, slope = step, gradient(ahead)
-    raise ArithmeticError(f"gradient norm {float(slope.norm(dim=-1).max())} after {limit} steps")
+    raise ArithmeticError(
+        f"gradient norm must fall to {float(tolerance.min()):.3g} in {limit} steps, "
+        f"got {float(slope.norm(dim=-1).max()):.3g}"
+    )
 
 
 def _truncated_newton(

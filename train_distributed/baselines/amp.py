@@ -15,13 +15,16 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from torch import Tensor
 
 from heads import HuberSVMHead
+from heads.rows import check_norms, row_norms
 from train_distributed import accounting
 from train_distributed.baselines.task import Task
+from train_distributed.guarantee import ROUND_UP
 from train_distributed.release import Release
 
 L, RELAXATION = 1.0, 0.1  # rows are scaled to norm 1, the published choice; h
 RANK = 2  # r: replacing one record changes the Hessian by two matrices of rank 1
 STEPS = 200  # of Newton's method
+LARGEST_LOSS = 500.0  # ε₀ of a machine, beyond which composition is by adding up
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Budget:
     def regulariser(self) -> float:
         """Λ = rβ/(ε₁ − ε₃), of the sum over records."""
         beta = L**2 / (2 * RELAXATION)
-        return RANK * beta / ((1 - self.output) * self.epsilon * (1 - self.noise))
+        return RANK * beta / ((1 - self.output) * self.epsilon * (1 - self.noise)) * ROUND_UP
 
     def linear_std(self, rows: int) -> float:
         """σ₁ = (2L/n)(1 + t)/ε₃, t = √(2 ln 1/δ₁), and at large ε₃ the more that the proof needs.
@@ -48,14 +51,14 @@ class Budget:
         first = (1 - self.output) * self.epsilon * self.noise
         tail = math.sqrt(2 * math.log(1 / ((1 - self.output) * self.delta)))
         enough = (tail + math.sqrt(tail**2 + 2 * first)) / 2
-        return 2 * L / rows * max(1 + tail, enough) / first
+        return 2 * L / rows * max(1 + tail, enough) / first * ROUND_UP
 
     def output_std(self, rows: int, gradient: float) -> float:
         """σ₂ for solutions within nγ/Λ of the minimiser, twice that apart, by the exact curve."""
         multiplier = accounting.noise_multiplier(
             self.output * self.epsilon, self.output * self.delta
         )
-        return 2 * rows * gradient / self.regulariser * multiplier
+        return 2 * rows * gradient / self.regulariser * multiplier * ROUND_UP
 
 
 def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) -> Release:
@@ -83,7 +86,8 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
         raise ValueError(f"eps_frac must leave less than 1 of epsilon {epsilon}, got {eps_frac}")
     x, y = task.pooled()
     unit = x.double() / task.transform.clip_norm * L
-    gradient, generator = 1 / len(x) ** 2, task.draws
+    check_norms(row_norms(unit), L, y.shape)
+    gradient, generator = tolerance(len(x)), task.draws
     head = HuberSVMHead(
         num_classes=2, l2_reg=budget.regulariser / len(x), clip_norm=L, relaxation=RELAXATION
     )
@@ -106,10 +110,19 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
     return task.finish(torch.stack(columns, 1), report)
 
 
+def tolerance(rows: int) -> float:
+    """γ of a machine of n rows: 1/n² as published, or where float64 resolves no less, 8n 2⁻⁵³."""
+    return max(1 / rows**2, 8 * rows * 2.0**-53)
+
+
 def minimise(
     head: HuberSVMHead, x: Tensor, sign: Tensor, linear: Tensor, tolerance: float
 ) -> Tensor:
     """(d,) weights with ‖∇‖ ≤ tolerance of mean Huber loss + Λ/2 ‖w‖² + bᵀw, by Newton's method.
+
+    What rounding may hide of the gradient counts as part of it: n + d + 8 units of the data term's
+    norm and 8 of the others', and of the margins the d + 8 units of ‖w‖ that the curvature L²/2h
+    magnifies.
 
     Args:
         head: Λ and h.
@@ -123,6 +136,7 @@ def minimise(
     """
     h, w = head.relaxation, torch.zeros_like(linear)
     signed = x * sign[:, None]
+    lost, gradient = tolerance, linear
 
     def slope(gap: Tensor) -> Tensor:
         return signed.mT @ (gap / (2 * h)).clamp(0, 1) / -len(x)
@@ -136,7 +150,10 @@ def minimise(
     for _ in range(STEPS):
         gap = 1 + h - signed @ w
         gradient = slope(gap) + head.l2_reg * w + linear
-        if gradient.norm() <= tolerance:
+        size = float(w.norm())
+        lost = (len(x) + len(w) + 8 + (len(w) + 8) * size / (2 * h)) * 2.0**-53
+        lost += 8 * (head.l2_reg * size + float(linear.norm())) * 2.0**-53
+        if float(gradient.norm()) + lost <= tolerance:
             return w
         curved = signed[(gap > 0) & (gap < 2 * h)]
         hessian = curved.mT @ curved / (2 * h * len(x)) + head.l2_reg * identity
@@ -145,7 +162,10 @@ def minimise(
         while value(w - length * step) > before - 1e-4 * length * drop + 1e-15 * abs(before):
             length /= 2
         w = w - length * step
-    raise ArithmeticError(f"gradient must fall to {tolerance:.3g} in {STEPS} steps, it did not")
+    raise ArithmeticError(
+        f"gradient norm must fall to {tolerance:.3g} in {STEPS} steps, rounding included, "
+        f"got {float(gradient.norm()):.3g} and rounding of up to {lost:.3g}"
+    )
 
 
 @cache
@@ -154,10 +174,15 @@ def per_machine(epsilon: float, delta: float, machines: int) -> tuple[float, flo
     share = delta / (2 * machines)
 
     def composed(each: float) -> float:
+        asked = accounting.discretised_delta(delta, machines)
+        if (
+            each > LARGEST_LOSS or asked <= delta / 2
+        ):  # e^ε₀ overflows, or δ₀ takes all that is left
+            return machines * each
         parameters = common.DifferentialPrivacyParameters(each, share)
-        grid = min(1e-4, each / 100)
-        loss = privacy_loss_distribution.from_privacy_parameters(parameters, grid)
-        return loss.self_compose(machines).get_epsilon_for_delta(delta)
+        # All losses are multiples of ε₀, so a grid of that size rounds none of them.
+        loss = privacy_loss_distribution.from_privacy_parameters(parameters, each)
+        return loss.self_compose(machines).get_epsilon_for_delta(asked)
 
     low, high = epsilon / machines, epsilon  # adding up is always right
     while high - low > 1e-4 * low:

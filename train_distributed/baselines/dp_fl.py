@@ -17,6 +17,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from train_distributed import accounting
 from train_distributed.baselines.task import Task
 from train_distributed.release import Release
 
@@ -59,7 +60,7 @@ def train(
         x,
         y,
         task.num_classes,
-        noise=2 * multiplier * math.sqrt(users),
+        noise=2 * multiplier * math.sqrt(users) * rounding(len(x), x.shape[1] * task.num_classes),
         learning_rate=learning_rate,
         gradient_clip=gradient_clip,
         epochs=epochs,
@@ -85,7 +86,10 @@ def fit_private(
     batch_size: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """(d, K) weights by Opacus: Poisson batches, clipped gradients, noise of std `noise`·C.
+    """(d, K) float64 weights by Opacus: Poisson batches, clipped gradients, noise of `noise`·C.
+
+    All in float64, where a sum of clipped gradients is off by what `rounding` charges; in float32
+    one of many rows could move by more than 2C.
 
     Args:
         x: (N, d) rows, constant column first.
@@ -97,9 +101,12 @@ def fit_private(
         epochs: passes in expectation.
         batch_size: b.
         generator: of batches and noise.
+
+    Raises:
+        ArithmeticError: weights that leave the range of float64.
     """
     opacus = _opacus()
-    layer = nn.Linear(x.shape[1], num_classes, bias=False)
+    x, layer = x.double(), nn.Linear(x.shape[1], num_classes, bias=False).double()
     nn.init.zeros_(layer.weight)
     with warnings.catch_warnings():
         # not cryptographic (the report says float), and hooks on a layer whose input needs no grad
@@ -119,7 +126,22 @@ def fit_private(
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(layer(rows), labels).backward()
                 optimizer.step()
-    return next(layer.parameters()).detach().T.double()
+    weights = next(layer.parameters()).detach().T.double()
+    if not bool(weights.isfinite().all()):
+        raise ArithmeticError(
+            f"learning_rate must keep the weights finite, got {learning_rate} with noise of "
+            f"{noise * gradient_clip:.3g}"
+        )
+    return weights
+
+
+def rounding(rows: int, numbers: int) -> float:
+    """Factor by which float64 may stretch the 2C that a record moves a sum of gradients.
+
+    A sum of n vectors of norm C is exact to n 2⁻⁵³ of n C on either neighbour, whatever the order;
+    a vector of m numbers is clipped to C but for m 2⁻⁵³ of it.
+    """
+    return 1 + (rows**2 + numbers + 16) * 2.0**-52
 
 
 @cache
@@ -157,7 +179,10 @@ def account(
     accountant = PLDAccountant(value_discretization_interval=grid)
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
-    return accountant.get_epsilon(delta)
+    asked = accounting.discretised_delta(delta, steps)
+    if not asked > 0:
+        raise ValueError(f"delta must be > {delta - asked:.3g} for {steps} steps, got {delta}")
+    return accountant.get_epsilon(asked)
 
 
 class _Rows(Dataset[tuple[Tensor, Tensor]]):

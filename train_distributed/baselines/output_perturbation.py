@@ -30,10 +30,12 @@ class AveragedMinimisers(BlindAveraging):
         return self.weight_bound(1) / self.users
 
     def record_reach(self, sizes: Tensor) -> float:
-        """2L/(Λ n_min w), and what the solver leaves."""
-        n = int(sizes.min())
+        """2L/(Λ n_min w), and what the solver leaves: convex in n, largest at an end."""
+        return max(self._reach(int(sizes.min())), self._reach(int(sizes.max()))) / self.users
+
+    def _reach(self, n: int) -> float:
         tolerance = default_tolerance(self.head, n)
-        return certified_sensitivity(self.head, n, tolerance, torch.float32) / self.users
+        return certified_sensitivity(self.head, n, tolerance, torch.float32)
 
     def user_reach(self, sizes: Tensor) -> Tensor:
         """(users,) twice the largest minimiser there is, over w."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from train_distributed.charter.client import Client
 from train_distributed.charter.objectives import Objective
-from train_distributed.charter.plan import Plan
+from train_distributed.charter.plan import LARGEST, Plan, check_scale
 from train_distributed.charter.sums import Encoder
 from train_distributed.charter.vaidya import Cutting, Vector, cutting_planes
 
@@ -65,6 +65,7 @@ def run(
         ValueError: data that do not fit the plan.
     """
     _check(data, objective, plan)
+    check_scale("half_width", half_width)
     began, cutting = time.perf_counter(), cutting or Cutting()
     clients = [Client(x, y, plan, objective, generator) for x, y in data]
     exchange = _Quantised(clients) if plan.honest is None else _Summed(clients)
@@ -186,8 +187,12 @@ def _check(data: Sequence[tuple[Tensor, Tensor]], objective: Objective, plan: Pl
     for x, y in data:
         if len(x) != task.rows or len(y) != task.rows:
             raise ValueError(f"clients must hold {task.rows} rows as planned, got {len(x)}")
+        if x.dtype != torch.float64:
+            raise ValueError(f"rows must be float64, got {x.dtype}")
         if not bool(torch.isfinite(x).all()):
             raise ValueError("rows must be finite, got NaN or infinity")
+        if not float(x.abs().max()) <= LARGEST:
+            raise ValueError(f"rows must not exceed {LARGEST:g}, got {float(x.abs().max())}")
     count = objective.problems * objective.dimension
     if count != task.dimension:
         raise ValueError(f"dimension must be {task.dimension} as planned, got {count}")

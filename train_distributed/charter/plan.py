@@ -14,7 +14,7 @@ from train_distributed.charter.amplification import sampled_noise_multiplier
 from train_distributed.privacy import honest_users
 
 CONSTANTS = ("tight", "paper")
-_ROUND_UP = 1 + 2.0**-30  # more than sums of clipped doubles can exceed their bounds by
+SMALLEST, LARGEST = 1e-100, 1e100  # float64 holds the products of two such numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class Task:
         for name in ("epsilon", "diameter", "gradient_deviation", "loss_deviation"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+            if name != "epsilon" and math.isinf(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got inf")
         for name in ("delta", "failure"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in (0, 1), got {getattr(self, name)}")
@@ -147,7 +149,8 @@ class Plan:
     def _bits(self, limit: float, squared_scale: float, deviation: float) -> int:
         rows = self.task.rows
         private = math.sqrt(squared_scale) / self.task.epsilon  # 0 without privacy
-        return max(1, math.ceil(math.log2(2 * limit * rows / (private + deviation * rows**0.5))))
+        values = 2 * limit * rows / (private + deviation * rows**0.5)
+        return math.ceil(math.log2(max(2.0, values)))
 
 
 def make_plan(
@@ -178,7 +181,8 @@ def make_plan(
 
     Raises:
         ValueError: unknown constants; more rounds than N/3 (the message says what they would take);
-            ε beyond the range of the paper's proof; an honest fraction outside (0, 1].
+            ε beyond the range of the paper's proof; an honest fraction outside (0, 1]; a clip so
+            small or large that float64 does not hold its square.
     """
     if constants not in CONSTANTS:
         raise ValueError(f"constants must be one of {', '.join(CONSTANTS)}, got {constants!r}")
@@ -200,10 +204,22 @@ def make_plan(
         honest=honest,
         bits=bits,
     )
+    for name in ("gradient_clip", "loss_clip"):
+        check_scale(name, getattr(draft, name))
     if math.isinf(task.epsilon):
         return draft
     stds = _paper_stds(draft) if constants == "paper" else _tight_stds(draft)
     return replace(draft, gradient_std=stds[0], loss_std=stds[1])
+
+
+def check_scale(name: str, value: float) -> None:
+    """Refuses a length whose square float64 does not hold: it would be compared as 0 or infinity.
+
+    Raises:
+        ValueError: a value outside [1e-100, 1e100].
+    """
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"{name} must be in [{SMALLEST:g}, {LARGEST:g}], got {value}")
 
 
 def check_budget(task: Task, rounds: int) -> None:
@@ -224,7 +240,19 @@ def _tight_stds(plan: Plan) -> tuple[float, float]:
     multiplier = sampled_noise_multiplier(task.epsilon, task.delta, plan.rates)
     moved_loss = plan.loss_clip / plan.verification_rows  # losses are in [0, G1]
     verification = accounting.noise_multiplier(task.epsilon, task.delta, plan.rounds)
-    return moved * multiplier * _ROUND_UP, moved_loss * verification * _ROUND_UP
+    return (
+        moved * multiplier * rounding(plan.batch, task.dimension),
+        moved_loss * verification * rounding(plan.verification_rows, 1),
+    )
+
+
+def rounding(rows: int, numbers: int) -> float:
+    """Factor by which float64 may stretch what a record moves a sum of clipped vectors.
+
+    A sum of n of norm G is exact to n 2⁻⁵³ of n G on either neighbour, whatever the order; a vector
+    of m numbers is clipped to G but for m 2⁻⁵³ of it.
+    """
+    return 1 + 2.0**-30 + (rows**2 + numbers) * 2.0**-52
 
 
 def _paper_stds(plan: Plan) -> tuple[float, float]:

@@ -1,0 +1,39 @@
+"""The list of mutants fits the code: every old text is there once, every named test exists."""
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SPEC = importlib.util.spec_from_file_location("mutants", HERE / "mutants.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+mutants = importlib.util.module_from_spec(SPEC)
+sys.modules["mutants"] = mutants  # dataclasses look their module up
+SPEC.loader.exec_module(mutants)
+LIST = mutants.read()
+
+
+@pytest.mark.parametrize("mutant", LIST, ids=lambda mutant: mutant.name)
+def test_the_fault_can_be_planted_and_its_tests_exist(mutant):
+    ast.parse(mutants.planted(mutant))
+    for killer in mutant.killers:
+        file, _, name = killer.partition("::")
+        tree = ast.parse((HERE.parent / file).read_text())
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert name.partition("[")[0] in functions
+
+
+def test_a_list_that_no_longer_fits_is_refused(tmp_path):
+    mutant = LIST[0]
+    (tmp_path / mutant.file).parent.mkdir(parents=True)
+    (tmp_path / mutant.file).write_text(mutant.old * 2)
+    with pytest.raises(ValueError, match=r"must occur once in .*, got it 2 times"):
+        mutants.planted(mutant, tmp_path)
+    entry = '[[mutant]]\nname = "a"\nfile = "f"\nold = "x"\nnew = "y"\nkillers = []\n'
+    (tmp_path / "twice.toml").write_text(2 * entry)
+    with pytest.raises(ValueError, match="names must differ, got 'a' twice"):
+        mutants.read(tmp_path / "twice.toml")

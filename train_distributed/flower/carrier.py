@@ -55,6 +55,7 @@ def main(line: int, parent: int) -> None:
                 config,
                 lambda question, beat: _ask(party, question, beat, largest),
                 lambda words: frames.send(party, STATE, words.encode()),
+                lambda: not frames.hung_up(party),
             )
         except (ConnectionError, OSError):
             return  # the party is gone

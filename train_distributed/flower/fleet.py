@@ -1,4 +1,4 @@
-"""A node's connection to a SuperLink: Flower's fleet calls, those that a node without apps needs."""
+"""A node's connection to a SuperLink: the fleet calls that a node without apps needs."""
 
 import contextlib
 import time
@@ -77,9 +77,7 @@ class Fleet:
         self._due = Beat(0.8 * HEARTBEAT_SECONDS)
 
     def __enter__(self) -> Self:
-        request = ActivateNodeRequest(
-            public_key=self._public, heartbeat_interval=HEARTBEAT_SECONDS
-        )
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_SECONDS)
         try:
             self._node = Node(node_id=self._client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
@@ -151,9 +149,7 @@ class Fleet:
         return None
 
     def _confirm(self, run: int, name: str) -> None:
-        request = ConfirmMessageReceivedRequest(
-            node=self._node, run_id=run, message_object_id=name
-        )
+        request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
         self._client.ConfirmMessageReceived(request)
 
     def _reply(self, to: Any, content: bytes | Error) -> None:

@@ -41,6 +41,13 @@ def receive(line: socket.socket, largest: int, seconds: float | None = None) -> 
     return bytes(_exactly(line, length))
 
 
+def hung_up(line: socket.socket) -> bool:
+    """Whether the other end is gone and nothing of it is left to read."""
+    if not select.select([line], [], [], 0)[0]:
+        return False
+    return not line.recv(1, socket.MSG_PEEK)
+
+
 def _exactly(line: socket.socket, count: int) -> bytearray:
     content = bytearray(count)
     view, at = memoryview(content), 0

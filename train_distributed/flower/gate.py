@@ -1,22 +1,35 @@
 """What of the SuperLink the world can reach: eight calls of registered nodes, and nothing else.
 
-Flower serves nodes, its own apps and `flwr` on one port. Here every request passes this gate first:
-a path on the list, POST, a node's key that was registered and its signature over the time, a length
-that is announced and small enough. Anything else is answered before a byte of its body is read.
+Flower's own server answers nodes, apps and `flwr` on one port. This one has Flower's handlers of
+eight fleet calls and no others: no control interface, no runtime interface, no app to fetch. A
+request passes in this order: a call on the list, POST; a registered key and its signature over the
+time; a length that is announced and small enough; then its body is read, and must speak for the
+node that signed.
 """
 
 import asyncio
 import binascii
 import datetime
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
 from flwr.common.constant import TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from flwr.superlink.servicer.fleet import fleet_handlers as handlers
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -24,114 +37,117 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 OVERHEAD = 2**16  # bytes that a call may have beside an object
 REQUEST_SECONDS = 120  # from the headers to the end of the answer
-IDLE_SECONDS = 60  # without a complete header
-_OBJECT = "/v1/fleet/push-object"
-CALLS = frozenset(
-    {_OBJECT}
-    | {
-        f"/v1/fleet/{name}"
-        for name in (
-            "activate-node",
-            "deactivate-node",
-            "send-node-heartbeat",
-            "pull-messages",
-            "push-messages",
-            "pull-object",
-            "confirm-message-received",
-        )
-    }
+_PREFIX, _OBJECT = "/v1/fleet/", "push-object"
+_MEDIA = b"application/x-protobuf"
+_KEY, _SIGNATURE, _TIME = (
+    name.lower().encode()
+    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
 )
 
 
 class Gate:
-    """An ASGI application in front of the SuperLink's."""
+    """An ASGI application with the eight calls."""
 
-    def __init__(self, app: Any, keys: Collection[bytes], largest: int) -> None:
-        """Puts a gate before an app.
+    def __init__(self, state: Any, nodes: Mapping[bytes, int], largest: int) -> None:
+        """Opens nothing yet.
 
         Args:
-            app: the SuperLink's ASGI application.
-            keys: the registered nodes' public keys, as Flower sends them.
+            state: the SuperLink's.
+            nodes: public key, as Flower sends it -> the node registered with it.
             largest: bytes of the largest object.
         """
-        self._app, self._keys, self._largest = app, frozenset(keys), largest
+        self._nodes, self._largest = dict(nodes), largest
+        store = state.object_store
+        self._calls: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
+            "activate-node": (ActivateNodeRequest, lambda r: handlers.activate_node(r, state)),
+            "deactivate-node": (
+                DeactivateNodeRequest,
+                lambda r: handlers.deactivate_node(r, state),
+            ),
+            "send-node-heartbeat": (
+                SendNodeHeartbeatRequest,
+                lambda r: handlers.send_node_heartbeat(r, state),
+            ),
+            "pull-messages": (
+                PullMessagesRequest,
+                lambda r: handlers.pull_messages(r, state, store),
+            ),
+            "push-messages": (PushMessagesRequest, lambda r: handlers.push_messages(r, state)),
+            _OBJECT: (PushObjectRequest, lambda r: handlers.push_object(r, state)),
+            "pull-object": (PullObjectRequest, lambda r: handlers.pull_object(r, state)),
+            "confirm-message-received": (
+                ConfirmMessageReceivedRequest,
+                lambda r: handlers.confirm_message_received(r, state, store),
+            ),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or refuses it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        status = self._judge(scope)
-        if status is not None:
-            await _refuse(send, status)
-            return
+        """Answers one request; a refusal has a status and no body."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                await self._app(scope, receive, send)
+                status, body = await self._answer(scope, receive)
+                media = (
+                    [(b"content-type", _MEDIA)] if status == 200 else [(b"connection", b"close")]
+                )
+                headers = [(b"content-length", str(len(body)).encode()), *media]
+                start = {"type": "http.response.start", "status": status, "headers": headers}
+                await send(start)
+                await send({"type": "http.response.body", "body": body})
         except TimeoutError:
-            return  # the connection is closed, since the answer is not complete
+            return  # an answer that is not complete ends the connection
 
-    def _judge(self, scope: Scope) -> int | None:
-        """The HTTP status of a refusal, or None."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in CALLS:
-            return 404
-        headers = {name: value for name, value in scope["headers"]}
-        if not self._signed(headers):
-            return 401
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        call = scope["path"].removeprefix(_PREFIX)
+        if scope["method"] != "POST" or scope["path"] != _PREFIX + call or call not in self._calls:
+            return 404, b""
+        headers = dict(scope["headers"])
+        key = _signer(headers, self._nodes)
+        if key is None:
+            return 401, b""
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or b"transfer-encoding" in headers:
-            return 411
-        most = OVERHEAD + self._largest * (scope["path"] == _OBJECT)
-        return 413 if len(length) > 12 or int(length) > most else None
-
-    def _signed(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a registered node has signed the time, and the time is now."""
+            return 411, b""
+        most = OVERHEAD + self._largest * (call == _OBJECT)
+        if len(length) > 12 or int(length) > most:
+            return 413, b""
+        kind, handler = self._calls[call]
         try:
-            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
-            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
-            stamp = headers[TIMESTAMP_HEADER.encode()]
-            if key not in self._keys:
-                return False
-            signed = datetime.datetime.fromisoformat(stamp.decode("ascii"))
-            age = (datetime.datetime.now(datetime.UTC) - signed).total_seconds()
-            if abs(age) > TIMESTAMP_TOLERANCE:
-                return False
-            return verify_signature(bytes_to_public_key(key), stamp, signature)
-        except (KeyError, ValueError, TypeError, binascii.Error, InvalidSignature):
-            return False
+            request = kind.FromString(await _body(receive))
+            if not self._speaks_for(request, key):
+                return 401, b""
+            return 200, handler(request).SerializeToString()
+        except Exception:  # whatever a node can send: Flower's own errors, broken protobuf
+            return 409, b""
+
+    def _speaks_for(self, request: Any, key: bytes) -> bool:
+        """Whether a request is about the node that signed it."""
+        if isinstance(request, ActivateNodeRequest):
+            return request.public_key == key
+        about = request if isinstance(request, DeactivateNodeRequest) else request.node
+        return about.node_id == self._nodes[key]
 
 
-async def _refuse(send: Send, status: int) -> None:
-    headers = [(b"content-length", b"0"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
+def _signer(headers: Mapping[bytes, bytes], nodes: Mapping[bytes, int]) -> bytes | None:
+    """The registered key that has signed the time, if the time is now."""
+    try:
+        key = b64decode(headers[_KEY], validate=True)
+        stamp = headers[_TIME]
+        age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(stamp.decode())
+        signature = b64decode(headers[_SIGNATURE], validate=True)
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        return None
+    if key not in nodes or abs(age.total_seconds()) > TIMESTAMP_TOLERANCE:
+        return None
+    return key if verify_signature(bytes_to_public_key(key), stamp, signature) else None
 
 
-class Door(H11Protocol):
-    """One connection: closed when there are too many, or its next header does not come in time."""
-
-    most = 1024  # connections at once
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Lets it in, or closes it."""
-        super().connection_made(transport)
-        self._waiting = self.loop.call_later(IDLE_SECONDS, transport.close)
-        if len(self.connections) > self.most:
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        """Stops the clock once a header is complete."""
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._waiting.cancel()
-
-    def on_response_complete(self) -> None:
-        """Starts the clock for the next header."""
-        super().on_response_complete()
-        self._waiting.cancel()
-        self._waiting = self.loop.call_later(IDLE_SECONDS, self.transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock."""
-        self._waiting.cancel()
-        super().connection_lost(exc)
+async def _body(receive: Receive) -> bytes:
+    """All of it; the server reads no more than was announced."""
+    parts = []
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            raise ConnectionError("request must be complete, was broken off")
+        parts.append(event.get("body", b""))
+        if not event.get("more_body", False):
+            return b"".join(parts)

@@ -1,7 +1,8 @@
 """The operator's process that talks to the network: Flower's SuperLink, and a line to the operator.
 
 It holds the TLS key and the nodes' public keys, but none of the federation's: what passes through
-is signed and encrypted end to end. There is no way in but the gate's calls, and no app ever runs.
+is signed and encrypted end to end. Of the SuperLink it runs the state and the handlers that nodes
+need; there is no way in but the gate's calls, and no app ever runs.
 
     operator -> hub   configuration (JSON) | ASK node u64, request | FORGET node | WHO
     hub -> operator   READY (JSON: node of each key) | FAILED words | HERE (JSON: nodes) |
@@ -22,11 +23,16 @@ from typing import Any
 import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.superlink.main import create_app
+from flwr.superlink.config_loader import (
+    get_federation_manager,
+    get_objectstore_linkstate_factories,
+)
 
 from train_distributed.flower import frames
-from train_distributed.flower.gate import Door, Gate
+from train_distributed.flower.door import Door
+from train_distributed.flower.gate import Gate
 from train_distributed.flower.post import Post
 from train_distributed.flower.sandbox import confine, leash
 
@@ -60,23 +66,24 @@ class Hub:
     def __init__(self, operator: socket.socket, config: dict[str, Any]) -> None:
         self._operator, self._largest = operator, int(config["largest"])
         self._line = threading.Lock()
-        app = create_app()
-        app.state.enable_supernode_auth = True  # also behind the gate, no node registers itself
-        state = app.state.linkstate_factory.state()
+        _, factory = get_objectstore_linkstate_factories(
+            FLWR_IN_MEMORY_DB_NAME, get_federation_manager()
+        )
+        state = factory.state()
         keys = [public_key_to_bytes(_public(text)) for text in config["nodes"]]
-        self._nodes = [
-            state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in keys
-        ]
+        self._nodes = {
+            key: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in keys
+        }
         self._post = Post(state, self._largest)
         self._socket = socket.create_server((config["host"], config["port"]), backlog=1024)
         Door.most = 4 * len(keys) + 64
-        self._server = uvicorn.Server(_serving(Gate(app, keys, self._largest), config))
+        self._server = uvicorn.Server(_serving(Gate(state, self._nodes, self._largest), config))
         own = Path(os.environ["TMPDIR"])
         self._confined = confine(own, (), 2**31 + 64 * self._largest)
 
     def run(self) -> None:
         """Serves nodes in this thread, the operator in two others."""
-        ready = {"nodes": self._nodes, "confined": self._confined}
+        ready = {"nodes": list(self._nodes.values()), "confined": self._confined}
         frames.send(self._operator, READY, json.dumps(ready).encode())
         for work in (self._take, self._bring):
             threading.Thread(target=self._while_wanted, args=(work,), daemon=True).start()
@@ -126,6 +133,7 @@ def _serving(gate: Gate, config: dict[str, Any]) -> uvicorn.Config:
         gate,  # pyright: ignore[reportArgumentType]
         http=Door,
         ws="none",
+        lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,

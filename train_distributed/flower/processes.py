@@ -108,7 +108,7 @@ def _check_flower() -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    for end, seconds in ((lambda: None, 0.5), (process.terminate, 2.0), (process.kill, None)):
+    for end, seconds in ((lambda: None, 3.0), (process.terminate, 2.0), (process.kill, None)):
         end()
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)

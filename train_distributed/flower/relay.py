@@ -39,7 +39,7 @@ class FlowerRelay:
         self._hub, self._seconds, self._largest = hub, seconds, largest
         self._arrived: dict[int, bytes | None] = {}
         self._refused: dict[int, str] = {}
-        self._here: list[int] | None = None
+        self._here: list[list[int]] = []
         self.sent = self.received = 0  # bytes of requests and answers
         frame = frames.receive(hub.line, 2**24, START_SECONDS)
         if frame is None or frame[:1] != _READY:
@@ -51,13 +51,13 @@ class FlowerRelay:
 
     def nodes(self) -> dict[int, str]:
         """Node -> fingerprint of its key, of those that are connected now."""
-        self._here = None
+        self._here.clear()
         frames.send(self._hub.line, _WHO)
         deadline = time.monotonic() + GRACE_SECONDS
-        while self._here is None:
+        while not self._here:
             if not self._file(deadline - time.monotonic()):
                 raise ConnectionError(f"hub must answer within {GRACE_SECONDS} s, did not")
-        return {node: self._keys[node] for node in self._here}
+        return {node: self._keys[node] for node in self._here.pop()}
 
     def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
         """Node -> answer, of those that answered within the time-out."""
@@ -123,7 +123,7 @@ class FlowerRelay:
         if kind == _FAILED:
             raise ConnectionError(f"SuperLink ended: {body.decode(errors='replace')}")
         if kind == _HERE:
-            self._here = json.loads(body)
+            self._here.append(json.loads(body))
             return True
         (node,) = _NODE.unpack_from(body)
         if kind == _BAD:

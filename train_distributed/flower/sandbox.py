@@ -62,7 +62,9 @@ def confine(own: Path, connect: Iterable[int], memory: int) -> bool:
 
 def _landlock(libc: ctypes.CDLL, version: int, own: Path, connect: Iterable[int]) -> bool:
     every = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1
-    fields = [every] + [_CONNECT | _BIND] * (version >= 4) + [3] * (version >= 6)  # abstract, signal
+    fields = (
+        [every] + [_CONNECT | _BIND] * (version >= 4) + [3] * (version >= 6)
+    )  # abstract, signal
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     ruleset = libc.syscall(_CREATE, attributes, len(attributes), 0)
     if ruleset < 0:

@@ -32,6 +32,7 @@ class Federation:
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
     corrupt_fraction: float = 0.1  # protocol "secagg"
     dropout_fraction: float = 0.2
+    nodes: dict[int, str] = field(default_factory=dict)  # party -> its node key's fingerprint
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `ModelTask`
 
     def __post_init__(self) -> None:
@@ -49,6 +50,9 @@ class Federation:
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not _KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
+        for party, fingerprint in self.nodes.items():
+            if self.verifying_key(party) is None or not _KEY.fullmatch(fingerprint):
+                raise ValueError(f"nodes must be fingerprints of parties, got {party}")
 
     @staticmethod
     def load(path: Path) -> "Federation":
@@ -62,6 +66,7 @@ class Federation:
             fields = json.loads(path.read_text())
             fields["users"] = {int(user): key for user, key in fields["users"].items()}
             fields["servers"] = tuple(fields["servers"])
+            fields["nodes"] = {int(p): key for p, key in fields.get("nodes", {}).items()}
             return Federation(**fields)
         except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(
@@ -77,6 +82,25 @@ class Federation:
     def digest(self) -> bytes:
         """SHA-256 of all of the above; part of every session."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
+
+    @property
+    def largest_frame(self) -> int:
+        """Bytes that one request or answer may have: a vector per server, and what names users."""
+        return 2**16 + 2**10 * len(self.users) + 8 * self.dimension * (len(self.servers) + 1)
+
+    @property
+    def poll_seconds(self) -> float:
+        """How often a node asks whether there is a question: all together 50 times a second."""
+        return max(0.2, len(self.users) / 50)
+
+    def verifying_key(self, party: int) -> bytes | None:
+        """The key that must have signed a party's messages; None for a stranger."""
+        if party in self.users:
+            return bytes.fromhex(self.users[party])
+        place = party - FIRST_SERVER
+        if 0 <= place < len(self.servers):
+            return bytes.fromhex(self.servers[place]["verifying"])
+        return None
 
     def session(self, nonce: bytes) -> Session:
         """The session with this nonce.
@@ -108,6 +132,13 @@ class Federation:
             servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
             context=b"shares" + self.digest,
         )
+
+
+def name_of(party: int) -> str:
+    """A party as people say it."""
+    if party < FIRST_SERVER:
+        return f"user {party}"
+    return f"computation server {party - FIRST_SERVER}" if party > FIRST_SERVER else "operator"
 
 
 def _public(keys: dict[str, str]) -> PublicKeys:

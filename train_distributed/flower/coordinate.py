@@ -8,13 +8,16 @@ from typing import Protocol
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, words
 from train_distributed.flower.federation import Federation
-from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, ProtocolError
+from train_distributed.flower.run_replicated import run_replicated
+from train_distributed.flower.run_shares import run_shares
+from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.opening import Opened, combine
+from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.secagg_server import SecAggServer
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
-from train_distributed.secure_sum.wire import receiver_of
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+REFUSED_BYTES = 1000  # of a refusal in words
 
 
 class Relay(Protocol):
@@ -69,7 +72,9 @@ def coordinate(
         server = SecAggServer(federation.secagg(nonce), keys, journal)
         return _run_secagg(federation, server, present, log)
     desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
-    return _run_shares(federation.session(nonce), desk, nonce, present, log)
+    if federation.protocol == "shares-replicated":
+        return run_replicated(federation.replicated(nonce), desk, nonce, present, log)
+    return run_shares(federation.session(nonce), desk, nonce, present, log)
 
 
 class _Present:
@@ -102,17 +107,20 @@ class _Present:
         self._local[party] = desk
         self.ask({party: bytes([Request.HELLO]) + nonce})
 
-    def ask(self, requests: dict[int, bytes]) -> dict[int, list[bytes]]:
-        """Party -> messages, of the parties that answered and did not refuse."""
+    def ask(self, requests: dict[int, bytes], longest: int | None = None) -> dict[int, list[bytes]]:
+        """Party -> messages, of those that answered, within so many bytes, and did not refuse."""
         remote = {self._node[p]: r for p, r in requests.items() if p in self._node}
         party = {self._node[p]: p for p in requests if p in self._node}
         answers = {p: self._local[p].answer(r) for p, r in requests.items() if p in self._local}
         if remote:
             answers |= {party[n]: a for n, a in self._relay.ask(remote).items() if n in party}
-        done = {p: self._done(f"party {p}", a) for p, a in answers.items()}
+        done = {p: self._done(f"party {p}", a, longest) for p, a in answers.items()}
         return {p: messages for p, messages in done.items() if messages is not None}
 
-    def _done(self, who: str, answer: bytes) -> list[bytes] | None:
+    def _done(self, who: str, answer: bytes, longest: int | None = None) -> list[bytes] | None:
+        if longest is not None and len(answer) > max(longest, REFUSED_BYTES):
+            self._log.refused.append(f"{who}: answer must be <= {longest} bytes, got {len(answer)}")
+            return None
         if answer[:1] == DONE:
             try:
                 return split(answer[1:])
@@ -146,53 +154,3 @@ def _take(receive: Callable[[bytes], None], answers: dict[int, list[bytes]], log
                 receive(message)
             except ProtocolError as error:
                 log.refused.append(f"party {party}: {words(error)}")
-
-
-def _run_shares(
-    session: Session, own: ComputationDesk, nonce: bytes, present: _Present, log: Log
-) -> Opened:
-    present.host(FIRST_SERVER, own, nonce)
-    *seeds, last = sorted(session.servers)
-    users = {user for user in present.first if user in session.users}
-    parts = _sort({user: present.first[user] for user in users}, session, log)
-    log.lost(set(session.users) - users, "submit")
-    for server in seeds:
-        _deliver(present, {server: parts[server]}, log)
-    held = _signed(present, seeds, Request.CLOSE)
-    _deliver(present, {last: [*held.values(), *parts[last]]}, log)
-    commits: dict[int, bytes] = {}
-    for server in (last, *seeds):
-        commits |= _signed(present, [server], Request.COMMIT)
-        others = [s for s in session.servers if s != server]
-        _deliver(present, {s: [commits[server]] for s in others}, log)
-    openings = _signed(present, sorted(session.servers), Request.OPEN)
-    opened = combine(session, commits[last], list(openings.values()))
-    log.lost(users - opened.users, "shares")
-    return opened
-
-
-def _sort(first: dict[int, list[bytes]], session: Session, log: Log) -> dict[int, list[bytes]]:
-    """Server -> the users' messages for it."""
-    parts: dict[int, list[bytes]] = {server: [] for server in session.servers}
-    for user, messages in sorted(first.items()):
-        for message in messages:
-            try:
-                parts.get(receiver_of(message), []).append(message)
-            except ProtocolError as error:
-                log.refused.append(f"party {user}: {words(error)}")
-    return parts
-
-
-def _signed(present: _Present, servers: list[int], request: Request) -> dict[int, bytes]:
-    """The one message of each server; without any of them the session ends."""
-    answers = present.ask({server: bytes([request]) for server in servers})
-    missing = [server for server in servers if len(answers.get(server, [])) != 1]
-    if missing:
-        raise OutOfOrder(f"all servers must answer {request.name}, missing {missing}")
-    return {server: answers[server][0] for server in servers}
-
-
-def _deliver(present: _Present, messages: dict[int, list[bytes]], log: Log) -> None:
-    answers = present.ask({s: bytes([Request.DELIVER]) + join(m) for s, m in messages.items()})
-    for server, refused in answers.items():
-        log.refused += [f"server {server}: {text.decode(errors='replace')}" for text in refused]

@@ -15,17 +15,14 @@ from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.federation import Federation
-from train_distributed.secure_sum.errors import (
-    AlreadyOpened,
-    MalformedMessage,
-    OutOfOrder,
-    ProtocolError,
-)
+from train_distributed.flower.share_desk import Machine, Submitter, close, receive_all, settle
+from train_distributed.secure_sum.errors import AlreadyOpened, MalformedMessage, OutOfOrder
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.prg import SEED_BYTES
+from train_distributed.secure_sum.replicated_server import ReplicaServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
-from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+from train_distributed.secure_sum.shares import SeedServer, VectorServer
 
 Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: called once a session
 
@@ -33,11 +30,13 @@ Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: cal
 class Request(IntEnum):
     """What the relay may ask."""
 
-    HELLO = 0  # body: nonce; answer: who is here, and a user's first messages
+    HELLO = 0  # body: nonce; answer: who is here, and a user's first messages (`secagg`)
     DELIVER = 1  # body: messages for this party; answer: its messages, or refusals in words
-    CLOSE = 2  # computation server: take no more shares
+    CLOSE = 2  # computation server: say whose shares are held; body: messages to take before
     COMMIT = 3  # computation server: sign the set of users
     OPEN = 4  # computation server: open the sum
+    NEXT = 8  # user, both kinds of shares: its next messages to the servers
+    SETTLE = 9  # replicated server: end a round; body: lost servers, and the others' messages
 
 
 DONE, REFUSED = b"\0", b"\1"
@@ -66,11 +65,18 @@ class UserDesk:
             raise ValueError(f"keys must be those that the federation lists for user {identity}")
         self._federation, self._identity, self._keys = federation, identity, keys
         self._submission, self._journal = submission, journal
-        self._user: SecAggUser | None = None
+        self._user: SecAggUser | Submitter | None = None
 
     def answer(self, request: bytes) -> bytes:
         """The answer to one request; a refusal is an answer."""
-        return _answer(request, {Request.HELLO: self._hello, Request.DELIVER: self._deliver})
+        return _answer(
+            request,
+            {
+                Request.HELLO: self._hello,
+                Request.DELIVER: self._deliver,
+                Request.NEXT: lambda _: self._next(),
+            },
+        )
 
     def _hello(self, nonce: bytes) -> list[bytes]:
         name = struct.pack(">I", self._identity)
@@ -83,13 +89,19 @@ class UserDesk:
             setup = federation.secagg(nonce)
             self._user = SecAggUser(setup, self._identity, self._keys, vector, self._journal)
             return [name, self._user.start()]
-        session = federation.session(nonce)
-        user = SharesUser(session, self._identity, self._keys, self._journal)
-        return [name, *(message for _, message in user.submit(vector))]
+        self._user = Submitter(federation, nonce, self._identity, self._keys, self._journal, vector)
+        return [name]
+
+    def _next(self) -> list[bytes]:
+        if not isinstance(self._user, Submitter):
+            raise OutOfOrder("NEXT must come after HELLO, to a user of shares")
+        return self._user.next()
 
     def _deliver(self, body: bytes) -> list[bytes]:
         if self._user is None:
             raise OutOfOrder("HELLO must come first")
+        if isinstance(self._user, Submitter):
+            return self._user.receive(split(body))
         return [self._user.receive(message) for message in split(body)]
 
     def _take_ticket(self, nonce: bytes) -> None:
@@ -103,14 +115,14 @@ class UserDesk:
 
 
 class ComputationDesk:
-    """A computation server's, protocol A."""
+    """A computation server's, protocol A with or without replicas."""
 
     def __init__(
         self, federation: Federation, server: int, keys: PrivateKeys, journal: Journal
     ) -> None:
         self._federation, self._server = federation, server
         self._keys, self._journal = keys, journal
-        self._machine: SeedServer | VectorServer | None = None
+        self._machine: Machine | None = None
 
     def answer(self, request: bytes) -> bytes:
         """The answer to one request; a refusal is an answer."""
@@ -118,42 +130,32 @@ class ComputationDesk:
             request,
             {
                 Request.HELLO: self._hello,
-                Request.DELIVER: self._deliver,
-                Request.CLOSE: lambda _: [self._seed_server.close()],
+                Request.DELIVER: lambda body: receive_all(self._ready, split(body)),
+                Request.CLOSE: lambda body: close(self._ready, body),
                 Request.COMMIT: lambda _: [self._ready.commit()],
                 Request.OPEN: lambda _: [self._ready.open()],
+                Request.SETTLE: lambda body: settle(self._ready, body),
             },
         )
 
     @property
-    def _ready(self) -> SeedServer | VectorServer:
+    def _ready(self) -> Machine:
         if self._machine is None:
             raise OutOfOrder("HELLO must come first")
         return self._machine
-
-    @property
-    def _seed_server(self) -> SeedServer:
-        if not isinstance(self._ready, SeedServer):
-            raise OutOfOrder("CLOSE must go to a server of seeds, got the last")
-        return self._ready
 
     def _hello(self, nonce: bytes) -> list[bytes]:
         if len(nonce) != SEED_BYTES:
             raise MalformedMessage(f"nonce must be {SEED_BYTES} bytes, got {len(nonce)}")
         session = self._federation.session(nonce)
         self._journal.claim(session.digest, "serve", b"")
-        kind = VectorServer if self._server == max(session.servers) else SeedServer
-        self._machine = kind(session, self._server, self._keys, self._journal)
+        if self._federation.protocol == "shares-replicated":
+            setup = self._federation.replicated(nonce)
+            self._machine = ReplicaServer(setup, self._server, self._keys, self._journal)
+        else:
+            kind = VectorServer if self._server == max(session.servers) else SeedServer
+            self._machine = kind(session, self._server, self._keys, self._journal)
         return [struct.pack(">I", self._server)]
-
-    def _deliver(self, body: bytes) -> list[bytes]:
-        refused = []
-        for message in split(body):
-            try:
-                self._ready.receive(message)
-            except ProtocolError as error:
-                refused.append(words(error).encode())
-        return refused
 
 
 def words(error: Exception) -> str:

@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from pretrain.output import new_file
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 
+SERVERS = {"shares": (2, 2**16), "shares-replicated": (3, 2**16), "secagg": (1, 1)}  # of each
 _KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
@@ -24,23 +26,24 @@ class Federation:
         ValueError: a field out of range.
     """
 
-    protocol: Literal["shares", "secagg"]
+    protocol: Literal["shares", "shares-replicated", "secagg"]
     dimension: int  # d, numbers that every user submits
     minimum: int  # m_min, fewest users whose sum may be opened
     users: dict[int, str]  # identity -> Ed25519 public key, hexadecimal
     servers: tuple[dict[str, str], ...]  # "verifying" and "sealing" keys; the operator's first
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
-    corrupt_fraction: float = 0.1  # protocol "secagg"
-    dropout_fraction: float = 0.2
+    corrupt_fraction: float = 0.1  # protocols "secagg" and "shares-replicated"
+    dropout_fraction: float = 0.2  # protocol "secagg"
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `ModelTask`
 
     def __post_init__(self) -> None:
-        if self.protocol not in ("shares", "secagg"):
-            raise ValueError(f'protocol must be "shares" or "secagg", got {self.protocol!r}')
-        least = 2 if self.protocol == "shares" else 1
-        if len(self.servers) < least or (self.protocol == "secagg" and len(self.servers) != 1):
+        if self.protocol not in SERVERS:
+            raise ValueError(f"protocol must be one of {[*SERVERS]}, got {self.protocol!r}")
+        least, most = SERVERS[self.protocol]
+        if not least <= len(self.servers) <= most:
             raise ValueError(
-                f"servers must be >= 2 for shares and 1 for secagg, got {len(self.servers)}"
+                f"servers must be >= 2 for shares, >= 3 for shares-replicated and 1 for secagg, "
+                f"got {len(self.servers)}"
             )
         for name in ("dimension", "minimum", "sessions"):
             value = getattr(self, name)
@@ -84,7 +87,23 @@ class Federation:
         Raises:
             ValueError: keys or numbers that no session can have.
         """
-        return self.secagg(nonce).session if self.protocol == "secagg" else self._shares(nonce)
+        if self.protocol == "secagg":
+            return self.secagg(nonce).session
+        if self.protocol == "shares-replicated":
+            return self.replicated(nonce).session
+        return self._shares(nonce)
+
+    def replicated(self, nonce: bytes) -> Replicated:
+        """The session of replicated shares with this nonce."""
+        return Replicated.agree_on(
+            nonce=nonce,
+            dimension=self.dimension,
+            minimum=self.minimum,
+            users={user: bytes.fromhex(key) for user, key in self.users.items()},
+            servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
+            corrupt_fraction=self.corrupt_fraction,
+            context=self.digest,
+        )
 
     def secagg(self, nonce: bytes) -> SecAgg:
         """The session of protocol B with this nonce."""

@@ -121,6 +121,8 @@ class ModelTask:
         """With whom the operator may collude, beside the honest fraction that the noise assumes."""
         if self.federation.protocol == "shares":
             return {"holds_against": "all computation servers but one"}
+        if self.federation.protocol == "shares-replicated":
+            return {"holds_against": "any one computation server; two see every user's submission"}
         share = self.federation.corrupt_fraction
         return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
 

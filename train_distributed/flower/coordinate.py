@@ -1,13 +1,14 @@
 """The operator's side: runs one session over a relay that may lose anyone at any time."""
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, words
 from train_distributed.flower.federation import Federation
+from train_distributed.flower.portions import BATCH_BYTES
 from train_distributed.flower.run_replicated import run_replicated
 from train_distributed.flower.run_shares import run_shares
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError
@@ -44,6 +45,10 @@ class Log:
         for user in sorted(users):
             self.missing.setdefault(user, step)
 
+    def refuse(self, who: str, why: str) -> None:
+        """Notes what was refused, of whom, and why."""
+        self.refused.append(f"{who}: {why}")
+
 
 def coordinate(
     federation: Federation,
@@ -71,10 +76,10 @@ def coordinate(
     if federation.protocol == "secagg":
         server = SecAggServer(federation.secagg(nonce), keys, journal)
         return _run_secagg(federation, server, present, log)
-    desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
+    present.host(FIRST_SERVER, ComputationDesk(federation, FIRST_SERVER, keys, journal), nonce)
     if federation.protocol == "shares-replicated":
-        return run_replicated(federation.replicated(nonce), desk, nonce, present, log)
-    return run_shares(federation.session(nonce), desk, nonce, present, log)
+        return run_replicated(federation.replicated(nonce), present, log)
+    return run_shares(federation.session(nonce), present, log)
 
 
 class _Present:
@@ -116,6 +121,15 @@ class _Present:
             answers |= {party[n]: a for n, a in self._relay.ask(remote).items() if n in party}
         done = {p: self._done(f"party {p}", a, longest) for p, a in answers.items()}
         return {p: messages for p, messages in done.items() if messages is not None}
+
+    def ask_each(
+        self, requests: dict[int, bytes], longest: int
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """(party, messages) of those that answer, so many at a time as make a batch."""
+        size, parties = max(1, BATCH_BYTES // longest), list(requests)
+        for start in range(0, len(parties), size):
+            batch = {p: requests[p] for p in parties[start : start + size]}
+            yield from self.ask(batch, longest).items()
 
     def _done(self, who: str, answer: bytes, longest: int | None = None) -> list[bytes] | None:
         if longest is not None and len(answer) > max(longest, REFUSED_BYTES):

@@ -35,7 +35,7 @@ class Request(IntEnum):
     CLOSE = 2  # computation server: say whose shares are held; body: messages to take before
     COMMIT = 3  # computation server: sign the set of users
     OPEN = 4  # computation server: open the sum
-    NEXT = 8  # user, both kinds of shares: its next messages to the servers
+    NEXT = 8  # user, both kinds of shares; body: number of the portion of its messages, one byte
     SETTLE = 9  # replicated server: end a round; body: lost servers, and the others' messages
 
 
@@ -74,7 +74,7 @@ class UserDesk:
             {
                 Request.HELLO: self._hello,
                 Request.DELIVER: self._deliver,
-                Request.NEXT: lambda _: self._next(),
+                Request.NEXT: self._next,
             },
         )
 
@@ -84,18 +84,19 @@ class UserDesk:
         if len(nonce) != SEED_BYTES:
             raise MalformedMessage(f"nonce must be {SEED_BYTES} bytes, got {len(nonce)}")
         self._take_ticket(nonce)
-        vector = self._submission()
         if federation.protocol == "secagg":
-            setup = federation.secagg(nonce)
+            setup, vector = federation.secagg(nonce), self._submission()
             self._user = SecAggUser(setup, self._identity, self._keys, vector, self._journal)
             return [name, self._user.start()]
-        self._user = Submitter(federation, nonce, self._identity, self._keys, self._journal, vector)
+        self._user = Submitter(
+            federation, nonce, self._identity, self._keys, self._journal, self._submission
+        )
         return [name]
 
-    def _next(self) -> list[bytes]:
+    def _next(self, number: bytes) -> list[bytes]:
         if not isinstance(self._user, Submitter):
             raise OutOfOrder("NEXT must come after HELLO, to a user of shares")
-        return self._user.next()
+        return self._user.portion(number)
 
     def _deliver(self, body: bytes) -> list[bytes]:
         if self._user is None:

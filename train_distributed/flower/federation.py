@@ -76,6 +76,11 @@ class Federation:
         with new_file(path) as partial:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
+    @property
+    def may_be_absent(self) -> int:
+        """Computation servers that a session can do without."""
+        return 1 if self.protocol == "shares-replicated" else 0
+
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of all of the above; part of every session."""

@@ -3,21 +3,23 @@
 The relay checks what it can before it forwards: that each message is signed by the user who sent
 it, for the server it names, of the length that follows from d and S. So a user that sends anything
 else is named and left out at once, and what a server refuses afterwards is between two parties:
-the user's sealed content, and the server's word. One batch is all that the operator holds.
+the user's sealed content, and the server's word. One batch is all that the operator holds, and
+all that a request carries.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.desk import ComputationDesk, Request
+from train_distributed.flower.desk import Request
+from train_distributed.flower.federation import Federation
 from train_distributed.flower.share_desk import REFUSAL_BYTES, read_refusal
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
-from train_distributed.secure_sum.session import EVERYONE, Session
+from train_distributed.secure_sum.session import EVERYONE, Session, name_of
 from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, receiver_of
 
 BATCH_BYTES = 2**25  # of users' messages at a time; a single user's may be longer
-BATCH_USERS = 1000
+BATCH_USERS = 1000  # whose messages are forwarded at a time
 _LIST, _ITEM = 5, 8  # bytes that an answer and each message in it add
 
 
@@ -29,19 +31,23 @@ class Present(Protocol):
         """Whoever is here."""
         ...
 
-    def host(self, party: int, desk: ComputationDesk, nonce: bytes) -> None:
-        """A desk in this process."""
-        ...
-
     def ask(self, requests: dict[int, bytes], longest: int) -> dict[int, list[bytes]]:
         """Party -> messages, of the parties that answered, did not refuse, and kept to the size."""
+        ...
+
+    def ask_each(
+        self, requests: dict[int, bytes], longest: int
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """The same one by one, as they come; others may be asked meanwhile."""
         ...
 
 
 class Log(Protocol):
     """What went wrong on the way."""
 
-    refused: list[str]
+    def refuse(self, who: str, why: str) -> None:
+        """Notes a refusal."""
+        ...
 
     def lost(self, users: Iterable[int], step: str) -> None:
         """Notes users that did not get past a step."""
@@ -61,15 +67,31 @@ def refusals_bytes(messages: int) -> int:
     return _LIST + messages * (_ITEM + REFUSAL_BYTES + 4)
 
 
+def largest_frame(federation: Federation) -> int:
+    """Bytes of the longest request or answer of both kinds of shares.
+
+    A batch on its way to a server is under `BATCH_BYTES`, or one user's messages; a user's answer
+    and an OPENING have at most a vector per server. Beside them: sets of users, and refusals.
+    """
+    vectors = len(federation.servers) * (8 * federation.dimension + 2**12)
+    return max(BATCH_BYTES, vectors) + refusals_bytes(BATCH_USERS) + len(federation.users)
+
+
 def fetched(
-    present: Present, session: Session, users: list[int], payload: Mapping[int, int], log: Log
+    present: Present,
+    session: Session,
+    users: list[int],
+    portion: int,
+    payload: Mapping[int, int],
+    log: Log,
 ) -> Iterator[Shares]:
-    """The users' next messages, batch by batch.
+    """A portion of the users' messages, batch by batch.
 
     Args:
         present: the parties.
         session: the session.
         users: whom to ask.
+        portion: its number, from 0 on.
         payload: server -> length of the payload of a message for it; one message for each.
         log: is told whose messages were refused, and why.
 
@@ -79,15 +101,18 @@ def fetched(
     """
     longest = answer_bytes(*payload.values())
     size = min(BATCH_USERS, max(1, BATCH_BYTES // longest))
-    for start in range(0, len(users), size):
-        batch = users[start : start + size]
-        answers = present.ask({user: bytes([Request.NEXT]) for user in batch}, longest)
-        shares: Shares = {}
-        for user in sorted(answers):
-            try:
-                shares[user] = checked(session, user, answers.pop(user), payload)
-            except ProtocolError as error:
-                log.refused.append(f"user {user}: {type(error).__name__}: {error}")
+    shares: Shares = {}
+    for user, messages in present.ask_each(
+        dict.fromkeys(users, bytes([Request.NEXT, portion])), longest
+    ):
+        try:
+            shares[user] = checked(session, user, messages, payload)
+        except ProtocolError as error:
+            log.refuse(name_of(user), f"{type(error).__name__}: {error}")
+        if len(shares) == size:
+            yield shares
+            shares = {}
+    if shares:
         yield shares
 
 
@@ -106,7 +131,7 @@ def checked(
             raise MalformedMessage(f"messages must be one for each server, got another {server}")
         envelope = read(session, message, server, {Kind.SHARE: payload[server]})
         if envelope.sender != user:
-            raise WrongSender(f"sender must be user {user}, got {envelope.sender}")
+            raise WrongSender(f"sender must be user {user}, got {name_of(envelope.sender)}")
         if len(envelope.payload) != payload[server]:
             raise MalformedMessage(
                 f"share must be {payload[server]} bytes, got {len(envelope.payload)}"
@@ -126,9 +151,11 @@ def spoken(session: Session, party: int, message: bytes, kind: Kind, payload: in
     try:
         envelope = read(session, message, EVERYONE, {kind: payload})
     except ProtocolError as error:
-        raise type(error)(f"{kind.name} of party {party}: {error}") from error
+        raise type(error)(f"{kind.name} of {name_of(party)}: {error}") from error
     if envelope.sender != party:
-        raise WrongSender(f"{kind.name} of party {party} must be its own, got {envelope.sender}")
+        raise WrongSender(
+            f"{kind.name} of {name_of(party)} must be its own, is {name_of(envelope.sender)}'s"
+        )
     return envelope
 
 
@@ -160,8 +187,8 @@ def note(server: int, refused: list[bytes], name: Callable[[int], str], log: Log
     for refusal in refused:
         try:
             place, words = read_refusal(refusal)
-            log.refused.append(f"{name(place)}: server {server} refused: {words}")
+            log.refuse(name(place), f"{name_of(server)} refused it: {words}")
             places.add(place)
         except (ProtocolError, IndexError, KeyError) as error:
-            log.refused.append(f"server {server}: {type(error).__name__}: {error}")
+            log.refuse(name_of(server), f"{type(error).__name__}: {error}")
     return places

@@ -5,7 +5,7 @@ import struct
 from collections import Counter
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.desk import ComputationDesk, Request
+from train_distributed.flower.desk import Request
 from train_distributed.flower.portions import (
     BATCH_USERS,
     Log,
@@ -28,33 +28,28 @@ from train_distributed.secure_sum.errors import (
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened
 from train_distributed.secure_sum.replicated import Replicated, manifest_digest
 from train_distributed.secure_sum.replicated_server import holding_bytes, holding_of
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.session import name_of
 from train_distributed.secure_sum.tally import tally
 from train_distributed.secure_sum.wire import Kind, payload_of
 
 
-def run_replicated(
-    setup: Replicated, own: ComputationDesk, nonce: bytes, present: Present, log: Log
-) -> Opened:
+def run_replicated(setup: Replicated, present: Present, log: Log) -> Opened:
     """One session.
 
     Args:
         setup: the session.
-        own: the operator's desk, the first server.
-        nonce: of the session.
-        present: the parties.
+        present: the parties, the operator's own desk among them.
         log: is told who went missing, what was refused, and which server is at fault.
 
     Raises:
         ProtocolError: the sum could not be opened; names the servers at fault, if any are.
     """
-    present.host(FIRST_SERVER, own, nonce)
     session = setup.session
     users = sorted(user for user in present.first if user in session.users)
     log.lost(set(session.users) - set(users), "submit")
     replicas = _Replicas(setup, present, log)
     payload = {server: setup.share_bytes(server) for server in setup.servers}
-    for shares in fetched(present, session, users, payload, log):
+    for shares in fetched(present, session, users, 0, payload, log):
         if alike := _alike(setup, shares, log):
             replicas.round(alike)
     commits = replicas.commit()
@@ -66,9 +61,9 @@ def run_replicated(
     found = tally(setup, next(iter(commits.values())), openings)
     for server, why in found.faults.items():
         if server not in replicas.lost:
-            log.refused.append(f"server {server}: {why}")
+            log.refuse(name_of(server), why)
     if found.unchecked:
-        log.refused.append(f"parts {list(found.unchecked)}: one server's word alone, unchecked")
+        log.refuse(f"parts {list(found.unchecked)}", "one server's word alone, unchecked")
     log.lost(set(users) - found.opened.users, "shares")
     return found.opened
 
@@ -80,7 +75,7 @@ def _alike(setup: Replicated, shares: Shares, log: Log) -> Shares:
         if len({manifest_digest(setup, payload_of(m)) for m in messages.values()}) == 1:
             alike[user] = messages
         else:
-            log.refused.append(f"user {user}: hashes of parts must be the same for every server")
+            log.refuse(name_of(user), "hashes of parts must be the same for every server")
     return alike
 
 
@@ -112,15 +107,14 @@ class _Replicas:
         longest = answer_bytes(holding_bytes(len(users))) + refusals_bytes(len(users))
         holdings: dict[int, bytes] = {}
         held: list[set[int]] = []
-        for server, messages in self._ask(requests, longest).items():
+        for server, messages in sorted(self._ask(requests, longest).items()):
             holding, *refused = messages or [b""]
-            named = note(server, refused, lambda place: f"user {users[place]}", self._log)
+            named = note(server, refused, lambda place: name_of(users[place]), self._log)
             try:
                 held.append(self._held(server, holding, expected))
                 unsaid = expected.keys() - held[-1] - {users[place] for place in named}
-                self._log.refused += [
-                    f"user {u}: server {server} does not hold it" for u in sorted(unsaid)
-                ]
+                for user in sorted(unsaid):
+                    self._log.refuse(name_of(user), f"{name_of(server)} does not hold its share")
                 holdings[server] = holding
             except ProtocolError as error:
                 self._lose(server, str(error))
@@ -149,7 +143,7 @@ class _Replicas:
         longest = answer_bytes(self._setup.commit_bytes)
         commits, sets = {}, {}
         requests = {s: bytes([Request.COMMIT]) for s in self.live}
-        for server, messages in self._ask(requests, longest).items():
+        for server, messages in sorted(self._ask(requests, longest).items()):
             try:
                 sets[server] = self._commit(server, messages)
                 commits[server] = messages[0]
@@ -157,17 +151,19 @@ class _Replicas:
                 self._lose(server, str(error))
         common, count = Counter(sets.values()).most_common(1)[0]
         if 2 * count <= len(sets):
-            raise SetMismatch(f"servers {sorted(sets)} must commit to the same set, did not")
+            names = ", ".join(map(name_of, sorted(sets)))
+            raise SetMismatch(f"{names} must commit to the same set, did not")
         for server in [s for s, signed in sets.items() if signed != common]:
             del commits[server]
             self._lose(server, "committed to another set than the others")
         messages = {
-            s: [commit for other, commit in commits.items() if other != s] for s in self.live
+            s: [commit for other, commit in sorted(commits.items()) if other != s]
+            for s in self.live
         }
         answered = deliver(self._present, messages, lambda place: "a COMMIT", self._log)
         for server in set(self.live) - answered:
             self._lose(server, "did not take the COMMITs")
-        return commits
+        return dict(sorted(commits.items()))
 
     def call_witnesses(self, users: list[int], commits: dict[int, bytes]) -> None:
         """Has users sign the set, and tells the servers.
@@ -191,10 +187,10 @@ class _Replicas:
                         raise SetMismatch("WITNESS must be of the committed set, is of another")
                     words[user] = messages[0]
                 except ProtocolError as error:
-                    self._log.refused.append(f"user {user}: {type(error).__name__}: {error}")
+                    self._log.refuse(name_of(user), f"{type(error).__name__}: {error}")
             names = list(words)
             everyone = {s: list(words.values()) for s in self.live}
-            deliver(self._present, everyone, lambda place, n=names: f"user {n[place]}", self._log)
+            deliver(self._present, everyone, lambda place, n=names: name_of(n[place]), self._log)
             count += len(words)
         if count < self._setup.witnesses:
             raise TooFewUsers(
@@ -236,9 +232,9 @@ class _Replicas:
         """
         if server not in self.lost:
             self.lost[server] = why
-            self._log.refused.append(f"server {server} is left out: {why}")
+            self._log.refuse(name_of(server), f"left out: {why}")
         if len(self.lost) > 1:
             raise OutOfOrder(f"all servers but one must take part, got {self._faults()}")
 
     def _faults(self) -> str:
-        return "; ".join(f"server {server}: {why}" for server, why in self.lost.items())
+        return "; ".join(f"{name_of(server)}: {why}" for server, why in self.lost.items())

@@ -1,6 +1,6 @@
 """The operator's side of `shares`: seeds, then vectors batch by batch, then one opening."""
 
-from train_distributed.flower.desk import ComputationDesk, Request
+from train_distributed.flower.desk import Request
 from train_distributed.flower.portions import (
     Log,
     Present,
@@ -14,26 +14,21 @@ from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.keys import SEAL_BYTES
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened, combine, set_bytes
 from train_distributed.secure_sum.prg import SEED_BYTES
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.session import Session, name_of
 from train_distributed.secure_sum.wire import Kind, bytes_to_words
 
 
-def run_shares(
-    session: Session, own: ComputationDesk, nonce: bytes, present: Present, log: Log
-) -> Opened:
+def run_shares(session: Session, present: Present, log: Log) -> Opened:
     """One session; all servers must follow it to its end.
 
     Args:
         session: the session.
-        own: the operator's desk, the first server.
-        nonce: of the session.
-        present: the parties.
+        present: the parties, the operator's own desk among them.
         log: is told who went missing and what was refused.
 
     Raises:
         ProtocolError: the sum could not be opened; names the server at fault, if one is.
     """
-    present.host(FIRST_SERVER, own, nonce)
     *seeds, last = sorted(session.servers)
     users = sorted(user for user in present.first if user in session.users)
     log.lost(set(session.users) - set(users), "submit")
@@ -41,7 +36,7 @@ def run_shares(
     holding = _signed(session, present, seeds, Request.CLOSE)
     _hand(present, {last: list(holding.values())}, log)
     payload = {last: SEAL_BYTES + WORD.itemsize * session.dimension}
-    for shares in fetched(present, session, held, payload, log):
+    for shares in fetched(present, session, held, 1, payload, log):
         _forward(present, [last], shares, log)
     commits: dict[int, bytes] = {}
     for server in (last, *seeds):
@@ -61,7 +56,7 @@ def _seeds(
     """Forwards all seeds; returns the users who sent one to each server."""
     held = list[int]()
     payload = dict.fromkeys(servers, SEAL_BYTES + SEED_BYTES)
-    for shares in fetched(present, session, users, payload, log):
+    for shares in fetched(present, session, users, 0, payload, log):
         _forward(present, servers, shares, log)
         held += shares
     return held
@@ -72,7 +67,7 @@ def _forward(
 ) -> None:
     users = list(shares)
     messages = {s: [shares[user][s] for user in users] for s in servers}
-    answered = deliver(present, messages, lambda place: f"user {users[place]}", log)
+    answered = deliver(present, messages, lambda place: name_of(users[place]), log)
     _all_of(servers, answered, Request.DELIVER)
 
 
@@ -100,7 +95,7 @@ def _signed(
             else:
                 session.users_of(content)
         except ProtocolError as error:
-            raise type(error)(f"{kind.name} of server {server}: {error}") from error
+            raise type(error)(f"{kind.name} of {name_of(server)}: {error}") from error
     return {server: answers[server][0] for server in servers}
 
 
@@ -108,10 +103,12 @@ def _agreed(session: Session, commits: dict[int, bytes], server: int, last: int)
     size = set_bytes(session)
     sets = [spoken(session, s, commits[s], Kind.COMMIT, size).payload for s in (server, last)]
     if sets[0] != sets[1]:
-        raise SetMismatch(f"server {server} must commit to the set of {last}, signed another")
+        raise SetMismatch(
+            f"{name_of(server)} must commit to the set that the last server signed, signed another"
+        )
 
 
 def _all_of(servers: list[int], answered: set[int], request: Request) -> None:
-    missing = [server for server in servers if server not in answered]
+    missing = ", ".join(name_of(server) for server in servers if server not in answered)
     if missing:
         raise OutOfOrder(f"all servers must answer {request.name}, missing {missing}")

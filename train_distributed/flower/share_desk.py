@@ -1,7 +1,7 @@
 """What parties of both kinds of `shares` do at their desks, beside the protocol's own steps."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,40 +34,37 @@ class Submitter:
         identity: int,
         keys: PrivateKeys,
         journal: Journal,
-        vector: NDArray[np.uint64],
+        vector: Callable[[], NDArray[np.uint64]],
     ) -> None:
-        self._replicated: ReplicatedUser | None = None
+        """Reveals nothing yet, and calls `vector` when the first portion is asked for."""
+        servers = len(federation.servers)
         if federation.protocol == "shares-replicated":
-            self._replicated = ReplicatedUser(federation.replicated(nonce), identity, keys, journal)
-            messages = self._replicated.submit(vector)
-            portions = [len(federation.servers)]
+            user = ReplicatedUser(federation.replicated(nonce), identity, keys, journal)
+            self._sizes = [servers]
         else:
             user = SharesUser(federation.session(nonce), identity, keys, journal)
-            messages = user.submit(vector)
-            portions = [len(federation.servers) - 1, 1]
-        self._portions = _portions(messages, portions)
+            self._sizes = [servers - 1, 1]
+        self._user, self._vector, self._given = user, vector, 0
+        self._messages: Iterator[tuple[int, bytes]] = iter(())
 
-    def next(self) -> list[bytes]:
-        """The next portion.
+    def portion(self, number: bytes) -> list[bytes]:
+        """A portion; `number` is one byte, from 0 on.
 
         Raises:
-            OutOfOrder: there is none left.
+            OutOfOrder: it is not the next one.
         """
-        portion = next(self._portions, None)
-        if portion is None:
-            raise OutOfOrder("NEXT must come once per portion, got one more")
-        return portion
+        if number != bytes([self._given]) or self._given == len(self._sizes):
+            raise OutOfOrder(f"NEXT must be of portion {self._given}, got {number[:4]!r}")
+        if self._given == 0:
+            self._messages = self._user.submit(self._vector())
+        self._given += 1
+        return [next(self._messages)[1] for _ in range(self._sizes[self._given - 1])]
 
     def receive(self, commits: list[bytes]) -> list[bytes]:
         """Its word for a set that servers have signed; see `ReplicatedUser.witness`."""
-        if self._replicated is None:
+        if not isinstance(self._user, ReplicatedUser):
             raise OutOfOrder("witnesses must be asked in shares-replicated alone")
-        return [self._replicated.witness(commits)]
-
-
-def _portions(messages: Iterator[tuple[int, bytes]], sizes: list[int]) -> Iterator[list[bytes]]:
-    for size in sizes:
-        yield [next(messages)[1] for _ in range(size)]
+        return [self._user.witness(commits)]
 
 
 def receive_all(machine: Machine, messages: list[bytes]) -> list[bytes]:

@@ -18,7 +18,7 @@ from train_distributed.secure_sum.errors import (
 from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened
 from train_distributed.secure_sum.replicated import Replicated
-from train_distributed.secure_sum.session import EVERYONE
+from train_distributed.secure_sum.session import EVERYONE, name_of
 from train_distributed.secure_sum.wire import Kind, bytes_to_words, read
 
 Reports = dict[int, dict[int, bytes]]  # server -> part -> its sum, as it travels
@@ -62,13 +62,14 @@ def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Ta
         except ProtocolError as error:
             faults[server] = f"{type(error).__name__}: {error}"
     if len(reports) < len(setup.servers) - 1:
-        raise OutOfOrder(f"all servers but one must open, got faults {faults}")
+        words = "; ".join(f"{name_of(server)}: {why}" for server, why in faults.items())
+        raise OutOfOrder(f"all servers but one must open, got {words}")
     suspects = _suspects(reports)
     if suspects:
         if len(suspects) > 1:
             raise ServersDisagree(
-                f"servers {sorted(suspects)} must report the same sums, one of them lies; "
-                f"parts {_disputed(reports)}"
+                f"{_names(suspects)} must report the same sums of parts {_disputed(reports)}, "
+                f"one of them lies"
             )
         (liar,) = suspects
         faults[liar] = f"reports wrong sums of parts {_disputed(reports)}"
@@ -119,9 +120,13 @@ def _suspects(reports: Reports) -> set[int]:
         return set()
     lone = {s for s in reports if not _disputed({o: r for o, r in reports.items() if o != s})}
     if not lone:
-        all_of_them = sorted({server for part in disputed for server in _sums(reports, part)})
-        raise ServersDisagree(f"servers {all_of_them} must report the same sums, several lie")
+        names = _names({server for part in disputed for server in _sums(reports, part)})
+        raise ServersDisagree(f"{names} must report the same sums, several of them lie")
     return lone
+
+
+def _names(servers: set[int]) -> str:
+    return ", ".join(map(name_of, sorted(servers)))
 
 
 def _words(setup: Replicated, part: bytes) -> NDArray[np.uint64]:

@@ -202,22 +202,26 @@ def _taken(target: Target, mutant: bytes) -> bool:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutated_messages_are_refused_by_name_and_leave_nothing(name: str, count: int) -> None:
-    target = TARGETS[name]
+    target, taken, most = TARGETS[name], 0, 0
     mutants = _mutants(target, count)
     tracemalloc.start()
     try:
-        taken = sum(_taken(target, next(mutants)) for _ in range(count // 10))
+        for _ in range(count // 10):
+            taken += _taken(target, next(mutants))
         gc.collect()  # empties the interpreter's free lists, too
         before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        taken += sum(_taken(target, mutant) for mutant in mutants)
-        _, peak = tracemalloc.get_traced_memory()
+        for mutant in mutants:
+            tracemalloc.reset_peak()
+            base, _ = tracemalloc.get_traced_memory()
+            taken += _taken(target, mutant)
+            _, peak = tracemalloc.get_traced_memory()
+            most = max(most, peak - base)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert after - before < 20_000
-    assert peak - before < 60 * len(target.message) + 100_000
+    assert most < 10 * len(target.message) + 20_000  # for one message
     assert taken == 0 or name.split(": ")[1] in MAY_BE_VALID
     assert taken < count / 4
 

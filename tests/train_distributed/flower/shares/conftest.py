@@ -1,6 +1,6 @@
 """A session of the shares protocols in one process, whose parties can be made to misbehave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,20 +35,24 @@ class Trial:
     hooks: dict[int, Hook] = field(default_factory=dict)
     log: Log = field(default_factory=Log)
     vectors: NDArray[np.uint64] = field(default_factory=lambda: VECTORS)
+    keys: dict[int, PrivateKeys] = field(default_factory=lambda: KEYS)
 
-    def nodes(self) -> list[int]:
-        return list(self.desks)
+    def nodes(self) -> Any:
+        return dict.fromkeys(self.desks, "")
 
     def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
-        answers = {}
+        return dict(self.ask_each(requests))
+
+    def ask_each(
+        self, requests: dict[int, bytes], seconds: float | None = None
+    ) -> Iterator[tuple[int, bytes]]:
         for node, request in requests.items():
             answer: bytes | None = self.desks[node].answer(request)
             if node in self.hooks and answer[:1] == DONE:
                 changed = self.hooks[node](Request(request[0]), split(answer[1:]))
                 answer = None if changed is None else DONE + join(changed)
             if answer is not None:
-                answers[node] = answer
-        return answers
+                yield node, answer
 
     def run(self) -> Opened:
         keys, journal = KEYS[FIRST_SERVER], VolatileJournal()

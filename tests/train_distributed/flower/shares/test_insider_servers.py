@@ -79,7 +79,7 @@ def test_replicas_survive_a_server_that_leaves_the_protocol_and_name_it(
     )
 
 
-@pytest.mark.parametrize("stage", [Request.HELLO, Request.CLOSE, Request.SETTLE, Request.DELIVER])
+@pytest.mark.parametrize("stage", [Request(0), Request.CLOSE, Request.SETTLE, Request.DELIVER])
 @pytest.mark.parametrize("servers", [3, 4, 5])
 def test_replicas_survive_one_silent_server_and_not_two(
     servers: int, stage: Request, make_trial: Callable

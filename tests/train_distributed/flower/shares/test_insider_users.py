@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train_distributed.flower.blobs import split
 from train_distributed.flower.desk import Request
+from train_distributed.flower.share_desk import Submitter
 from train_distributed.secure_sum.errors import TooFewUsers
+from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.wire import payload_of, receiver_of
 
@@ -153,9 +154,11 @@ def test_inconsistent_parts_name_the_user_and_no_server(
 ) -> None:
     """Seed s to one server and s' to another, once under two lists of hashes, once under one."""
     trial = make_trial("shares-replicated", servers)
-    twin = make_trial("shares-replicated", servers).desks[10 + BAD]
-    twin.answer(bytes([Request.HELLO]) + trial.session.nonce)
-    other = split(twin.answer(bytes([Request.NEXT, 0]))[1:])
+    keys, nonce = trial.keys[BAD], trial.session.nonce
+    twin = Submitter(
+        trial.federation, nonce, BAD, keys, VolatileJournal(), lambda: trial.vectors[0]
+    )
+    other = twin.portion(b"\0")
 
     def hook(request: Request, messages: Messages) -> Messages:
         if request == Request.NEXT:

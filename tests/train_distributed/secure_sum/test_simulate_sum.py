@@ -31,8 +31,8 @@ def test_the_total_is_the_plain_sum(protocol: str, w: int, d: int, vectors: Vect
     result = simulate_sum(sent, protocol)  # pyright: ignore[reportArgumentType]
     assert np.array_equal(result.total, sent.sum(0))
     assert result.survivors == tuple(range(w))
-    vectors = 2 if protocol == "shares-replicated" else 1  # of S = 3 servers, two hold one
-    assert 8 * d < result.bytes_per_client / vectors <= 8 * d + 20_000 + 400 * w
+    copies = 2 if protocol == "shares-replicated" else 1  # of S = 3 servers, two hold the vector
+    assert 8 * d < result.bytes_per_client / copies <= 8 * d + 20_000 + 400 * w
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from train_distributed.flower import portions
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinate import Log
 from train_distributed.flower.desk import Request
@@ -162,3 +163,44 @@ def test_shares_release_what_one_lying_server_made_of_the_sum(make_trial: Callab
     opened = trial.run()
     assert not np.array_equal(opened.total, trial.vectors.sum(0))
     assert trial.log == Log()
+
+
+@pytest.mark.parametrize("servers", [3, 4])
+@pytest.mark.parametrize("stage", [Request.CLOSE, Request.SETTLE])
+@pytest.mark.parametrize("after", range(5))
+def test_a_server_may_be_lost_in_any_round(
+    servers: int,
+    stage: Request,
+    after: int,
+    make_trial: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each user's messages are a round of their own."""
+    monkeypatch.setattr(portions, "BATCH_BYTES", 1)
+    trial, asked = make_trial("shares-replicated", servers), []
+
+    def hook(request: Request, messages: Messages) -> Messages | None:
+        asked.append(request)
+        return None if asked.count(stage) > after else messages
+
+    trial.hooks[21] = hook
+    opened = trial.run()
+    assert asked.count(stage) == after + 1
+    assert np.array_equal(opened.total, trial.vectors.sum(0))
+    assert trial.log.refused[0] == f"{NAME}: left out: did not answer {stage.name}"
+
+
+@pytest.mark.parametrize("servers", [3, 4])
+def test_a_holding_of_an_earlier_round_is_no_holding(
+    servers: int, make_trial: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portions, "BATCH_BYTES", 1)
+    trial, first = make_trial("shares-replicated", servers), []
+
+    def hook(request: Request, messages: Messages) -> Messages:
+        first.extend(messages[:1] if request == Request.CLOSE and not first else [])
+        return first if request == Request.CLOSE else messages
+
+    trial.hooks[21] = hook
+    assert np.array_equal(trial.run().total, trial.vectors.sum(0))
+    assert trial.log.refused[0] == f"{NAME}: left out: HOLDING must be of round 1, got 0"

@@ -63,4 +63,7 @@ def test_the_report_says_against_whom_it_holds(tmp_path: Path) -> None:
     result = simulate_sum(sent, "shares-replicated")
     report = task.released(Opened(result.total, frozenset(result.survivors))).report
     assert report["protocol"] == "shares-replicated"
-    assert report["holds_against"].startswith("any one computation server; two see every user")
+    assert report["holds_against"] == (
+        "any one computation server, colluding with at most 0.1 of the users; "
+        "two see every submission"
+    )

@@ -1,6 +1,19 @@
 """Public encoders: image readers, SimCLR pretraining, conversion, probes."""
 
+from typing import TYPE_CHECKING, Any
+
 from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
-from pretrain.encoder import build_encoder
+
+if TYPE_CHECKING:
+    from pretrain.encoder import build_encoder
 
 __all__ = ["build_encoder"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch and timm when an encoder is asked for, not before."""
+    if name != "build_encoder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pretrain.encoder import build_encoder
+
+    return build_encoder

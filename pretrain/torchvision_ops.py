@@ -2,13 +2,20 @@
 
 Its wheel from the package index is built for CUDA; without the CUDA libraries its compiled ops do
 not load and `import torchvision` fails with "operator torchvision::nms does not exist". None of
-those ops is used here. Where they load, this module changes nothing.
+those ops is used here. Where they load, this module changes nothing. It acts when torchvision is
+about to be imported, so that commands which need neither it nor torch do not pay for them.
 """
 
 import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
@@ -23,7 +30,9 @@ def _ops_library() -> str | None:
     return str(found[0]) if found else None
 
 
-def _declare_missing() -> torch.library.Library | None:
+def _declare_missing() -> "torch.library.Library | None":
+    import torch
+
     path = _ops_library()
     if path is not None:
         try:
@@ -39,4 +48,19 @@ def _declare_missing() -> torch.library.Library | None:
     return library
 
 
-_library = _declare_missing()  # held: once collected, the declared ops vanish
+class _BeforeTorchvision(MetaPathFinder):
+    """Finds nothing, once: the first look for torchvision declares what it will miss."""
+
+    library: "torch.library.Library | None" = None  # held: once collected, the declared ops vanish
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if fullname == "torchvision" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self.library = _declare_missing()
+
+
+_before = _BeforeTorchvision()
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, _before)

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Unit = Literal["record", "user"]
 
@@ -93,7 +93,7 @@ def honest_users(users: int, fraction: Fraction, min_survivors: int | None = Non
 
 
 def group_sensitivity(
-    record: float, reach: Tensor, sizes: Tensor, *, unit: Unit, group_size: int
+    record: float, reach: "Tensor", sizes: "Tensor", *, unit: Unit, group_size: int
 ) -> float:
     """How far the sum of submissions moves when a group of units is replaced, in L2.
 
@@ -112,7 +112,7 @@ def group_sensitivity(
     if unit == "user":
         largest = reach.double().sort(descending=True).values[:group_size]
         return largest.sum().item()
-    whole = torch.minimum((reach.double() / record).floor(), sizes.double())
+    whole = (reach.double() / record).floor().minimum(sizes.double())
     in_full = whole.sum().item()
     if in_full >= group_size:
         return group_size * record

@@ -93,27 +93,15 @@ class FloatSum:
 
 
 @dataclass
-class IntegerSum:
-    """What is deployed: integers modulo 2⁶⁴, every user's own discrete noise, nothing else."""
+class Integers:
+    """How submissions become whole numbers with noise, and what their sum means: no sum itself."""
 
     plan: IntegerRelease
     code: FixedPoint  # of the scaled submission, or of whole steps where they differ by coordinate
     grid: float | None  # rows must be multiples of it; None: any rows
-    parties: int  # w
-    minimum: int  # m_min
-    sampler: NoiseSampler = discrete_gaussian
-    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
-    _sent: dict[int, np.ndarray] = field(default_factory=dict, init=False)
-    _result: SumResult | None = field(default=None, init=False)
 
     @classmethod
-    def of(
-        cls,
-        method: Method,
-        guarantee: Guarantee,
-        sizes: Tensor,
-        sampler: NoiseSampler = discrete_gaussian,
-    ) -> "IntegerSum":
+    def of(cls, method: Method, guarantee: Guarantee, sizes: Tensor) -> "Integers":
         """The grid, noise and encoding of a method for users of these sizes.
 
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
@@ -127,8 +115,7 @@ class IntegerSum:
         bound, users = method.entry_bound(int(sizes.max())), guarantee.users
         if method.grid_powers is None:
             release = _plan(guarantee, method.dimension, None)
-            code = release.fixed_point(bound, users)
-            return cls(release, code, None, users, guarantee.min_survivors, sampler)
+            return Integers(release, release.fixed_point(bound, users), None)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
@@ -144,7 +131,7 @@ class IntegerSum:
                 if exponent == GRID_EXPONENTS[-1]:
                     raise
                 continue
-            return cls(release, code, grid, users, guarantee.min_survivors, sampler)
+            return Integers(release, code, grid)
         raise AssertionError("unreachable: the last grid returns or raises")
 
     @property
@@ -152,10 +139,55 @@ class IntegerSum:
         """Noise of each user, in scaled units."""
         return self.plan.local_std
 
+    def encode(self, submission: np.ndarray) -> np.ndarray:
+        """(D,) scaled float64 to (D,) uint64, without noise."""
+        if self.grid is None:
+            return self.code.encode(submission)
+        return self.code.encode_exact(np.rint(submission / self.plan.step))
+
+    def decode(self, words: np.ndarray) -> Tensor:
+        """(D,) uint64 sum to (D,) float64 scaled."""
+        decoded = self.code.decode(words)
+        return torch.from_numpy(decoded if self.grid is None else decoded * self.plan.step)
+
+    def report(self) -> dict[str, Any]:
+        """The kind of noise, the grid, and what discreteness costs; nothing about a sum."""
+        return {
+            "noise": "discrete",
+            "local_noise_std": self.local_std,
+            "step": float(np.max(self.plan.step)),
+            "log10_zeta": self.plan.log10_zeta,
+        }
+
+
+@dataclass
+class IntegerSum(Integers):
+    """What is deployed, all in one process: every user's own discrete noise, and one secure sum."""
+
+    parties: int  # w
+    minimum: int  # m_min
+    sampler: NoiseSampler = discrete_gaussian
+    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
+    _sent: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+    _result: SumResult | None = field(default=None, init=False)
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        guarantee: Guarantee,
+        sizes: Tensor,
+        sampler: NoiseSampler = discrete_gaussian,
+    ) -> "IntegerSum":
+        """The sum of `Integers.of` these; see there."""
+        made = Integers.of(method, guarantee, sizes)
+        least = guarantee.min_survivors
+        return cls(made.plan, made.code, made.grid, guarantee.users, least, sampler)
+
     def add(self, users: Tensor, submissions: Tensor) -> None:
         """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
-            words = self._encode(submission)
+            words = self.encode(submission)
             noisy = user not in self.bare
             self._sent[user] = (
                 add_noise(words, self.plan.stds_in_steps, self.sampler) if noisy else words
@@ -164,33 +196,28 @@ class IntegerSum:
     def total(self) -> Tensor:
         """(D,) float64, after protocol A has summed all that was sent."""
         if self.parties == 1:
-            words = self._sent[0]
-        else:
-            silent = np.zeros(self.plan.dimension, np.uint64)
-            vectors = np.stack([self._sent.get(user, silent) for user in range(self.parties)])
-            absent = set(range(self.parties)) - self._sent.keys()
-            self._result = simulate_sum(
-                vectors, "shares", SERVERS, {ADVERTISE: absent}, minimum=self.minimum
-            )
-            words = self._result.total
-        decoded = self.code.decode(words)
-        return torch.from_numpy(decoded if self.grid is None else decoded * self.plan.step)
+            return self.decode(self._sent[0])
+        silent = np.zeros(self.plan.dimension, np.uint64)
+        vectors = np.stack([self._sent.get(user, silent) for user in range(self.parties)])
+        absent = set(range(self.parties)) - self._sent.keys()
+        self._result = simulate_sum(
+            vectors, "shares", SERVERS, {ADVERTISE: absent}, minimum=self.minimum
+        )
+        return self.decode(self._result.total)
 
     def report(self) -> dict[str, Any]:
-        """The kind of noise, the grid, what discreteness costs, and what was sent."""
-        return {
-            "noise": "discrete",
-            "local_noise_std": self.local_std,
-            "step": float(np.max(self.plan.step)),
-            "log10_zeta": self.plan.log10_zeta,
-            "secure_sum": "none, a single user" if self._result is None else PROTOCOL,
-            "bytes_per_user": self._result.bytes_per_client if self._result else 0,
-        }
+        """What `Integers` reports, and what was sent.
 
-    def _encode(self, submission: np.ndarray) -> np.ndarray:
-        if self.grid is None:
-            return self.code.encode(submission)
-        return self.code.encode_exact(np.rint(submission / self.plan.step))
+        Raises:
+            ValueError: there are several users, and no sum of theirs has been taken yet.
+        """
+        if self.parties > 1 and self._result is None:
+            raise ValueError("report must come after total, which sums; got no sum yet")
+        alone = {"secure_sum": "none, a single user", "bytes_per_user": 0}
+        if self._result is None:
+            return super().report() | alone
+        sent = self._result.bytes_per_client
+        return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
 
 
 def _plan(guarantee: Guarantee, dimension: int, steps: np.ndarray | None) -> IntegerRelease:

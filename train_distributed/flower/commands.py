@@ -13,6 +13,8 @@ from train_distributed.flower.federation import Federation
 from train_distributed.flower.node import Node, serve
 from train_distributed.flower.operate import Operation, operate
 from train_distributed.flower.party import read_private, read_public, write_party
+from train_distributed.flower.record import settle
+from train_distributed.flower.state import party_state
 from train_distributed.flower.task import ModelTask, transform_hash
 from train_distributed.method_options import MethodOptions
 from train_distributed.methods import build_method
@@ -139,8 +141,8 @@ class Server:
     """Folder of `certificates`."""
     transform: Path
     """The public transform that was agreed on."""
-    journal: Path = Path("journal-server")
-    """What was opened; keep it for ever."""
+    journal: Path | None = None
+    """Absolute directory for what was opened, kept for ever; your state directory if left out."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 9092
@@ -160,21 +162,24 @@ class Server:
         refuse_existing(out, overwrite=False)
         federation = Federation.load(self.federation)
         task = ModelTask.of(federation, self.transform)
+        state = party_state(federation.digest, "operator", self.journal)
         operation = Operation(
             federation=federation,
             keys=read_private(self.keys),
-            journal=DurableJournal(self.journal),
             nodes=self.nodes,
             certificates=self.certificates,
             host=self.host,
             port=self.port,
             seconds=self.timeout,
+            state=state,
+            run=out.with_name(out.name + ".run"),
             ready=lambda: print("parties may connect", file=sys.stderr, flush=True),
         )
         opened, log = operate(operation)
         released = task.released(opened)
         released.report["missing"] = {str(user): step for user, step in log.missing.items()}
         released.save(out)
+        settle(state)
         print(f"{len(opened.users)} of {len(federation.users)} users in {out}")
         for user, step in sorted(log.missing.items()):
             print(f"user {user} was lost at: {step}")
@@ -200,23 +205,24 @@ class Client:
     """The public transform that was agreed on."""
     computation_server: bool = False
     """Serve as computation server number `identity` (1, 2, ...) of `shares` or its replicas."""
-    journal: Path = Path("journal-client")
-    """Sessions taken part in; keep it for ever."""
-    timeout: float = 300.0
-    """Seconds after which a lost connection to the operator ends the command."""
+    journal: Path | None = None
+    """Absolute directory for the sessions taken part in, kept for ever; your state directory if
+    left out."""
+    patience: float = 3600.0
+    """Seconds since the last contact with the operator after which the command ends."""
 
     def run(self) -> int:
-        """Serves until stopped (exit code 0) or the operator is gone (1).
+        """Serves until all agreed sessions are over (exit code 0) or the operator is gone (1).
 
         Raises:
             ValueError: a setting out of range.
         """
         federation = Federation.load(self.federation)
         desk = self._server(federation) if self.computation_server else self._user(federation)
-        return serve(Node(desk, self.superlink, self.ca, self.keys, self.timeout))
+        return serve(Node(desk, self.superlink, self.ca, self.keys, self.patience))
 
     def _server(self, federation: Federation) -> Desk:
-        journal = DurableJournal(self.journal)
+        journal = self._journal(federation, f"server{self.identity}")
         party = FIRST_SERVER + self.identity
         return ComputationDesk(federation, party, read_private(self.keys), journal)
 
@@ -225,6 +231,17 @@ class Client:
             raise ValueError("embeddings and transform must be given for a user, got none")
         task = ModelTask.of(federation, self.transform)
         encoded = task.encoded(self.identity, EmbeddingSet.open(self.embeddings))
-        journal = DurableJournal(self.journal)
+        journal = self._journal(federation, f"user{self.identity}")
         keys = read_private(self.keys)
         return UserDesk(federation, self.identity, keys, lambda: task.noised(encoded), journal)
+
+    def _journal(self, federation: Federation, party: str) -> DurableJournal:
+        """This party's own, found writable before anything is promised.
+
+        Raises:
+            ValueError: a relative path.
+            OSError: it cannot be written.
+        """
+        journal = DurableJournal(party_state(federation.digest, party, self.journal))
+        journal.check()
+        return journal

@@ -1,7 +1,15 @@
 """A party's folder: its private keys, and the public ones that others put into the federation."""
 
+import hashlib
 import json
 from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
 
 from train_distributed.flower.certificates import write_node_key, write_secret
 from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
@@ -48,3 +56,18 @@ def read_public(folder: Path) -> dict[str, str]:
     if set(fields) != {"verifying", "sealing"}:
         raise ValueError(f"{folder / PUBLIC} must hold verifying and sealing, got {sorted(fields)}")
     return fields
+
+
+def node_fingerprint(path: Path) -> str:
+    """SHA-256 of a node-key.pub (its SubjectPublicKeyInfo), hexadecimal.
+
+    Raises:
+        ValueError: not such a file.
+        OSError: no readable file.
+    """
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{path} must hold a node's public key: {error}") from error
+    spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()

@@ -12,13 +12,12 @@ from typing import Protocol
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.desk import Request
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.federation import BATCH_BYTES
 from train_distributed.flower.share_desk import REFUSAL_BYTES, read_refusal
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.session import EVERYONE, Session, name_of
 from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, receiver_of
 
-BATCH_BYTES = 2**25  # of users' messages at a time; a single user's may be longer
 BATCH_USERS = 1000  # whose messages are forwarded at a time
 _LIST, _ITEM = 5, 8  # bytes that an answer and each message in it add
 
@@ -65,16 +64,6 @@ def answer_bytes(*payloads: int) -> int:
 def refusals_bytes(messages: int) -> int:
     """The longest answer that refuses so many messages, one by one."""
     return _LIST + messages * (_ITEM + REFUSAL_BYTES + 4)
-
-
-def largest_frame(federation: Federation) -> int:
-    """Bytes of the longest request or answer of both kinds of shares.
-
-    A batch on its way to a server is under `BATCH_BYTES`, or one user's messages; a user's answer
-    and an OPENING have at most a vector per server. Beside them: sets of users, and refusals.
-    """
-    vectors = len(federation.servers) * (8 * federation.dimension + 2**12)
-    return max(BATCH_BYTES, vectors) + refusals_bytes(BATCH_USERS) + len(federation.users)
 
 
 def fetched(

@@ -16,6 +16,7 @@ import pytest
 from train_distributed.flower.blobs import join
 from train_distributed.flower.desk import DONE, ComputationDesk, Request, UserDesk
 from train_distributed.flower.federation import Federation
+from train_distributed.flower.orders import write_order
 from train_distributed.flower.portions import checked, spoken
 from train_distributed.flower.share_desk import read_refusal
 from train_distributed.secure_sum.errors import ProtocolError
@@ -249,7 +250,9 @@ def test_a_desk_answers_any_request(protocol: str, party: int) -> None:
     body = join([b"", *(target.message for target in list(TARGETS.values())[:4])])
     for number in range(2000):
         if number == 1000:
-            assert desk.answer(bytes([Request.HELLO]) + NONCE)[:1] == DONE
+            order = NONCE + federation.session(NONCE).bitmap(USERS)
+            start = write_order(federation, Request.START, order, KEYS[FIRST])
+            assert desk.answer(start)[:1] == DONE
         request = list(Request)[int(draw.integers(len(Request)))]
         assert desk.answer(bytes([request]) + _mutated(draw, body))[:1] in (DONE, b"\1")
 

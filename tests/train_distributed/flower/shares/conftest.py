@@ -1,6 +1,6 @@
 """A session of the shares protocols in one process, whose parties can be made to misbehave."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,14 +37,11 @@ class Trial:
     vectors: NDArray[np.uint64] = field(default_factory=lambda: VECTORS)
     keys: dict[int, PrivateKeys] = field(default_factory=lambda: KEYS)
 
-    def nodes(self) -> Any:
+    def nodes(self) -> dict[int, str]:
         return dict.fromkeys(self.desks, "")
 
-    def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
-        return dict(self.ask_each(requests))
-
     def ask_each(
-        self, requests: dict[int, bytes], seconds: float | None = None
+        self, requests: Mapping[int, bytes], seconds: float | None = None
     ) -> Iterator[tuple[int, bytes]]:
         for node, request in requests.items():
             answer: bytes | None = self.desks[node].answer(request)

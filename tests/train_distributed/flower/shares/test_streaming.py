@@ -2,12 +2,10 @@
 
 import tracemalloc
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
 
-from train_distributed.flower import coordinate as coordinator
 from train_distributed.flower import portions
 from train_distributed.flower.coordinate import Log, coordinate
 from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
@@ -35,11 +33,8 @@ class LeavingUsers:
         }
         self.longest_request = self.longest_answer = 0
 
-    def nodes(self) -> Any:
+    def nodes(self) -> dict[int, str]:
         return dict.fromkeys([*self._federation.users, *self._servers], "")
-
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return dict(self.ask_each(requests))
 
     def ask_each(
         self, requests: Mapping[int, bytes], seconds: float | None = None
@@ -53,7 +48,7 @@ class LeavingUsers:
                 )
             answer = (self._servers | self._users)[node].answer(request)
             if node in self._users and len(answer) > 8 * D:
-                del self._users[node]
+                vars(self._users.pop(node)).clear()  # it may be in a cycle
                 self._gone.add(node)
             self.longest_request = max(self.longest_request, len(request))
             self.longest_answer = max(self.longest_answer, len(answer))
@@ -89,16 +84,14 @@ def _session(protocol: str, w: int) -> tuple[int, LeavingUsers]:
 def test_memory_is_one_batch_however_many_users(
     protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (portions, coordinator):
-        monkeypatch.setattr(module, "BATCH_BYTES", BATCH, raising=False)
+    monkeypatch.setattr(portions, "BATCH_BYTES", BATCH)
     few, _ = _session(protocol, 32)
     many, relay = _session(protocol, 96)
     per_user = (many - few) / 64 / VECTOR.nbytes
     assert per_user < 0.1  # vectors; what is left is the users' own copies of the session
     assert relay.longest_request < BATCH + 20_000
-    assert max(relay.longest_request, relay.longest_answer) <= portions.largest_frame(
-        _federation(protocol, 96)
-    )
+    federation = _federation(protocol, 96)
+    assert max(relay.longest_request, relay.longest_answer) <= federation.largest_frame
 
 
 def test_a_longer_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

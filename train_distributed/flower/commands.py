@@ -58,7 +58,8 @@ class Agree:
     users: tuple[Path, ...]
     """Folders with the users' public.json; the first is user 0."""
     servers: tuple[Path, ...]
-    """Folders with the servers' public.json, the operator's first; `shares` needs two or more."""
+    """Folders with the servers' public.json, the operator's first; `shares` needs two or more,
+    `shares-replicated` three or more."""
     sizes: tuple[int, ...]
     """Training rows of each user, public."""
     transform: Path
@@ -67,8 +68,9 @@ class Agree:
     """K."""
     out: Path = Path("federation.json")
     """File to write."""
-    protocol: Literal["shares", "secagg"] = "secagg"
-    """`shares`: several servers, one message per user. `secagg`: one server, dropouts tolerated."""
+    protocol: Literal["shares", "shares-replicated", "secagg"] = "secagg"
+    """`shares`: several servers, one message per user. `shares-replicated`: three servers or more,
+    one of which may lie or be lost. `secagg`: one server, dropouts tolerated."""
     method: Literal["class-sums", "least-squares", "softmax", "svm", "logistic"] = "class-sums"
     """What every user submits."""
     options: MethodOptions = field(default_factory=MethodOptions)
@@ -78,7 +80,7 @@ class Agree:
     sessions: int = 1
     """Sums that a user takes part in, retries included: each one is another release of epsilon."""
     corrupt_fraction: float = 0.1
-    """Users that may collude with the server (`secagg`)."""
+    """Users that may collude with the server (`secagg`), or with one (`shares-replicated`)."""
     dropout_fraction: float = 0.2
     """Users that may drop out (`secagg`)."""
 
@@ -202,7 +204,7 @@ class Client:
     transform: Path | None = None
     """The public transform that was agreed on."""
     computation_server: bool = False
-    """Serve as computation server number `identity` (1, 2, ...) of protocol `shares`."""
+    """Serve as computation server number `identity` (1, 2, ...) of `shares` or its replicas."""
     journal: Path | None = None
     """Absolute directory for the sessions taken part in, kept for ever; your state directory if
     left out."""

@@ -10,9 +10,15 @@ from typing import Any, Literal
 
 from pretrain.output import new_file
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.session import FIRST_SERVER, Session, name_of
 
+__all__ = ["Federation", "name_of"]
+
+SERVERS = {"shares": (2, 2**16), "shares-replicated": (3, 2**16), "secagg": (1, 1)}  # of each
+BATCH_BYTES = 2**25  # of users' shares that a request to a computation server carries
+REFUSALS_BYTES = 2**20  # of its refusals of the messages in one
 _KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
@@ -24,24 +30,25 @@ class Federation:
         ValueError: a field out of range.
     """
 
-    protocol: Literal["shares", "secagg"]
+    protocol: Literal["shares", "shares-replicated", "secagg"]
     dimension: int  # d, numbers that every user submits
     minimum: int  # m_min, fewest users whose sum may be opened
     users: dict[int, str]  # identity -> Ed25519 public key, hexadecimal
     servers: tuple[dict[str, str], ...]  # "verifying" and "sealing" keys; the operator's first
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
-    corrupt_fraction: float = 0.1  # protocol "secagg"
-    dropout_fraction: float = 0.2
+    corrupt_fraction: float = 0.1  # protocols "secagg" and "shares-replicated"
+    dropout_fraction: float = 0.2  # protocol "secagg"
     nodes: dict[int, str] = field(default_factory=dict)  # party -> its node key's fingerprint
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `ModelTask`
 
     def __post_init__(self) -> None:
-        if self.protocol not in ("shares", "secagg"):
-            raise ValueError(f'protocol must be "shares" or "secagg", got {self.protocol!r}')
-        least = 2 if self.protocol == "shares" else 1
-        if len(self.servers) < least or (self.protocol == "secagg" and len(self.servers) != 1):
+        if self.protocol not in SERVERS:
+            raise ValueError(f"protocol must be one of {[*SERVERS]}, got {self.protocol!r}")
+        least, most = SERVERS[self.protocol]
+        if not least <= len(self.servers) <= most:
             raise ValueError(
-                f"servers must be >= 2 for shares and 1 for secagg, got {len(self.servers)}"
+                f"servers must be >= 2 for shares, >= 3 for shares-replicated and 1 for secagg, "
+                f"got {len(self.servers)}"
             )
         for name in ("dimension", "minimum", "sessions"):
             value = getattr(self, name)
@@ -84,9 +91,20 @@ class Federation:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
 
     @property
+    def may_be_absent(self) -> int:
+        """Computation servers that a session can do without."""
+        return 1 if self.protocol == "shares-replicated" else 0
+
+    @property
     def largest_frame(self) -> int:
-        """Bytes that one request or answer may have: a vector per server, and what names users."""
-        return 2**16 + 2**10 * len(self.users) + 8 * self.dimension * (len(self.servers) + 1)
+        """Bytes that one request or answer may have: a vector per server, and what names users.
+
+        Shares go to a server in batches, with what names their users and a list of refusals.
+        """
+        vectors = 2**10 * len(self.users) + 8 * self.dimension * (len(self.servers) + 1)
+        if self.protocol == "secagg":
+            return 2**16 + vectors
+        return 2**16 + max(vectors, BATCH_BYTES) + REFUSALS_BYTES
 
     @property
     def poll_seconds(self) -> float:
@@ -108,7 +126,23 @@ class Federation:
         Raises:
             ValueError: keys or numbers that no session can have.
         """
-        return self.secagg(nonce).session if self.protocol == "secagg" else self._shares(nonce)
+        if self.protocol == "secagg":
+            return self.secagg(nonce).session
+        if self.protocol == "shares-replicated":
+            return self.replicated(nonce).session
+        return self._shares(nonce)
+
+    def replicated(self, nonce: bytes) -> Replicated:
+        """The session of replicated shares with this nonce."""
+        return Replicated.agree_on(
+            nonce=nonce,
+            dimension=self.dimension,
+            minimum=self.minimum,
+            users={user: bytes.fromhex(key) for user, key in self.users.items()},
+            servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
+            corrupt_fraction=self.corrupt_fraction,
+            context=self.digest,
+        )
 
     def secagg(self, nonce: bytes) -> SecAgg:
         """The session of protocol B with this nonce."""
@@ -132,13 +166,6 @@ class Federation:
             servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
             context=b"shares" + self.digest,
         )
-
-
-def name_of(party: int) -> str:
-    """A party as people say it."""
-    if party < FIRST_SERVER:
-        return f"user {party}"
-    return f"computation server {party - FIRST_SERVER}" if party > FIRST_SERVER else "operator"
 
 
 def _public(keys: dict[str, str]) -> PublicKeys:

@@ -71,7 +71,7 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 def sign(signing: bytes, message: bytes) -> bytes:
     """Ed25519 signature (RFC 8032), 64 bytes."""
-    return Ed25519PrivateKey.from_private_bytes(signing).sign(message)
+    return _signer(signing).sign(message)
 
 
 def verify(verifying: bytes, signature: bytes, message: bytes) -> None:
@@ -131,6 +131,11 @@ def decrypt(key: bytes, ciphertext: bytes) -> bytes:
         return AESGCM(key).decrypt(_NONCE, ciphertext, None)
     except InvalidTag as error:
         raise BadSeal(f"ciphertext of {len(ciphertext)} bytes must open, does not") from error
+
+
+@lru_cache(maxsize=4)
+def _signer(signing: bytes) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(signing)
 
 
 @lru_cache(maxsize=4096)

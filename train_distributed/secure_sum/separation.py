@@ -81,17 +81,24 @@ def log_strays(
     x = np.arange(strays + 1, honest - closed)
     if not len(x):
         return -math.inf
-    others = honest - x
     least = np.maximum(closed + 1, signers - corrupt - x)
+    counts = _log_choose(np.asarray(honest), x)
+    return float(np.logaddexp.reduce(counts + log_apart(users, corrupt, degree, x, least)))
+
+
+def log_apart(
+    users: int, corrupt: int, degree: int, strays: NDArray[np.int64], least: NDArray[np.int64]
+) -> Floats:
+    """Log of a bound on the probability that `least` honest users stray from given `strays`."""
+    others = users - corrupt - strays
     log_q = (
-        _log_choose(users - 1 - x, np.asarray(degree))
+        _log_choose(users - 1 - strays, np.asarray(degree))
         - _log_choose(np.asarray(users - 1), np.asarray(degree))
-        + x * math.log1p(-degree / (users - 1))
+        + strays * math.log1p(-degree / (users - 1))
     )
-    share = least / others
-    bound = _log_choose(np.asarray(honest), x) - others * _divergence(share, log_q)
-    possible = least <= others
-    return float(np.logaddexp.reduce(bound[possible])) if possible.any() else -math.inf
+    share = np.minimum(least / others, 1)
+    bound = -others * _divergence(share, log_q)
+    return np.where(least <= others, bound, -np.inf)
 
 
 def _divergence(share: Floats, log_q: Floats) -> Floats:

@@ -4,6 +4,7 @@ A mutation is made by an outsider (the bytes change, the signature does not) or 
 (its payload changes, and it signs that): the second reaches every inner decoder.
 """
 
+import hashlib
 import tracemalloc
 from collections.abc import Callable
 
@@ -11,17 +12,21 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.packets import DEAL_BYTES
 from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.wire import Kind, payload_of, write
 
-W, D, VICTIM = 7, 3, 2
+W, D, LIAR = 7, 3, 0
 VECTORS = np.arange(W * D, dtype=np.uint64).reshape(W, D)
 # Whatever has the right length is a statement that its sender may make.
-OPAQUE = (Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.SURVIVORS)
+OPAQUE = (
+    *(Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.SURVIVORS),
+    *(Kind.COMPLAINT, Kind.DEFENCE),  # such a one has consequences, see the insiders' tests
+)
 PUBLIC = (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT)
-ANSWERS = [Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.AGREED, Kind.REVEAL]
-QUESTIONS = [Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK, Kind.ACCUSED]
+QUESTIONS = (Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK, Kind.ACCUSED)
+TARGETS = [kind for kind in Kind if kind >= Kind.ADVERTISE]
 
 
 def _mutated(generator: np.random.Generator, message: bytes) -> bytes:
@@ -49,22 +54,33 @@ class Fuzzer:
 
     def __init__(self, parties, target: Kind, count: int) -> None:
         self.parties, self.target, self.count = parties, target, count
+        self.victim = LIAR if target is Kind.COMPLAINT else 2
+        self.packet = b""  # user 2's for the liar
         self.generator = np.random.default_rng(int(target))
         self.refused = self.peak = 0
         self.names: set[str] = set()
 
     def attack(self, kind: Kind, user: int, message: bytes) -> bytes:
-        if (kind, user) == (self.target, VICTIM):
+        """Where the session has no complaint and there should be one, user 0 invents it."""
+        if kind is Kind.INBOX and user == LIAR:
+            self.packet = payload_of(message)[1 + DEAL_BYTES : 1 + 2 * DEAL_BYTES]
+        invented = self.target in (Kind.COMPLAINT, Kind.ACCUSED, Kind.DEFENCE)
+        if kind is Kind.MASKED and user == LIAR and invented:
+            named = (2).to_bytes(4, "big") + hashlib.sha256(self.packet).digest()
+            kind, key = Kind.COMPLAINT, self.parties.keys[LIAR].signing
+            message = write(self.parties.setup.session, kind, LIAR, EVERYONE, named, key)
+        if (kind, user) == (self.target, self.victim):
             self._send(message, kind in QUESTIONS)
         return message
 
     def _send(self, message: bytes, question: bool) -> None:
         kind = Kind(message[5])
-        sender = SERVER if question else VICTIM
-        to = VICTIM if question else EVERYONE if kind in PUBLIC else SERVER
+        sender = SERVER if question else self.victim
+        to = self.victim if question else EVERYONE if kind in PUBLIC else SERVER
         key, payload = self.parties.keys[sender].signing, payload_of(message)
         session = self.parties.setup.session
-        machine = self.parties.users[VICTIM] if question else self.parties.server
+        machine = self.parties.users[self.victim] if question else self.parties.server
+        before = 0
         tracemalloc.start()
         for turn in range(2 * self.count):
             if turn % 2:
@@ -84,14 +100,14 @@ class Fuzzer:
 
     def _refuse(self, machine, copy: bytes) -> None:
         if machine is self.parties.server:  # an insider is out at once; here it may go on trying
-            machine._invited |= {VICTIM}
+            machine._invited |= {self.victim}
         try:
             answer = machine.receive(copy)
         except ProtocolError as error:
             self.refused += 1
             self.names.add(type(error).__name__)
             if machine is self.parties.server:
-                machine._invited |= {VICTIM}
+                machine._invited |= {self.victim}
                 machine.culprits.clear()
         else:
             self._complained(machine, answer)
@@ -104,19 +120,15 @@ class Fuzzer:
         self.refused += 1
 
 
-def _fuzz(target: Kind, count: int, make_secagg: Callable, drive) -> Fuzzer:
-    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
-    fuzzer = Fuzzer(parties, target, count)
-    opened = drive(parties, fuzzer.attack, fuzzer.attack).run()
-    assert np.array_equal(opened.total, VECTORS.sum(0))  # as if nothing had been sent
-    return fuzzer
-
-
-@pytest.mark.parametrize("target", [k for k in ANSWERS + QUESTIONS if k is not Kind.ACCUSED])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_mutated_messages_are_refused_by_name(
     target: Kind, count: int, make_secagg: Callable, drive
 ) -> None:
-    fuzzer = _fuzz(target, count, make_secagg, drive)
-    assert fuzzer.refused > 1.5 * count
+    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
+    fuzzer = Fuzzer(parties, target, count)
+    opened = drive(parties, fuzzer.attack, fuzzer.attack).run()
+    assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
+    assert len(opened.users) == W - (target >= Kind.COMPLAINT)  # as if nothing had been sent
+    assert fuzzer.refused >= count
     assert len(fuzzer.names) >= 4

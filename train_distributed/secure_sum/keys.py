@@ -20,6 +20,12 @@ SIGNATURE_BYTES = 64
 TAG_BYTES = 16
 SEAL_BYTES = KEY_BYTES + TAG_BYTES  # what a seal adds to its plaintext
 _NONCE = bytes(12)
+_PRIME = 2**255 - 19
+_SMALL_ORDER = {  # of both the curve and its twist, with their unreduced forms (RFC 7748, 6.1)
+    *(0, 1, _PRIME - 1, _PRIME, _PRIME + 1),
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,16 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise BadSeal(f"public key must not be of small order, got {public.hex()}") from error
+
+
+def check_order(public: bytes) -> None:
+    """Refuses the X25519 public keys with which every exchange gives zero.
+
+    Raises:
+        BadSeal: a public key of small order.
+    """
+    if int.from_bytes(public, "little") % 2**255 in _SMALL_ORDER:
+        raise BadSeal(f"public key must not be of small order, got {public.hex()}")
 
 
 def sign(signing: bytes, message: bytes) -> bytes:

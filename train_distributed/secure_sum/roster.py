@@ -14,6 +14,7 @@ class Roster:
         self.points: dict[int, dict[int, int]] = {}  # user -> who is on its list -> Shamir's point
         self.partners: dict[int, list[int]] = {}  # rising; of users that were told of each other
         self.sharing = frozenset[int]()  # who shared keys
+        self.dealt_to: dict[int, frozenset[int]] = {}  # of those, who has the user on its list
 
     def add(self, user: int, advert: Advert) -> None:
         """Takes a user's advertisement."""
@@ -41,8 +42,11 @@ class Roster:
                 partners[holder].add(user)
         self.partners = {user: sorted(peers) for user, peers in partners.items()}
 
-    def dealt_to(self, user: int) -> frozenset[int]:
-        """Users that shared keys and have this one on their list."""
-        return frozenset(
-            p for p in self.partners[user] if p in self.sharing and user in self.points[p]
-        )
+    def share(self, users: frozenset[int]) -> None:
+        """Fixes who shared keys."""
+        dealt: dict[int, list[int]] = {user: [] for user in users}
+        for dealer in sorted(users):
+            for holder in users & self.points[dealer].keys():
+                dealt[holder].append(dealer)
+        self.sharing = users
+        self.dealt_to = {user: frozenset(dealers) for user, dealers in dealt.items()}

@@ -21,13 +21,11 @@ from train_distributed.secure_sum.keys import (
     KEY_BYTES,
     SIGNATURE_BYTES,
     PrivateKeys,
-    agree,
-    exchange_key,
+    check_order,
     verify,
 )
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, packet_bytes
-from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
@@ -80,7 +78,6 @@ class SecAggServer:
         self._invited = frozenset(self._session.users) - frozenset(exclude)
         self._here: set[int] = set()
         self.culprits: dict[int, str] = {}
-        self._probe = exchange_key(new_seed())
         self._messages: dict[int, bytes] = {}  # ADVERTISE
         self._roster = Roster(setup)
         self._packets: dict[int, dict[int, bytes]] = {}  # sender -> receiver -> packet
@@ -195,8 +192,8 @@ class SecAggServer:
         if len(payload) != ADVERTISE_BYTES:
             raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, got {len(payload)}")
         advert = Advert(payload)
-        for public in (advert.sealing, advert.masking):
-            agree(self._probe, public)  # of full order
+        check_order(advert.sealing)
+        check_order(advert.masking)
         self._roster.add(user, advert)
         self._messages[user] = message
 
@@ -231,7 +228,8 @@ class SecAggServer:
         }
 
     def _send_inboxes(self) -> dict[int, bytes]:
-        users = self._roster.sharing = self._enough(self._roster.connected(self._here))
+        users = self._enough(self._roster.connected(self._here))
+        self._roster.share(users)
         self._sharing, messages = self._session.bitmap(users), {}
         for user in sorted(users):
             peers = [peer for peer in self._roster.partners[user] if peer in users]

@@ -36,7 +36,7 @@ class Unmasking:
             SetMismatch: other dealers than those.
             InconsistentShares: a share that its dealer did not deal; none is taken.
         """
-        expected = self._roster.dealt_to(holder)
+        expected = self._roster.dealt_to[holder]
         if shares.keys() != expected:
             wrong = sorted(shares.keys() ^ expected)[:10]
             raise SetMismatch(f"user {holder} must reveal one share per dealer, differs in {wrong}")
@@ -113,7 +113,7 @@ def requests(
     ready, story = sorted(agreed), bitmap(survivors) + bitmap(roster.sharing - survivors)
     messages = {}
     for user in ready:
-        owned = roster.dealt_to(user) & survivors
+        owned = roster.dealt_to[user] & survivors
         first = [u for u in ready if u in owned]
         rest = [u for u in ready if u not in owned]
         signers = sorted((first + rest)[: roster.setup.graph.signers])

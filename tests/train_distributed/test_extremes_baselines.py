@@ -156,7 +156,7 @@ def check_whole(case):
 
 
 CHECKS = {
-    "gradients": (check_gradients, 60, 8000),
+    "gradients": (check_gradients, 60, 15_000),
     "minimisers": (check_minimisers, 20, 2000),
     "dual": (check_dual, 40, 2000),
     "perturbed minimum": (check_perturbed_minimum, 40, 3000),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
-from heads import HuberSVMHead, SoftmaxHead
+from heads import HuberSVMHead, SoftmaxHead, fit_exact
 from train_distributed import Privacy, accounting, charter, release, rounds
 from train_distributed.admm import privacy as admm_privacy
 from train_distributed.admm import solver
@@ -242,3 +242,16 @@ def test_coarse_discrete_noise_pays_for_zeta_in_epsilon_and_in_delta():
     planned = plan(1.0, 1e-5, sensitivity=1.0, step=local / 1.1, **many)
     assert 1e-6 < math.exp(planned.log_zeta) < 1e-4  # more would hide in its own slack
     assert planned.epsilon(1e-5) <= 1.0
+
+
+@pytest.mark.parametrize(("n", "dim"), [(6, 20), (40, 3)])
+def test_a_user_that_is_solved_is_left_alone_in_later_rounds(n, dim):
+    """At 1e-9 float32 takes a user of long rows two rounds, one of short rows a single one."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(2, n, dim, generator=draw), dim=2) * 0.999
+    x[1] = 1e-3
+    y = torch.randint(3, (2, n), generator=draw)
+    for l2_reg in (1e-2, 1e-4):
+        head = SoftmaxHead(num_classes=3, l2_reg=l2_reg, clip_norm=1.0)
+        together = fit_exact(head, x, y, tolerance=1e-9).weights[1]
+        assert torch.equal(together, fit_exact(head, x[1:], y[1:], tolerance=1e-9).weights[0])

@@ -38,6 +38,7 @@ HASH_BYTES = 32
 WORD_BYTES = SIGNATURE_BYTES
 _SEALED = KEY_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 DEAL_BYTES = _SEALED + 2 * HASH_BYTES + SIGNATURE_BYTES
+_PLACE = struct.Struct(">IIB")
 SEED, KEY = 0, 1  # the two secrets that a deal holds shares of
 
 
@@ -123,7 +124,7 @@ def is_sound(link: Link, packet: bytes, once: bytes) -> bool:
 
 def share_hash(setup: SecAgg, dealer: int, holder: int, which: int, share: bytes) -> bytes:
     """SHA-256 of one share in its place; a share has 256 bits of entropy."""
-    place = struct.pack(">IIB", dealer, holder, which)
+    place = _PLACE.pack(dealer, holder, which)
     return hashlib.sha256(b"share" + setup.session.digest + place + share).digest()
 
 

@@ -107,17 +107,16 @@ def requests(
         roster: the graph.
         survivors: V.
         agreed: user -> its signature on the story, of at least `signers` users.
-        told: user -> its word on its vector; shown where a dealer's own signature is not.
+        told: user -> its word on its vector; shown where a dealer is no signer.
     """
     bitmap = roster.setup.session.bitmap
-    ready, story = sorted(agreed), bitmap(survivors) + bitmap(roster.sharing - survivors)
+    signers = sorted(agreed)[: roster.setup.graph.signers]
+    story = bitmap(survivors) + bitmap(roster.sharing - survivors) + bitmap(signers)
+    signed = b"".join(agreed[user] for user in signers)
+    others = survivors.difference(signers)
     messages = {}
-    for user in ready:
-        owned = roster.dealt_to[user] & survivors
-        first = [u for u in ready if u in owned]
-        rest = [u for u in ready if u not in owned]
-        signers = sorted((first + rest)[: roster.setup.graph.signers])
-        witnesses = sorted(owned.difference(signers))
-        signed = [agreed[u] for u in signers] + [told[u] for u in witnesses]
-        messages[user] = b"".join([story, bitmap(signers), bitmap(witnesses), *signed])
+    for user in sorted(agreed):
+        witnesses = sorted(roster.dealt_to[user] & others)
+        words = [told[witness] for witness in witnesses]
+        messages[user] = b"".join([story, bitmap(witnesses), signed, *words])
     return messages

@@ -3,17 +3,22 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.output import new_file
+from train_distributed.flower.document import LARGE, Document, read_document
+from train_distributed.flower.party import KEY, KEY_RULE, NAME, NAME_RULE
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 
-_KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
+PROTOCOLS = ("shares", "secagg")
+MOST_NUMBERS = 2**28  # of a vector: 2 GiB
+MOST_SERVERS = 100
+_PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +37,13 @@ class Federation:
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
     corrupt_fraction: float = 0.1  # protocol "secagg"
     dropout_fraction: float = 0.2
-    task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `ModelTask`
+    task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
+    nodes: dict[int, str] = field(default_factory=dict)  # party -> fingerprint of its node's key
+    names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
 
     def __post_init__(self) -> None:
-        if self.protocol not in ("shares", "secagg"):
-            raise ValueError(f'protocol must be "shares" or "secagg", got {self.protocol!r}')
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"protocol must be one of {PROTOCOLS}, got {self.protocol!r}")
         least = 2 if self.protocol == "shares" else 1
         if len(self.servers) < least or (self.protocol == "secagg" and len(self.servers) != 1):
             raise ValueError(
@@ -47,26 +54,61 @@ class Federation:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value!r}")
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
-            if not _KEY.fullmatch(key):
+            if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
+        self._check_distinct()
+
+    def _check_distinct(self) -> None:
+        """No two parties share a key, a node or a name, and all of them exist."""
+        parties = {*self.users, *range(FIRST_SERVER, FIRST_SERVER + len(self.servers))}
+        keys = self.users | {
+            FIRST_SERVER + j: server["verifying"] for j, server in enumerate(self.servers)
+        }
+        for what, given in {"key": keys, "node": self.nodes, "name": self.names}.items():
+            owner: dict[str, int] = {}
+            for party, value in given.items():
+                if party not in parties:
+                    raise ValueError(f"{what}s must be of parties of the federation, got {party}")
+                other = owner.setdefault(value, party)
+                if other != party:
+                    raise ValueError(
+                        f"every party must have a {what} of its own, got one of "
+                        f"{self.call(other)} and {self.call(party)}"
+                    )
+
+    def call(self, party: int) -> str:
+        """A party as people know it: "user 3 (hospital-a)"."""
+        name = self.names.get(party)
+        return name_of(party) + (f" ({name})" if name else "")
 
     @staticmethod
     def load(path: Path) -> "Federation":
         """Reads the JSON file.
 
         Raises:
-            ValueError: a field missing, unknown or out of range.
-            OSError: no readable file.
+            ValueError: naming file, field, rule and value.
         """
+        document = read_document(path, LARGE)
+        document.only([each.name for each in fields(Federation)])
+        users, servers = document.part("users"), document.list("servers", MOST_SERVERS)
         try:
-            fields = json.loads(path.read_text())
-            fields["users"] = {int(user): key for user, key in fields["users"].items()}
-            fields["servers"] = tuple(fields["servers"])
-            return Federation(**fields)
-        except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"federation must have the fields of a Federation, {path}: {error}"
-            ) from error
+            return Federation(
+                protocol=document.text("protocol"),  # pyright: ignore[reportArgumentType]
+                dimension=document.whole("dimension", 1, MOST_NUMBERS),
+                minimum=document.whole("minimum", 1, FIRST_SERVER),
+                users=_by_party(users, KEY, KEY_RULE),
+                servers=tuple(_server(servers.part(place)) for place in servers.values),
+                sessions=document.whole("sessions", 1, 2**31),
+                task=document.part("task").values,
+                corrupt_fraction=document.number("corrupt_fraction", -1.0, 1.0),
+                dropout_fraction=document.number("dropout_fraction", -1.0, 1.0),
+                nodes=_by_party(document.part("nodes"), _PRINT, _PRINT_RULE),
+                names=_by_party(document.part("names"), NAME, NAME_RULE),
+            )
+        except ValueError as error:
+            if str(error).startswith(str(path)):
+                raise
+            raise ValueError(f"{path}: {error}") from error
 
     def save(self, path: Path) -> None:
         """Writes the JSON file, whole or not at all."""
@@ -108,6 +150,24 @@ class Federation:
             servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
             context=b"shares" + self.digest,
         )
+
+
+def name_of(party: int) -> str:
+    """A party by its role and number; server 0 is the operator's."""
+    if party == FIRST_SERVER:
+        return "operator"
+    if party > FIRST_SERVER:
+        return f"computation server {party - FIRST_SERVER}"
+    return f"user {party}"
+
+
+def _by_party(part: Document, pattern: re.Pattern[str], rule: str) -> dict[int, str]:
+    return {party: part.text(name, pattern, rule) for party, name in part.identities()}
+
+
+def _server(keys: Document) -> dict[str, str]:
+    keys.only(["verifying", "sealing"])
+    return {name: keys.text(name, KEY, KEY_RULE) for name in ("verifying", "sealing")}
 
 
 def _public(keys: dict[str, str]) -> PublicKeys:

@@ -1,6 +1,8 @@
 """Keys and certificates in the formats that Flower reads; the authority that signs is kept."""
 
 import datetime
+import errno
+import hashlib
 import ipaddress
 import os
 from collections.abc import Callable
@@ -28,9 +30,13 @@ CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 VALID = datetime.timedelta(days=365)  # the server's certificate
 AUTHORITY_VALID = 10 * VALID
 CLOCK = datetime.timedelta(minutes=5)  # that parties' clocks may be behind the operator's
-_UNREADABLE = (
+_UNREADABLE = (  # what the library may raise for a file that is not what it should be
     ValueError,
     TypeError,
+    AssertionError,
+    LookupError,
+    ArithmeticError,
+    NotImplementedError,
     UnsupportedAlgorithm,
     InvalidSignature,
     x509.InvalidVersion,
@@ -73,13 +79,20 @@ def node_key_of(path: Path) -> str:
     return _openssh(key.public_key()).decode()
 
 
-def is_node_key(text: str) -> bool:
-    """Whether this is the public half of a node key, written in the one way that OpenSSH has."""
+def fingerprint(text: str) -> str:
+    """SHA-256, hexadecimal, of a public node key: of its SubjectPublicKeyInfo.
+
+    Raises:
+        ValueError: not a P-384 key, written in the one way that OpenSSH has.
+    """
     try:
         key = load_ssh_public_key(text.encode())
-    except (*_UNREADABLE, AssertionError):
-        return False
-    return isinstance(key, ec.EllipticCurvePublicKey) and _openssh(key) == text.encode()
+    except _UNREADABLE as error:
+        raise ValueError(f"not an OpenSSH key, {shown(str(error))[:200]}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or _openssh(key) != text.encode():
+        raise ValueError("not a P-384 key without anything around it")
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
 
 
 def write_certificates(folder: Path, hosts: list[str]) -> None:
@@ -92,25 +105,19 @@ def write_certificates(folder: Path, hosts: list[str]) -> None:
     Raises:
         FileExistsError: there is an authority already; see `renew_certificates`.
     """
-    authority = ec.generate_private_key(ec.SECP384R1())
-    write_secret(folder / CA_KEY, _private(authority))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation authority")])
-    ca = _builder(issuer, issuer, authority.public_key(), _now() + AUTHORITY_VALID)
-    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    ca = ca.add_extension(identifier, critical=False)
-    certificate = ca.sign(authority, SHA256())
-    (folder / CA).write_bytes(certificate.public_bytes(Encoding.PEM))
+    if (folder / CA_KEY).exists():
+        raise FileExistsError(errno.EEXIST, "an authority must not be replaced", folder / CA_KEY)
+    certificate, authority = _write_authority(folder)
     _write_server(folder, certificate, authority, hosts)
 
 
-def renew_certificates(folder: Path, hosts: list[str]) -> datetime.datetime:
+def renew_certificates(folder: Path, hosts: list[str], *, anew: bool = False) -> datetime.datetime:
     """A new certificate and key for the SuperLink, from the authority that parties know already.
 
     Args:
         folder: with `ca.pem` and `ca.key`.
         hosts: names and addresses; those of the present certificate if empty.
+        anew: from a new authority, which parties have to be told.
 
     Returns:
         Until when it is valid.
@@ -118,12 +125,14 @@ def renew_certificates(folder: Path, hosts: list[str]) -> datetime.datetime:
     Raises:
         ValueError: no authority there, or one that has expired.
     """
-    ca = read_authority(folder / CA)
-    content = read_file(folder / CA_KEY)
+    hosts = hosts or hosts_of(folder / SERVER)
+    if anew:
+        return _write_server(folder, *_write_authority(folder), hosts)
+    ca, content = read_authority(folder / CA), read_file(folder / CA_KEY)
     key = _parsed(folder / CA_KEY, "a private key", lambda: load_pem_private_key(content, None))
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
         raise ValueError(f"{folder / CA_KEY} must be the key of {CA}, is another")
-    return _write_server(folder, ca, key, hosts or hosts_of(folder / SERVER))
+    return _write_server(folder, ca, key, hosts)
 
 
 def read_authority(path: Path) -> x509.Certificate:
@@ -167,6 +176,19 @@ def hosts_of(path: Path) -> list[str]:
     return [*hosts, *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
+def _write_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    authority = ec.generate_private_key(ec.SECP384R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation authority")])
+    ca = _builder(issuer, issuer, authority.public_key(), _now() + AUTHORITY_VALID)
+    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    certificate = ca.add_extension(identifier, critical=False).sign(authority, SHA256())
+    _replace(folder / CA_KEY, _private(authority))
+    _replace(folder / CA, certificate.public_bytes(Encoding.PEM))
+    return certificate, authority
+
+
 def _write_server(
     folder: Path, ca: x509.Certificate, authority: ec.EllipticCurvePrivateKey, hosts: list[str]
 ) -> datetime.datetime:
@@ -183,12 +205,16 @@ def _write_server(
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     server = server.add_extension(issuer_key, critical=False)
     signed = server.sign(authority, SHA256()).public_bytes(Encoding.PEM)
-    for name, content in ((SERVER_KEY, _private(key)), (SERVER, signed)):
-        partial = folder / f".{name}.partial"
-        partial.unlink(missing_ok=True)
-        write_secret(partial, content)
-        partial.replace(folder / name)
+    _replace(folder / SERVER_KEY, _private(key))
+    _replace(folder / SERVER, signed)
     return until
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    write_secret(partial, content)
+    partial.replace(path)
 
 
 def _builder(

@@ -60,14 +60,11 @@ class Federation:
 
     def _check_distinct(self) -> None:
         """No two parties share a key, a node or a name, and all of them exist."""
-        parties = {*self.users, *range(FIRST_SERVER, FIRST_SERVER + len(self.servers))}
-        keys = self.users | {
-            FIRST_SERVER + j: server["verifying"] for j, server in enumerate(self.servers)
-        }
+        keys = self.verifying
         for what, given in {"key": keys, "node": self.nodes, "name": self.names}.items():
             owner: dict[str, int] = {}
             for party, value in given.items():
-                if party not in parties:
+                if party not in keys:
                     raise ValueError(f"{what}s must be of parties of the federation, got {party}")
                 other = owner.setdefault(value, party)
                 if other != party:
@@ -75,6 +72,16 @@ class Federation:
                         f"every party must have a {what} of its own, got one of "
                         f"{self.call(other)} and {self.call(party)}"
                     )
+
+    @cached_property
+    def verifying(self) -> dict[int, str]:
+        """Party -> Ed25519 public key, users and servers."""
+        servers = enumerate(self.servers)
+        return self.users | {FIRST_SERVER + j: keys["verifying"] for j, keys in servers}
+
+    def holder(self, verifying: str) -> int | None:
+        """The party with this key; None for a stranger."""
+        return next((party for party, key in self.verifying.items() if key == verifying), None)
 
     def call(self, party: int) -> str:
         """A party as people know it: "user 3 (hospital-a)"."""
@@ -92,7 +99,7 @@ class Federation:
         document.only([each.name for each in fields(Federation)])
         users, servers = document.part("users"), document.list("servers", MOST_SERVERS)
         try:
-            return Federation(
+            federation = Federation(
                 protocol=document.text("protocol"),  # pyright: ignore[reportArgumentType]
                 dimension=document.whole("dimension", 1, MOST_NUMBERS),
                 minimum=document.whole("minimum", 1, FIRST_SERVER),
@@ -105,6 +112,8 @@ class Federation:
                 nodes=_by_party(document.part("nodes"), _PRINT, _PRINT_RULE),
                 names=_by_party(document.part("names"), NAME, NAME_RULE),
             )
+            federation.session(bytes(32))
+            return federation
         except ValueError as error:
             if str(error).startswith(str(path)):
                 raise

@@ -8,12 +8,12 @@ from typing import Literal
 
 from pretrain.output import new_file
 from train_distributed.flower.certificates import (
-    is_node_key,
+    fingerprint,
     node_key_of,
     write_node_key,
     write_secret,
 )
-from train_distributed.flower.document import Document, read_document
+from train_distributed.flower.document import Document, read_document, read_file
 from train_distributed.secure_sum.errors import BadSeal, BadSignature
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,
@@ -72,8 +72,10 @@ class Party:
         signature = document.text(
             "signature", _SIGNATURE, f"{SIGNATURE_BYTES} bytes in hexadecimal"
         )
-        if not is_node_key(party.node):
-            document.refuse("node", NODE_RULE, party.node)
+        try:
+            fingerprint(party.node)
+        except ValueError as error:
+            document.refuse("node", NODE_RULE, str(error))
         try:
             agree(exchange_key(bytes(range(KEY_BYTES))), bytes.fromhex(party.sealing))
         except BadSeal as error:
@@ -138,3 +140,15 @@ def _secret(document: Document, name: str) -> bytes:
     if not isinstance(value, str) or not KEY.fullmatch(value):
         document.refuse(name, KEY_RULE, "something else")
     return bytes.fromhex(value)
+
+
+def node_fingerprint(path: Path) -> str:
+    """SHA-256, hexadecimal, of a public node key: of its SubjectPublicKeyInfo.
+
+    Raises:
+        ValueError: no OpenSSH key of a node there.
+    """
+    try:
+        return fingerprint(read_file(path).decode().strip())
+    except ValueError as error:
+        raise ValueError(f"{path} must be {NODE_RULE}, got: {error}") from error

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed import accounting
-from train_distributed.flower.document import LARGE, read_file
+from train_distributed.flower.document import LARGE, read_file, shown
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.terms import Terms
 from train_distributed.guarantee import Guarantee
@@ -64,10 +64,11 @@ class ModelTask:
         """
         terms = Terms.read(federation.task, set(federation.users), Path("federation"))
         check_transform(transform, terms.transform)
+        loaded = read_transform(transform)
         try:
-            return _computed(federation, terms, PublicTransform.load(transform))
-        except (TypeError, ArithmeticError, RuntimeError) as error:
-            raise ValueError(f"task must be one that can be computed, got: {error}") from error
+            return _computed(federation, terms, loaded)
+        except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
+            raise ValueError(f"federation must be one that can be computed: {error}") from error
 
     def encoded(self, identity: int, embeddings: EmbeddingSet) -> NDArray[np.uint64]:
         """Trains on a user's own rows: what it submits, (d,) uint64, before its noise.
@@ -146,6 +147,20 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     guarantee = Guarantee.of(sizes, method, terms.privacy, federation.minimum)
     integers = Integers.of(method, guarantee, sizes)
     return ModelTask(federation, terms, transform, method, guarantee, integers)
+
+
+def read_transform(path: Path) -> PublicTransform:
+    """Reads the file of a public transform.
+
+    Raises:
+        ValueError: naming the file, whatever it holds.
+    """
+    read_file(path, LARGE)
+    try:
+        return PublicTransform.load(path)
+    except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
+        words = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} must be a public transform, got: {shown(words)}") from error
 
 
 def transform_hash(path: Path) -> str:

@@ -2,97 +2,29 @@
 
 import datetime
 import errno
-import hashlib
 import ipaddress
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
-    load_ssh_private_key,
-    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from train_distributed.flower.document import read_file, shown
+from train_distributed.flower.document import read_file
+from train_distributed.flower.key_files import parsed, replace_secret
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 VALID = datetime.timedelta(days=365)  # the server's certificate
 AUTHORITY_VALID = 10 * VALID
 CLOCK = datetime.timedelta(minutes=5)  # that parties' clocks may be behind the operator's
-_UNREADABLE = (  # what the library may raise for a file that is not what it should be
-    ValueError,
-    TypeError,
-    AssertionError,
-    LookupError,
-    ArithmeticError,
-    NotImplementedError,
-    UnsupportedAlgorithm,
-    InvalidSignature,
-    x509.InvalidVersion,
-    x509.DuplicateExtension,
-    x509.ExtensionNotFound,
-    x509.UnsupportedGeneralNameType,
-)
 T = TypeVar("T")
-
-
-def write_secret(path: Path, content: bytes) -> None:
-    """A new file that only its owner can read.
-
-    Raises:
-        FileExistsError: a secret is never overwritten.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-
-
-def write_node_key(folder: Path) -> None:
-    """`node-key` and `node-key.pub`: P-384, OpenSSH, as SuperNode authentication wants them."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    write_secret(folder / "node-key", private)
-    (folder / "node-key.pub").write_bytes(_openssh(key.public_key()) + b"\n")
-
-
-def node_key_of(path: Path) -> str:
-    """The public half, OpenSSH, of a private node key.
-
-    Raises:
-        ValueError: no such key.
-    """
-    content = read_file(path)
-    key = _parsed(path, "a node's private key", lambda: load_ssh_private_key(content, None))
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise ValueError(f"{path} must be a P-384 key, got {type(key).__name__}")
-    return _openssh(key.public_key()).decode()
-
-
-def fingerprint(text: str) -> str:
-    """SHA-256, hexadecimal, of a public node key: of its SubjectPublicKeyInfo.
-
-    Raises:
-        ValueError: not a P-384 key, written in the one way that OpenSSH has.
-    """
-    try:
-        key = load_ssh_public_key(text.encode())
-    except _UNREADABLE as error:
-        raise ValueError(f"not an OpenSSH key, {shown(str(error))[:200]}") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or _openssh(key) != text.encode():
-        raise ValueError("not a P-384 key without anything around it")
-    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(der).hexdigest()
 
 
 def write_certificates(folder: Path, hosts: list[str]) -> None:
@@ -129,7 +61,7 @@ def renew_certificates(folder: Path, hosts: list[str], *, anew: bool = False) ->
     if anew:
         return _write_server(folder, *_write_authority(folder), hosts)
     ca, content = read_authority(folder / CA), read_file(folder / CA_KEY)
-    key = _parsed(folder / CA_KEY, "a private key", lambda: load_pem_private_key(content, None))
+    key = parsed(folder / CA_KEY, "a private key", lambda: load_pem_private_key(content, None))
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
         raise ValueError(f"{folder / CA_KEY} must be the key of {CA}, is another")
     return _write_server(folder, ca, key, hosts)
@@ -158,9 +90,9 @@ def check_server(folder: Path) -> None:
     ca, server = read_authority(folder / CA), _certificate(folder / SERVER)
     _check_dates(folder / SERVER, server, "run `federation renew`")
     path = folder / SERVER
-    _parsed(path, f"signed by {CA}", lambda: server.verify_directly_issued_by(ca))
+    parsed(path, f"signed by {CA}", lambda: server.verify_directly_issued_by(ca))
     content = read_file(folder / SERVER_KEY)
-    key = _parsed(folder / SERVER_KEY, "a private key", lambda: load_pem_private_key(content, None))
+    key = parsed(folder / SERVER_KEY, "a private key", lambda: load_pem_private_key(content, None))
     if key.public_key() != server.public_key():
         raise ValueError(f"{folder / SERVER_KEY} must be the key of {SERVER}: `federation renew`")
 
@@ -176,6 +108,16 @@ def hosts_of(path: Path) -> list[str]:
     return [*hosts, *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
+def valid_until(path: Path) -> datetime.datetime:
+    """When a certificate expires.
+
+    Raises:
+        ValueError: no certificate.
+    """
+    certificate = _certificate(path)
+    return parsed(path, "a certificate with dates", lambda: certificate.not_valid_after_utc)
+
+
 def _write_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     authority = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation authority")])
@@ -184,8 +126,8 @@ def _write_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePr
     ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     certificate = ca.add_extension(identifier, critical=False).sign(authority, SHA256())
-    _replace(folder / CA_KEY, _private(authority))
-    _replace(folder / CA, certificate.public_bytes(Encoding.PEM))
+    replace_secret(folder / CA_KEY, _private(authority))
+    replace_secret(folder / CA, certificate.public_bytes(Encoding.PEM))
     return certificate, authority
 
 
@@ -205,16 +147,9 @@ def _write_server(
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     server = server.add_extension(issuer_key, critical=False)
     signed = server.sign(authority, SHA256()).public_bytes(Encoding.PEM)
-    _replace(folder / SERVER_KEY, _private(key))
-    _replace(folder / SERVER, signed)
+    replace_secret(folder / SERVER_KEY, _private(key))
+    replace_secret(folder / SERVER, signed)
     return until
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    write_secret(partial, content)
-    partial.replace(path)
 
 
 def _builder(
@@ -261,12 +196,12 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _certificate(path: Path) -> x509.Certificate:
     content = read_file(path)
-    return _parsed(path, "a certificate", lambda: x509.load_pem_x509_certificate(content))
+    return parsed(path, "a certificate", lambda: x509.load_pem_x509_certificate(content))
 
 
 def _extension(path: Path, certificate: x509.Certificate, kind: type[T]) -> T:
     name = kind.__name__
-    extensions = _parsed(path, f"a certificate with {name}", lambda: certificate.extensions)
+    extensions = parsed(path, f"a certificate with {name}", lambda: certificate.extensions)
     for extension in extensions:
         if isinstance(extension.value, kind):
             return extension.value
@@ -274,7 +209,7 @@ def _extension(path: Path, certificate: x509.Certificate, kind: type[T]) -> T:
 
 
 def _check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
-    start, end = _parsed(
+    start, end = parsed(
         path,
         "a certificate with dates",
         lambda: (certificate.not_valid_before_utc, certificate.not_valid_after_utc),
@@ -286,18 +221,6 @@ def _check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None
             f"{path} must be valid already, is from {start:%Y-%m-%d %H:%M} UTC on, and this "
             f"machine's clock says {_now():%Y-%m-%d %H:%M} UTC: set the clock"
         )
-
-
-def _parsed(path: Path, rule: str, parse: Callable[[], T]) -> T:
-    try:
-        return parse()
-    except _UNREADABLE as error:
-        words = shown(" ".join(str(error).split()))[:200] or type(error).__name__
-        raise ValueError(f"{path} must be {rule}, got: {words}") from error
-
-
-def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
-    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -164,7 +164,7 @@ class Start:
             ValueError: a setting or file that does not fit; nothing was sent.
         """
         if self.invitation is None:
-            from train_distributed.flower.operator import run_session
+            from train_distributed.flower.hosting import run_session
 
             return run_session(self)
         from train_distributed.flower.taking_part import take_part

@@ -93,8 +93,8 @@ def check_budget(folder: Path, federation: Federation, budget: float | None) -> 
 
 def sessions_used(state: Path, federation: Federation) -> int:
     """How many of the agreed sessions a journal has recorded."""
-    journal = DurableJournal(state)
-    return sum(journal.holds(federation.digest, f"session{t}") for t in range(federation.sessions))
+    journal, names = DurableJournal(state), (f"session{t}" for t in range(federation.sessions))
+    return sum(journal.detail(federation.digest, name) is not None for name in names)
 
 
 def _state(folder: Path, federation: Federation, party: int) -> Path:

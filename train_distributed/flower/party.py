@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from pretrain.output import new_file
-from train_distributed.flower.certificates import (
+from train_distributed.flower.document import Document, read_document, read_file
+from train_distributed.flower.key_files import (
     fingerprint,
     node_key_of,
     write_node_key,
     write_secret,
 )
-from train_distributed.flower.document import Document, read_document, read_file
 from train_distributed.secure_sum.errors import BadSeal, BadSignature
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from train_distributed.flower.certificates import CA, fingerprint, write_certificates
+from train_distributed.flower.certificates import CA, write_certificates
 from train_distributed.flower.document import LARGE, read_file
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import FEDERATION, TRANSFORM, Invitation
+from train_distributed.flower.key_files import fingerprint
 from train_distributed.flower.party import Party, public_keys, write_party
 from train_distributed.flower.terms import Terms
 from train_distributed.secure_sum.session import FIRST_SERVER

@@ -53,10 +53,6 @@ class DurableJournal:
         finally:
             os.close(folder)
 
-    def holds(self, session: bytes, step: str) -> bool:
-        """Whether a step has been claimed."""
-        return (self._directory / f"{session.hex()}.{step}").exists()
-
 
 class VolatileJournal:
     """Forgets when its process ends: for simulations in one process."""

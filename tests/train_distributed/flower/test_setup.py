@@ -142,7 +142,7 @@ def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> 
     invitation = Invitation.read(folder)
     Join(home / "stranger", "stranger", rows=12).run()
     stranger = home / "stranger"
-    with pytest.raises(ValueError, match="keys in .*stranger must be registered in"):
+    with pytest.raises(ValueError, match=r"keys in .*stranger must be registered in"):
         invitation.identify(read_private(stranger), stranger)
     for name in ("node-key", "node-key.pub"):
         (stranger / name).replace(user / name)

@@ -1,5 +1,6 @@
 """A model from a federation is the model of its survivors' plain sum, and what was agreed holds."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,26 +10,19 @@ import torch
 from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.flower.commands import Agree, Keys
 from train_distributed.flower.federation import Federation
-from train_distributed.flower.task import ModelTask
+from train_distributed.flower.task import Facts, ModelTask
 from train_distributed.method_options import MethodOptions
 from train_distributed.methods import build_method
+from train_distributed.partition import split
 from train_distributed.privacy import Privacy
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.users import Chunk, EmbeddingUsers
 
-W, ROWS, P, K = 4, 9, 5, 3
-
-
-def _embeddings(seed: int, rows: int = ROWS) -> EmbeddingSet:
-    draw = np.random.default_rng(seed)
-    return EmbeddingSet(
-        embeddings=draw.normal(size=(rows, P)).astype(np.float32),
-        labels=draw.integers(0, K, rows),
-        split=np.zeros(rows, np.int8),
-        meta={"class_names": ["a", "b", "c"]},
-    )
+W, ROWS, K = 4, 12, 3
+PROMISE = Privacy(1.0, 1e-5, 0.75)
+FACTS = Facts(session="5e" * 32, bytes_per_user=1234, missing={1: "masked input"})
 
 
 def _silent(std: float, count: int) -> NDArray[np.int64]:
@@ -37,145 +31,116 @@ def _silent(std: float, count: int) -> NDArray[np.int64]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for party in (*(f"user{i}" for i in range(W)), "server0", "server1"):
-        Keys(tmp_path / party).run()
-    transform = PublicTransform.fit(_embeddings(99, 50), clip_norm=1.5)
-    transform.save(tmp_path / "transform.safetensors")
-    return tmp_path
+def make(initiated: Callable[..., Path]) -> Callable[..., ModelTask]:
+    def task(method: str = "softmax", **settings: object) -> ModelTask:
+        fixed = {"privacy": PROMISE, "minimum": 3, "method": method} | settings
+        folder = initiated(W, **fixed) / "fed"
+        federation = Federation.load(folder / "federation.json")
+        return ModelTask.of(federation, folder / "transform.safetensors")
+
+    return task
 
 
-def _agree(folder: Path, method: str = "softmax") -> Agree:
-    return Agree(
-        users=tuple(folder / f"user{i}" for i in range(W)),
-        servers=(folder / "server0", folder / "server1"),
-        sizes=(ROWS,) * W,
-        transform=folder / "transform.safetensors",
-        num_classes=K,
-        out=folder / "federation.json",
-        protocol="shares",
-        method=method,  # pyright: ignore[reportArgumentType]
-        privacy=Privacy(1.0, 1e-5, 0.75),
-        minimum=3,
-    )
+def _embeddings(tmp_path: Path, i: int) -> EmbeddingSet:
+    return EmbeddingSet.open(tmp_path / f"user{i}" / "embeddings")
 
 
 @pytest.mark.parametrize("method", ["class-sums", "least-squares", "softmax", "svm"])
-def test_without_noise_the_model_is_that_of_the_plain_sum(method: str, folder: Path) -> None:
-    _agree(folder, method).run()
-    path = folder / "transform.safetensors"
-    task = ModelTask.of(Federation.load(folder / "federation.json"), path)
-    encoded = [task.encoded(i, _embeddings(i)) for i in range(W)]
+def test_without_noise_the_model_is_that_of_the_plain_sum(
+    method: str, make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    task, path = make(method), tmp_path / "public.safetensors"
+    encoded = [task.encoded(i, _embeddings(tmp_path, i)) for i in range(W)]
     sent = np.stack([task.noised(words, _silent) for words in encoded])
     result = simulate_sum(sent, "shares", drop={2: [1]})
     opened = Opened(result.total, frozenset(result.survivors))
-    model = task.released(opened)
+    model = task.released(opened, FACTS)
     plain = build_method(method, PublicTransform.load(path), K, {})
     expected = torch.zeros(plain.dimension, dtype=torch.float64)
     for i in (0, 2, 3):
-        chunk = _chunk(task, i)
-        expected += plain.submit(chunk)[0]
+        expected += plain.submit(_chunk(task, _embeddings(tmp_path, i)))[0]
     std = task.integers.local_std * 3**0.5
     torch.testing.assert_close(
         model.weights, plain.classifier(expected, 3 * ROWS, std), rtol=2e-3, atol=2e-3
     )
-    assert model.report["survivors"] == 3
+    assert model.class_names == ("a", "b", "c")
     assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)
-    twice = ModelTask.of(replace(task.federation, sessions=2), path).released(opened)
+    twice = ModelTask.of(replace(task.federation, sessions=2), path).released(opened, FACTS)
     assert 1.3 < twice.report["epsilon_of_all_sessions"] < 2
     assert model.report["noise"] == "discrete"
     assert model.report["suitable_for_release"]
 
 
-def _chunk(task: ModelTask, i: int):
-    from train_distributed.partition import split
-    from train_distributed.users import EmbeddingUsers
-
-    embeddings = _embeddings(i)
-    partition = split(torch.from_numpy(embeddings.labels), 1)
+def _chunk(task: ModelTask, embeddings: EmbeddingSet) -> Chunk:
+    partition = split(torch.from_numpy(np.array(embeddings.labels)), 1)
     (chunk,) = EmbeddingUsers(embeddings, task.transform, partition).chunks()
     return chunk.rounded(task.integers.grid)
 
 
-def test_noise_is_fresh_and_as_wide_as_planned(folder: Path) -> None:
-    _agree(folder).run()
-    task = ModelTask.of(
-        Federation.load(folder / "federation.json"), folder / "transform.safetensors"
-    )
-    encoded = task.encoded(0, _embeddings(0))
+@pytest.mark.parametrize("servers", [0, 1])
+def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., ModelTask]) -> None:
+    """Protocol, survivors, session, bytes and whom it holds against: as they were, not a guess."""
+    task = make(servers=servers)
+    words = np.zeros(task.federation.dimension, np.uint64)
+    report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
+    assert report["protocol"] == ("shares" if servers else "secagg")
+    assert "single user" not in report["secure_sum"]
+    assert ("shares" in report["secure_sum"]) == bool(servers)
+    assert (report["users"], report["survivors"]) == (4, 3)
+    assert report["surviving_users"] == [f"user {i} (hospital-{i})" for i in (0, 2, 3)]
+    assert report["missing"] == {"user 1 (hospital-1)": "masked input"}
+    assert (report["session"], report["bytes_per_user"]) == ("5e" * 32, 1234)
+    assert report["federation"] == task.federation.digest.hex()
+    assert "server" in report["holds_against"]
+
+
+def test_noise_is_fresh_and_as_wide_as_planned(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    task = make()
+    encoded = task.encoded(0, _embeddings(tmp_path, 0))
     drawn = np.stack([(task.noised(encoded) - encoded).view(np.int64) for _ in range(200)])
     std = float(task.integers.plan.stds_in_steps)
     assert np.std(drawn.astype(float)) == pytest.approx(std, rel=0.1)
     assert len(np.unique(drawn[:, 0])) > 150
 
 
-def test_what_was_agreed_is_checked(folder: Path) -> None:
-    _agree(folder).run()
-    federation = Federation.load(folder / "federation.json")
-    path = folder / "transform.safetensors"
-    task = ModelTask.of(federation, path)
-    with pytest.raises(ValueError, match="training rows must be 9 as agreed, got 8"):
-        task.encoded(0, _embeddings(0, 8))
-    other = folder / "other.safetensors"
-    PublicTransform.fit(_embeddings(98, 50), clip_norm=1.5).save(other)
+def test_what_was_agreed_is_checked(make: Callable[..., ModelTask], tmp_path: Path) -> None:
+    task, path = make(), tmp_path / "public.safetensors"
+    few = _embeddings(tmp_path, 0).subset(slice(8))
+    with pytest.raises(ValueError, match="training rows must be 12 as agreed, got 8"):
+        task.encoded(0, few)
+    with pytest.raises(ValueError, match=r"identity must be one of \[0, 1, 2, 3\], got 9"):
+        task.encoded(9, _embeddings(tmp_path, 0))
+    other = tmp_path / "other.safetensors"
+    PublicTransform.fit(_embeddings(tmp_path, 1), clip_norm=1.5).save(other)
     with pytest.raises(ValueError, match="transform must have SHA-256"):
-        ModelTask.of(federation, other)
-    for changes, message in [
-        ({"dimension": 4}, "dimension must be the method's"),
-        ({"task": {k: v for k, v in federation.task.items() if k != "sizes"}}, "task must hold"),
-        ({"task": federation.task | {"epsilon": float("inf")}}, "epsilon must be finite"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            ModelTask.of(replace(federation, **changes), path)
-    with pytest.raises(ValueError, match="sizes must be 4, one per user, got 3"):
-        replace(_agree(folder), sizes=(9, 9, 9), out=folder / "new.json").run()
-    with pytest.raises(FileExistsError):
-        _agree(folder).run()
+        ModelTask.of(task.federation, other)
+    with pytest.raises(ValueError, match="dimension must be the method's"):
+        ModelTask.of(replace(task.federation, dimension=4), path)
 
 
-def test_options_reach_the_method(folder: Path) -> None:
-    replace(_agree(folder), options=MethodOptions(l2_reg=7.0)).run()
-    federation = Federation.load(folder / "federation.json")
-    assert federation.task["options"] == {"l2_reg": 7.0}
-    ModelTask.of(federation, folder / "transform.safetensors")
-
-
-def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(folder: Path) -> None:
-    """`agree --unit user --group-size 2` must add the noise of two users, not of one record."""
-    path = folder / "transform.safetensors"
-    found, words = [], ""
-    for number, (unit, group) in enumerate([("record", 1), ("record", 2), ("user", 2)]):
-        out = folder / f"{number}.json"
-        promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
-        replace(_agree(folder, "class-sums"), privacy=promise, out=out).run()
-        task = ModelTask.of(Federation.load(out), path)
-        found.append(task.guarantee.sensitivity)
-        words = task.guarantee.report()["neighbouring"]
-    assert found == pytest.approx([found[0], 2 * found[0], 2 * ROWS * found[0]])
-    assert "replace 2 users" in words
+def test_options_reach_the_method(make: Callable[..., ModelTask]) -> None:
+    task = make(options=MethodOptions(l2_reg=7.0))
+    assert task.federation.task["options"] == {"l2_reg": 7.0}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("unit", "group", "times", "words"),
     [
-        ({"sizes": {"0": 9, "1": 9, "2": 9, "3": 0}}, "sizes must be whole numbers >= 1, got 0"),
-        ({"sizes": {"0": 9, "1": 9, "2": 9, "3": 9.5}}, "sizes must be whole numbers >= 1"),
-        ({"epsilon": "1"}, "task must hold what `agree` writes"),
-        ({"options": 5}, "task must hold what `agree` writes"),
-        ({"unit": "people"}, "unit must be 'record' or 'user'"),
+        ("record", 1, 1, "replace one record"),
+        ("record", 2, 2, "replace 2 records"),
+        ("user", 2, 2 * ROWS, "replace 2 users"),
     ],
 )
-def test_a_task_that_was_tampered_with_is_refused(folder: Path, change, message: str) -> None:
-    _agree(folder).run()
-    federation = Federation.load(folder / "federation.json")
-    changed = replace(federation, task=federation.task | change)
-    with pytest.raises(ValueError, match=message):
-        ModelTask.of(changed, folder / "transform.safetensors")
-
-
-def test_a_stranger_has_no_submission(folder: Path) -> None:
-    _agree(folder).run()
-    federation = Federation.load(folder / "federation.json")
-    task = ModelTask.of(federation, folder / "transform.safetensors")
-    with pytest.raises(ValueError, match=r"identity must be one of \[0, 1, 2, 3\], got 9"):
-        task.encoded(9, _embeddings(9))
+def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
+    unit: str, group: int, times: int, words: str, make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    """`--unit user --group-size 2` must add the noise of two users, not of one record."""
+    promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
+    task = make("class-sums", privacy=promise)
+    one = replace(task.terms, privacy=PROMISE)
+    federation = replace(task.federation, task=one.as_task())
+    single = ModelTask.of(federation, tmp_path / "public.safetensors")
+    assert task.guarantee.sensitivity == pytest.approx(times * single.guarantee.sensitivity)
+    assert words in task.guarantee.report()["neighbouring"]

@@ -4,13 +4,13 @@ import sys
 
 import tyro
 
-from embed.run import FitTransform, ImportReference, Plot, Run
+from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
 from pretrain.command import run_command
 
 
-def _parse() -> Run | FitTransform | ImportReference | Plot:
+def _parse() -> Run | Exclude | FitTransform | ImportReference | Plot:
     return tyro.cli(
-        Run | FitTransform | ImportReference | Plot,
+        Run | Exclude | FitTransform | ImportReference | Plot,
         prog="python -m embed",
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )

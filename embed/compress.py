@@ -9,8 +9,11 @@ from torch import Tensor
 
 from embed.clip import check_finite
 from embed.moments import moments, principal_directions
+from embed.project import project, within
 from embed.store import EmbeddingSet
 from embed.transform import PublicTransform
+
+FLOAT32 = 100  # binary exponent: coordinates below 2^100 leave room for norms
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,16 @@ class Compression:
         return cls(mean, basis.contiguous(), float(share))
 
     def apply(self, embeddings: EmbeddingSet) -> EmbeddingSet:
-        """The same rows by their coordinates, (N, Q) float32, in memory."""
+        """The same rows by their coordinates, (N, Q) float32, in memory.
+
+        A row too long for float32 keeps its direction; a transform clips it in any case.
+        """
         coordinates = np.empty((len(embeddings), self.basis.shape[1]), np.float32)
         start = 0
         for block in embeddings.blocks():
-            rows = (_checked(block).double() - self.mean) @ self.basis
-            coordinates[start : start + len(block)] = rows.numpy()
+            scale = torch.ones(self.basis.shape[1], dtype=torch.float64)
+            rows = project(_checked(block), self.mean, self.basis, scale)
+            coordinates[start : start + len(block)] = within(rows, FLOAT32).numpy()
             start += len(block)
         kept = {k: v for k, v in embeddings.meta.items() if k != "content_hash"}
         return EmbeddingSet(
@@ -79,6 +86,7 @@ class Compression:
         if 0 < shrinkage < 1:
             odds = shrinkage / (1 - shrinkage) * self.variance_share
             shrinkage = odds / (1 + odds)
+        options = {"remember": False} | options  # nobody's raw rows are coordinates
         return PublicTransform.fit(compressed, whiten=whiten, shrinkage=shrinkage, **options)
 
 

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
-from embed.store import EmbeddingSet, hash_rows, read_blocks, write_companions, write_header
+from embed.store import (
+    INFERRED,
+    EmbeddingSet,
+    hash_rows,
+    read_blocks,
+    write_companions,
+    write_header,
+)
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
 from pretrain.output import new_file, refuse_existing
@@ -92,6 +99,7 @@ def extract(
         "data_hash": _data_hash(images),
         "rows": len(images),
         "class_names": list(images.class_names),
+        "classes": INFERRED if images.inferred else "declared",
         "encoder": encoder_name,
         "encoder_hash": encoder_hash(encoder),
         "preprocess": asdict(preprocess),
@@ -207,7 +215,8 @@ class _Job:
             if bad.any():
                 row = start + int(bad.argmax())
                 raise ValueError(
-                    f"embeddings must be finite in {self.dtype}, got others in row {row}"
+                    f"embeddings must be finite in {self.dtype}, got others in row {row}, "
+                    f"{self.images.place(row)}"
                 )
             block.append(rows)
             bar.update(len(rows))

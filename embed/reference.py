@@ -1,21 +1,30 @@
 """Reads the embeddings that the paper's reference implementation saves."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from embed.store import TEST, TRAIN, EmbeddingSet, write_companions, write_rows
+from embed.clip import check_finite
+from embed.store import INFERRED, TEST, TRAIN, EmbeddingSet, write_companions, write_rows
+from pretrain.datasets import check_labels, declared_classes
 from pretrain.output import new_directory
 
 
-def import_reference(source: Path, out: Path, *, overwrite: bool = False) -> EmbeddingSet:
+def import_reference(
+    source: Path, out: Path, *, num_classes: int | None = None, overwrite: bool = False
+) -> EmbeddingSet:
     """Joins `code_space_*.npy`, `labels_*.npy` and `userid_*.npy` into one embedding set.
 
     Parts whose name speaks of test, valid or eval become the test split. Users are kept only if
-    every part has them. Rows are streamed.
+    every part has them. Rows are streamed. The classes are `num_classes`, or are marked as
+    inferred from the labels that occur.
 
     Raises:
-        ValueError: no such files, a part without labels, or arrays that do not fit together.
+        ValueError: no such files, a part without labels, arrays that do not fit together, a label
+            that is not in [0, num_classes), or a row that is not finite.
     """
     codes = sorted(source.glob("code_space_*.npy"))
     if not codes:
@@ -26,8 +35,13 @@ def import_reference(source: Path, out: Path, *, overwrite: bool = False) -> Emb
         raise ValueError(f"{source}: all parts must have one dimension, got {sorted(dims)}")
     users = [part.users for part in parts if part.users is not None]
     labels = np.concatenate([part.labels for part in parts])
+    names = _class_names(labels, declared_classes(num_classes))
     dtype = max(part.embeddings.dtype for part in parts)
-    blocks = (block.astype(dtype, copy=False) for part in parts for block in part.blocks())
+    blocks = (
+        block.astype(dtype, copy=False)
+        for path, part in zip(codes, parts, strict=True)
+        for block in _finite_blocks(path, part)
+    )
     with new_directory(out, overwrite=overwrite) as partial:
         write_rows(partial / "embeddings.npy", blocks, (len(labels), dims.pop()))
         write_companions(
@@ -38,11 +52,26 @@ def import_reference(source: Path, out: Path, *, overwrite: bool = False) -> Emb
             meta={
                 "data": source.name,
                 "encoder": "reference implementation",
-                "class_names": [str(k) for k in range(int(labels.max()) + 1)],
+                **names,
                 "parts": [path.name for path in codes],
             },
         )
     return EmbeddingSet.open(out)
+
+
+def _class_names(labels: np.ndarray, declared: tuple[str, ...]) -> dict[str, Any]:
+    if declared:
+        check_labels("labels", labels, len(labels), len(declared))
+        return {"class_names": list(declared), "classes": "declared"}
+    return {"class_names": [str(k) for k in range(labels.max() + 1)], "classes": INFERRED}
+
+
+def _finite_blocks(path: Path, part: EmbeddingSet) -> Iterator[np.ndarray]:
+    start = 0
+    for block in part.blocks():
+        check_finite(torch.from_numpy(np.array(block)), str(path), start)
+        yield block
+        start += len(block)
 
 
 def _read_part(path: Path) -> EmbeddingSet:

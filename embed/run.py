@@ -12,6 +12,7 @@ import torch
 from embed.extract import ExtractOptions, extract
 from pretrain import build_encoder
 from pretrain.command import INTERRUPTED
+from pretrain.datasets import declared_classes
 from pretrain.output import default_directory, refuse_existing
 from pretrain.preprocess import Preprocess
 from pretrain.sources import open_images
@@ -37,6 +38,12 @@ class Run:
     """Pixels of the encoder's square input; as stored by default."""
     crop: float = 1.0
     """Share of the shorter side kept (SimCLRv2: 0.875)."""
+    num_classes: int | None = None
+    """K, where the data names no classes: labels 0 to K - 1. It is public, so it is declared;
+    counted from the labels that occur it serves simulations only."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes in the order of their labels, instead of num_classes; of class folders
+    those that there may be, present or not."""
     invert: bool = False
     """Embed 1 - x, as the paper does for EMNIST."""
     resize: int | None = None
@@ -77,7 +84,11 @@ class Run:
             raise ValueError(f"limit must be >= 1, got {self.limit}")
         preprocess = Preprocess(image_size=self.image_size, crop=self.crop, invert=self.invert)
         images = open_images(
-            self.data, splits=self.splits, download=self.download, resize=self.resize
+            self.data,
+            splits=self.splits,
+            download=self.download,
+            resize=self.resize,
+            classes=declared_classes(self.num_classes, self.class_names),
         ).take(slice(0, self.limit))
         weights = {} if self.weights is None else {"weights": self.weights}
         encoder = build_encoder(self.encoder, **weights)
@@ -118,6 +129,8 @@ class ImportReference:
     """Directory that holds the files."""
     out: Path | None = None
     """Directory to write."""
+    num_classes: int | None = None
+    """K: labels are 0 to K - 1. Counted from the labels that occur it serves simulations only."""
     overwrite: bool = False
     """Replace an existing directory."""
 
@@ -127,7 +140,9 @@ class ImportReference:
 
         out = self.out or default_directory("import-reference")
         refuse_existing(out, overwrite=self.overwrite)
-        done = import_reference(self.source, out, overwrite=self.overwrite)
+        done = import_reference(
+            self.source, out, num_classes=self.num_classes, overwrite=self.overwrite
+        )
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
 
 
@@ -154,7 +169,7 @@ class FitTransform:
     constant: float = 1.0
     """First entry a of every row."""
     i_know_this_leaks: bool = False
-    """Fit on the very set the transform is applied to."""
+    """Fit on rows that the transform is applied to; no release of those rows will take it."""
     overwrite: bool = False
     """Replace an existing directory."""
 
@@ -174,6 +189,32 @@ class FitTransform:
             overwrite=self.overwrite,
         )
         print(json.dumps(report, indent=2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclude:
+    """Write a public set without the rows that are private ones too, before anything is fitted.
+
+    What is missing then shows which public rows are among the private ones; no epsilon covers that.
+    """
+
+    public: Path
+    """Embedding set that is nobody's secret."""
+    private: tuple[Path, ...]
+    """Embedding sets whose rows, training and test, are to go."""
+    out: Path | None = None
+    """Directory to write."""
+    overwrite: bool = False
+    """Replace an existing directory."""
+
+    def run(self) -> None:
+        """Writes the rest; prints how many rows were in both."""
+        from embed.fit import exclude
+
+        out = self.out or default_directory("exclude")
+        refuse_existing(out, overwrite=self.overwrite)
+        kept, dropped = exclude(self.public, self.private, out, overwrite=self.overwrite)
+        print(f"{len(kept)} rows in {out}, {dropped} dropped")
 
 
 @dataclass(frozen=True, kw_only=True)

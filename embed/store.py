@@ -13,6 +13,7 @@ from pretrain.output import new_directory
 
 TRAIN, TEST = 0, 1
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
+INFERRED = "inferred"  # classes counted from the labels that occur
 BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
 
 
@@ -52,12 +53,39 @@ class EmbeddingSet:
         names = self.meta.get("class_names", [])
         if not isinstance(names, list | tuple) or len(set(map(str, names))) < len(names):
             raise ValueError(f"class_names must be a list of distinct names, got {names}")
+        dropped = self.meta.get("dropped_rows", 0)
+        if not isinstance(dropped, int) or dropped < 0:
+            raise ValueError(f"dropped_rows must be a whole number >= 0, got {dropped!r}")
         count = len(names)
         if count and self.labels.max() >= count:
             raise ValueError(f"labels must be < {count} class names, got {self.labels.max()}")
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def declared_classes(self) -> tuple[str, ...]:
+        """Names of the classes as somebody declared them; empty where nobody did.
+
+        Numbers that an extraction counted from the labels that occur are no declaration: one
+        private record would add a class. Such a set says `"classes": "inferred"`; extractions that
+        say nothing about their numbers counted them.
+        """
+        names = tuple(map(str, self.meta.get("class_names", ())))
+        silent = "encoder" in self.meta and "classes" not in self.meta
+        counted = silent and names == tuple(map(str, range(len(names))))
+        return () if counted or self.meta.get("classes") == INFERRED else names
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its rows are raw, or were made by a transform that has seen none of them."""
+        made_by = self.meta.get("transform")
+        return made_by is None or (isinstance(made_by, dict) and made_by.get("compared") is True)
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows left out of a public set because they were private ones; see `embed.fit.exclude`."""
+        return self.meta.get("dropped_rows", 0)
 
     @property
     def dim(self) -> int:
@@ -122,7 +150,8 @@ def hash_rows(blocks: Iterable[np.ndarray]) -> str:
     """SHA-256 over the values of all rows, as float32, however they are split into blocks."""
     digest = hashlib.sha256()
     for block in blocks:
-        digest.update(np.ascontiguousarray(block, dtype=np.float32).tobytes())
+        with np.errstate(over="ignore"):  # float64 rows beyond float32 hash as infinite
+            digest.update(np.ascontiguousarray(block, dtype=np.float32).tobytes())
     return digest.hexdigest()
 
 

@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embed.clip import CHUNK, add_constant_and_clip, check_bounds, check_finite
+from embed.identity import known_rows
 from embed.moments import moments, norm_quantile, principal_directions, whitening_scale
+from embed.project import project
 from embed.store import EmbeddingSet, hash_rows
 from pretrain.output import new_file
 
@@ -23,6 +25,13 @@ class PublicTransform:
     """x -> [a, clip(Pᵀ(x - m)/s, sqrt(c² - a²))], everything estimated from public embeddings.
 
     With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1.
+
+    A transform knows which rows it has seen, by their hashes (see `embed.identity`), so that a
+    release can refuse one that has seen its own.
+
+    Raises:
+        ValueError: at construction, for a number that is not finite, a scale that is not positive,
+            or another precision than float32.
     """
 
     mean: Tensor  # (p,) m
@@ -33,6 +42,24 @@ class PublicTransform:
     row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
     second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
     fitted_on: str = ""  # content hash of the public set; empty for the identity
+    seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
+    dropped: int = 0  # rows left out of the public set because they were private ones
+
+    def __post_init__(self) -> None:
+        check_bounds(self.clip_norm, self.constant)
+        for name in ("mean", "basis", "scale"):
+            values = getattr(self, name)
+            if values.dtype != torch.float32:
+                raise ValueError(f"{name} must be float32, got {values.dtype}")
+        for name in ("mean", "basis", "scale", "row_mean", "second_moment"):
+            if not getattr(self, name).isfinite().all():
+                raise ValueError(f"{name} must be finite, got NaN or infinity")
+        if not (self.scale > 0).all():
+            raise ValueError(f"scale must be > 0, got {float(self.scale.min())}")
+        if self.seen is not None and not (
+            self.seen.dtype == np.uint64 and (self.seen[1:] > self.seen[:-1]).all()
+        ):
+            raise ValueError(f"seen must be ascending uint64, got {self.seen.dtype}")
 
     @property
     def dim(self) -> int:
@@ -43,6 +70,21 @@ class PublicTransform:
     def covariance(self) -> Tensor:
         """Covariance of the transformed public rows, (dim, dim); zero for the constant."""
         return self.second_moment - torch.outer(self.row_mean, self.row_mean)
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether no row can have shaped it: `identity` of its dimension, to the bit."""
+        unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
+        centred = not (self.mean.any() or self.row_mean.any())
+        white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
+        return centred and white and not self._rotates
+
+    def same_rows(self, other: "PublicTransform") -> bool:
+        """Whether both are one transform, whatever is known of what they have seen."""
+        theirs = other.tensors()
+        return self is other or all(
+            torch.equal(values, theirs[name]) for name, values in self.tensors().items()
+        )
 
     @classmethod
     def fit(
@@ -55,6 +97,7 @@ class PublicTransform:
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,
+        remember: bool = True,
     ) -> "PublicTransform":
         """Estimates the transform from public embeddings.
 
@@ -67,6 +110,7 @@ class PublicTransform:
                 a low one clips nearly every row and only directions remain.
             clip_norm: c.
             constant: a.
+            remember: keep the hashes of the rows, without which nothing suitable is released.
 
         Raises:
             ValueError: an option out of range, or rows that are not finite.
@@ -82,6 +126,8 @@ class PublicTransform:
         check_bounds(clip_norm, constant)
         mean, second = moments(blocks())
         covariance = second - torch.outer(mean, mean)
+        if not covariance.isfinite().all():
+            raise ValueError("public rows must have finite second moments, got an overflow")
         variances, basis = principal_directions(covariance, q)
         average = covariance.trace() / p
         scale = torch.ones(q, dtype=torch.float64)
@@ -100,6 +146,8 @@ class PublicTransform:
             row_mean=torch.empty(0),
             second_moment=torch.empty(0),
             fitted_on=content_hash(public),
+            seen=known_rows(b.numpy() for b in blocks()) if remember else None,
+            dropped=_dropped(public),
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
         return replace(fitted, row_mean=row_mean, second_moment=second_moment)
@@ -135,10 +183,12 @@ class PublicTransform:
         return out
 
     def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
-        """Pᵀ(x - m)/s before clipping, (n, q); `first_row` is where x starts, for errors."""
+        """Pᵀ(x - m)/s before clipping, (n, q), finite; `first_row` is where x starts, for errors.
+
+        See `embed.project.project` for rows whose features no float holds.
+        """
         check_finite(x, "x", first_row)
-        centred = x.to(self.mean.dtype) - self.mean
-        return (centred @ self.basis if self._rotates else centred) / self.scale
+        return project(x, self.mean, self.basis if self._rotates else None, self.scale)
 
     @cached_property
     def _rotates(self) -> bool:
@@ -148,11 +198,14 @@ class PublicTransform:
     def save(self, path: Path) -> None:
         """Writes the transform as safetensors, whole or not at all."""
         tensors = {k: v.contiguous() for k, v in self.tensors().items()}
+        if self.seen is not None:
+            tensors["seen"] = torch.from_numpy(self.seen.view(np.int64))
+        metadata = {"fitted_on": self.fitted_on, "dropped": str(self.dropped)}
         with new_file(path) as partial:
-            save_file(tensors, partial, {"fitted_on": self.fitted_on})
+            save_file(tensors, partial, metadata)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything but `fitted_on`, for a file that holds more than the transform."""
+        """What makes rows, without what it was fitted on: for a file that holds more than it."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
         return {
             "mean": self.mean,
@@ -164,8 +217,8 @@ class PublicTransform:
         }
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor], fitted_on: str = "") -> "PublicTransform":
-        """Reads what `tensors` gave.
+    def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
+        """Reads what `tensors` gave; `provenance`: `fitted_on`, `seen` and `dropped`, where known.
 
         Raises:
             ValueError: a tensor is missing or the shapes do not fit together.
@@ -177,23 +230,17 @@ class PublicTransform:
         if tensors["bounds"].shape != (2,) or fields["basis"].ndim != 2:
             raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
         clip_norm, constant = tensors["bounds"].tolist()
-        check_bounds(clip_norm, constant)
         p, q = fields["basis"].shape
         expected = {"mean": (p,), "scale": (q,), "row_mean": (q + 1,)}
         expected |= {"second_moment": (q + 1, q + 1)}
         for name, shape in expected.items():
             if tuple(fields[name].shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {fields[name].shape}")
-        for name, values in fields.items():
-            if not values.isfinite().all():
-                raise ValueError(f"{name} must be finite, got NaN or infinity")
-        if not (fields["scale"] > 0).all():
-            raise ValueError(f"scale must be > 0, got {float(fields['scale'].min())}")
-        return cls(**fields, clip_norm=clip_norm, constant=constant, fitted_on=fitted_on)
+        return cls(**fields, clip_norm=clip_norm, constant=constant, **provenance)
 
     @classmethod
     def load(cls, path: Path) -> "PublicTransform":
-        """Reads what `save` wrote.
+        """Reads what `save` wrote; of an older file it stays unknown which rows it has seen.
 
         Raises:
             ValueError: missing, damaged or something else.
@@ -204,7 +251,22 @@ class PublicTransform:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} must be a saved transform, got: {error}") from error
-        return cls.from_tensors(tensors, metadata.get("fitted_on", ""))
+        seen = tensors.pop("seen", None)
+        if seen is not None and (seen.dtype != torch.int64 or seen.ndim != 1):
+            raise ValueError(f"{path}: seen must be int64 (m,), got {seen.dtype} {seen.shape}")
+        dropped = metadata.get("dropped", "0")
+        if not dropped.isdecimal():
+            raise ValueError(f"{path}: dropped must be a whole number, got {dropped!r}")
+        return cls.from_tensors(
+            tensors,
+            fitted_on=metadata.get("fitted_on", ""),
+            seen=None if seen is None else seen.numpy().view(np.uint64),
+            dropped=int(dropped),
+        )
+
+
+def _dropped(public: "Tensor | np.ndarray | EmbeddingSet") -> int:
+    return public.dropped_rows if isinstance(public, EmbeddingSet) else 0
 
 
 def content_hash(rows: Tensor | np.ndarray | EmbeddingSet) -> str:

@@ -24,6 +24,8 @@ class ImageSet:
     class_names: tuple[str, ...]
     read: Callable[[np.ndarray], np.ndarray]  # (b,) row numbers -> (b, h, w, 3) uint8
     users: np.ndarray | None = None  # (N,) int64
+    inferred: bool = False  # class_names are numbers counted from the labels that occur
+    where: Callable[[int], str] | None = None  # a row's place in its file, for errors
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -32,6 +34,10 @@ class ImageSet:
         """The images of the given rows, (b, 3, h, w) uint8."""
         index = np.arange(len(self))[rows]
         return np.ascontiguousarray(self.read(index).transpose(0, 3, 1, 2))
+
+    def place(self, row: int) -> str:
+        """Which image a row is, for errors."""
+        return f"{self.name}: row {row}" if self.where is None else self.where(row)
 
     def take(self, rows: np.ndarray | slice) -> "ImageSet":
         """The set restricted to the given rows, in the given order."""
@@ -42,6 +48,7 @@ class ImageSet:
             split=self.split[index],
             users=None if self.users is None else self.users[index],
             read=lambda inner: self.read(index[inner]),
+            where=lambda row: self.place(int(index[row])),
         )
 
 
@@ -64,6 +71,10 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
             out[at] = block
         return out
 
+    def where(row: int) -> str:
+        part = int(np.searchsorted(starts, row, side="right")) - 1
+        return parts[part].place(row - int(starts[part]))
+
     users = [part.users for part in parts if part.users is not None]
     return ImageSet(
         name=parts[0].name,
@@ -71,19 +82,41 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
         split=np.concatenate([part.split for part in parts]),
         class_names=max((part.class_names for part in parts), key=len),
         users=np.concatenate(users) if len(users) == len(parts) else None,
+        inferred=any(part.inferred for part in parts),
         read=read,
+        where=where,
     )
 
 
-def open_npz(path: Path, splits: Sequence[str] = ()) -> ImageSet:
+def declared_classes(num_classes: int | None, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The names of the classes as a command declares them: given, or numbers; none if not at all.
+
+    Raises:
+        ValueError: both, fewer than two classes, or a name twice.
+    """
+    if num_classes is None and not names:
+        return ()
+    if num_classes is not None and names:
+        raise ValueError(f"only one of num_classes and class_names must be given, got {names} too")
+    declared = tuple(names) or tuple(map(str, range(num_classes or 0)))
+    if len(declared) < 2:
+        raise ValueError(f"classes must be >= 2, got {names or num_classes}")
+    if len(set(declared)) < len(declared):
+        raise ValueError(f"class_names must be distinct, got {declared}")
+    return declared
+
+
+def open_npz(path: Path, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> ImageSet:
     """Opens `x_train, y_train, ...` arrays or `jpeg_train, off_train, y_train, ...` blobs.
 
     Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Optional: `writer_<split>` (users) and the
-    class names `names` or `wnids`. `val` counts as a test split.
+    class names `names` or `wnids`. `val` counts as a test split. Without names, and with no
+    `classes` declared either, the classes are those that occur, and the set says so.
 
     Args:
         path: the archive; its checksums are verified.
         splits: which of train, test, val to read, in this order; all that are there by default.
+        classes: names of the classes, where the archive has none.
 
     Raises:
         ValueError: naming file, row and rule where the archive is damaged or mislabelled.
@@ -96,12 +129,15 @@ def open_npz(path: Path, splits: Sequence[str] = ()) -> ImageSet:
         raise ValueError(
             f"{path} must hold images x_ or jpeg_ of {chosen or 'a split'}, got {found}"
         )
-    names = next((archive.array(n) for n in ("names", "wnids") if n in archive), None)
+    held = next((archive.array(n) for n in ("names", "wnids") if n in archive), None)
+    names = tuple(classes) if held is None else tuple(map(str, held))
+    if classes and names != tuple(classes):
+        raise ValueError(f"{path}: classes must be {names}, the archive's names, got {classes}")
     parts = [_npz_split(archive, split, names) for split in chosen]
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _npz_split(archive: Npz, split: str, names: np.ndarray | None) -> ImageSet:
+def _npz_split(archive: Npz, split: str, names: tuple[str, ...]) -> ImageSet:
     path = archive.path
     if f"jpeg_{split}" in archive:
         blob, offsets = archive.member(f"jpeg_{split}"), archive.array(f"off_{split}")
@@ -110,18 +146,19 @@ def _npz_split(archive: Npz, split: str, names: np.ndarray | None) -> ImageSet:
         images = archive.member(f"x_{split}")
         count, read = len(images), _array_reader(path, split, images)
     labels = archive.array(f"y_{split}")
-    check_labels(f"{path}: y_{split}", labels, count, None if names is None else len(names))
+    check_labels(f"{path}: y_{split}", labels, count, len(names) or None)
     users = archive.array(f"writer_{split}") if f"writer_{split}" in archive else None
     if users is not None and users.shape != (count,):
         raise ValueError(f"{path}: writer_{split} must have {count} entries, got {users.shape}")
-    class_names = [str(k) for k in range(int(labels.max()) + 1)] if names is None else names
     return ImageSet(
         name=path.stem,
         labels=labels.astype(np.int64),
         split=np.full(count, SPLITS[split], np.uint8),
-        class_names=tuple(str(name) for name in class_names),
+        class_names=names or tuple(map(str, range(int(labels.max()) + 1))),
         users=None if users is None else users.astype(np.int64),
+        inferred=not names,
         read=read,
+        where=lambda row: f"{path}: row {row} of {split}",
     )
 
 

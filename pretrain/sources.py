@@ -26,7 +26,12 @@ EMNIST_UPRIGHT = (0, 2, 1)  # the set's images are stored transposed
 
 
 def open_images(
-    source: str, *, splits: Sequence[str] = (), download: bool = False, resize: int | None = None
+    source: str,
+    *,
+    splits: Sequence[str] = (),
+    download: bool = False,
+    resize: int | None = None,
+    classes: Sequence[str] = (),
 ) -> ImageSet:
     """Opens an image set.
 
@@ -38,10 +43,25 @@ def open_images(
         download: let torchvision fetch a missing set.
         resize: shorter side of an image folder's pictures, cropped to a square; None: their own
             size, which must then be one and the same.
+        classes: names of the classes as declared; needed where `source` names none, and for class
+            folders, of which some may be missing; elsewhere they must be those of `source`.
 
     Raises:
         ValueError: nothing of the kind, damaged, or mislabelled.
     """
+    images = _opened(source, splits, download, resize, classes)
+    if classes and images.class_names != tuple(classes):
+        raise ValueError(f"classes must be those of {source}, {images.class_names}, got {classes}")
+    return images
+
+
+def _opened(
+    source: str,
+    splits: Sequence[str],
+    download: bool,
+    resize: int | None,
+    classes: Sequence[str],
+) -> ImageSet:
     if unknown := set(splits) - SPLITS.keys():
         raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
     kind, _, rest = source.partition(":")
@@ -52,11 +72,11 @@ def open_images(
         return open_federated_emnist(Path(rest), splits or ("train", "test"))
     path = Path(source)
     if path.is_dir():
-        return open_folder(path, splits, resize=resize)
+        return open_folder(path, splits, resize=resize, classes=classes)
     if not path.is_file():
         kinds = "an npz file, a folder, cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH"
         raise ValueError(f"images must be {kinds}, got {source}")
-    return open_npz(path, splits)
+    return open_npz(path, splits, classes)
 
 
 def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
@@ -88,17 +108,29 @@ def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
     )
 
 
-def open_folder(path: Path, splits: Sequence[str] = (), *, resize: int | None = None) -> ImageSet:
+def open_folder(
+    path: Path,
+    splits: Sequence[str] = (),
+    *,
+    resize: int | None = None,
+    classes: Sequence[str] = (),
+) -> ImageSet:
     """Opens a folder of class folders, or of train/, test/, val/ with the same class folders.
 
+    The folders' names are the classes: whoever lays them out declares them, so an empty one counts
+    as well. Users whose folders differ, and whoever keeps a folder only where there is a picture
+    for it, must give the `classes` instead, of which folders may be missing.
+
     Raises:
-        ValueError: no images, a class that is not among the first split's, or mixed sizes.
+        ValueError: no images, a class that is not among the declared or the first split's, or mixed
+            sizes.
     """
     present = [s for s in SPLITS if (path / s).is_dir()]
     chosen = [s for s in present if not splits or s in splits]
     roots = [(path / s, s) for s in chosen] or [(path, "train")]
-    classes = sorted(d.name for d in roots[0][0].iterdir() if d.is_dir())
-    parts = [_folder_split(root, SPLITS[split], classes, resize) for root, split in roots]
+    found = sorted(d.name for d in roots[0][0].iterdir() if d.is_dir())
+    known = list(classes) or found
+    parts = [_folder_split(root, SPLITS[split], known, resize) for root, split in roots]
     return concatenate(parts)
 
 
@@ -128,6 +160,7 @@ def _folder_split(root: Path, split: int, classes: list[str], resize: int | None
         split=np.full(len(files), split, np.uint8),
         class_names=tuple(classes),
         read=read,
+        where=lambda row: str(files[row][0]),
     )
 
 

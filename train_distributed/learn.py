@@ -1,18 +1,21 @@
 """One model from all users' rows by any method: ours, or one that we compare with."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.store import TRAIN
 from train_distributed import baselines, rounds
+from train_distributed.baselines.task import with_reason
+from train_distributed.intake import admit, check_partition, known_classes
 from train_distributed.methods import METHODS
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
-from train_distributed.release import Noise, Release, known_classes, release
+from train_distributed.release import Noise, Release, release
 from train_distributed.users import own_partition
 
 PrivateMethodName = Literal[
@@ -50,6 +53,7 @@ def learn(
     min_survivors: int | None = None,
     dropped: Collection[int] = (),
     known_noise: Collection[int] = (),
+    vouch_for_transform: bool = False,
     **options: Any,
 ) -> Release:
     """`train_distributed.release` for all of ALL_METHODS; its arguments, report and errors.
@@ -74,6 +78,7 @@ def learn(
             min_survivors=min_survivors,
             dropped=dropped,
             known_noise=known_noise,
+            vouch_for_transform=vouch_for_transform,
             **options,
         )
     elif method in baselines.BASELINES:
@@ -89,8 +94,9 @@ def learn(
             min_survivors=min_survivors,
             dropped=dropped,
             known_noise=known_noise,
+            vouch_for_transform=vouch_for_transform,
         )
-        released = baselines.train(task, options)
+        released = _train(task, num_classes, options)
     elif method in rounds.METHODS:
         if min_survivors is not None or dropped or known_noise:
             raise ValueError(
@@ -106,6 +112,7 @@ def learn(
             partition=partition,
             noise=noise,
             generator=generator,
+            vouch_for_transform=vouch_for_transform,
             **options,
         )
     else:
@@ -114,4 +121,21 @@ def learn(
     if not report["suitable_for_release"]:  # how long it took depends on the rows
         seconds = {"seconds": time.perf_counter() - started}
         report["simulation_only"] = report.get("simulation_only", {}) | seconds
+    return replace(released, report=report)
+
+
+def _train(task: baselines.Task, num_classes: int | None, options: Mapping[str, Any]) -> Release:
+    """A baseline's release of rows that are admitted; `num_classes` as it was declared."""
+    check_partition(task.partition, int((task.embeddings.split == TRAIN).sum()))
+    admitted = admit(
+        task.embeddings,
+        task.transform,
+        num_classes,
+        discrete=task.noise == "discrete" and task.privacy.private,
+        vouched=task.vouch_for_transform,
+    )
+    released = baselines.train(task, options)
+    report = released.report | admitted.report
+    for reason in admitted.unsuitable:
+        report = with_reason(report, reason)
     return replace(released, report=report)

@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
+from embed.fit import refuse_leak
 from pretrain.output import new_directory, refuse_existing
 from train_distributed import partition, rounds
 from train_distributed.experiment import accuracy
@@ -146,6 +147,7 @@ class Comparison:
         """Writes table.csv, table.txt and report.json; prints the table."""
         refuse_existing(self.output, overwrite=self.overwrite)
         private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        refuse_leak(public, private)
         rows: list[dict[str, Any]] = []
         left_out: dict[str, str] = {}
         settings = list(self._settings(private, public))

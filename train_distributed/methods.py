@@ -73,6 +73,42 @@ class Method(Protocol):
         ...
 
 
+def check_method(method: Method, transform: PublicTransform, num_classes: int) -> None:
+    """Refuses a method whose sensitivity is not that of the rows it is given.
+
+    Args:
+        method: built elsewhere.
+        transform: the one that makes the rows, and that alone clips them.
+        num_classes: K.
+
+    Raises:
+        ValueError: another transform, clip norm, dimension or K; or a method of another kind than
+            those of METHODS, which does not say for which rows it is.
+    """
+    method.validate()
+    if isinstance(method, ClassSums | LeastSquares):
+        stated = method.transform
+        if not stated.same_rows(transform):
+            raise ValueError(
+                "transform must be the method's own, got another one: rows of norm "
+                f"{transform.clip_norm} for a sensitivity stated for {stated.clip_norm}"
+            )
+    elif isinstance(method, BlindAveraging):
+        if (method.head.clip_norm, method.dim) != (transform.clip_norm, transform.dim):
+            raise ValueError(
+                f"method must be made for rows of norm {transform.clip_norm} and {transform.dim} "
+                f"columns, got one for {method.head.clip_norm} and {method.dim}"
+            )
+    else:
+        raise ValueError(
+            f"method must be of ClassSums, LeastSquares or BlindAveraging, got {type(method)}"
+        )
+    if method.num_classes != num_classes:
+        raise ValueError(
+            f"num_classes must be the method's {method.num_classes}, got {num_classes}"
+        )
+
+
 def build_method(
     name: str, transform: PublicTransform, num_classes: int, options: Mapping[str, Any]
 ) -> Method:

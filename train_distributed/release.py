@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,15 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST, TRAIN
+from embed.store import TEST
 from pretrain.output import new_directory
 from train_distributed.guarantee import Guarantee
-from train_distributed.methods import Method, build_method
+from train_distributed.methods import Method, build_method, check_method
 from train_distributed.noise import system_generator
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
+from train_distributed.private_statistics import ClassSums, LeastSquares
+from train_distributed.source import Source
 from train_distributed.summation import FloatSum, IntegerSum, Summation
-from train_distributed.users import Chunk, EmbeddingUsers, Users, check_stream, own_partition
+from train_distributed.users import Users, check_stream
 
 Noise = Literal["discrete", "float"]
 
@@ -88,15 +90,21 @@ def release(
     min_survivors: int | None = None,
     dropped: Collection[int] = (),
     known_noise: Collection[int] = (),
+    vouch_for_transform: bool = False,
     **options: Any,
 ) -> Release:
     """One private model from all users' rows, by one sum.
 
+    What is wrong with the rows, the classes or the transform is refused before any work, for the
+    set as a whole; see `intake` for what a refusal shows.
+
     Args:
         embeddings: what users hold: the training rows of a set, or any stream of `Users`.
-        method: "class-sums", "least-squares", "softmax", "svm", "logistic", or a `Method`.
+        method: "class-sums", "least-squares", "softmax", "svm", "logistic", or a `Method` made for
+            the same transform and classes.
         privacy: (ε, δ), honest fraction, unit and group.
-        transform: the public transform of the rows; None: only the constant 1 and a clip to 1.
+        transform: the public transform, which alone clips the rows; None: the `Method`'s own, or
+            only the constant 1 and a clip to 1.
         num_classes: K, public; None: as many as the set's class names.
         partition: which user holds which training row; None: as the set's own users say.
         noise: "discrete" is what is deployed; "float" is for simulations and marked.
@@ -105,30 +113,36 @@ def release(
         dropped: users whose submission never arrives.
         known_noise: dishonest users, whose noise an attacker knows and subtracts: none of it is
             left in the sum, and the model is marked. For audits.
+        vouch_for_transform: somebody answers for it that a transform without the hashes of its
+            public rows has seen no private one; the report says so.
         **options: settings of the method, as in `methods.build_method`.
 
     Raises:
-        ValueError: a setting out of range, rows longer than the clip norm or not finite, fewer
-            survivors than m_min. Nothing has been released then.
+        ValueError: a setting out of range, rows longer than the clip norm or not finite, rows that
+            the transform has seen, a method made for other rows, classes that nobody declared,
+            fewer survivors than m_min. Nothing has been released then.
     """
     privacy.validate()
     if noise not in ("discrete", "float"):
         raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
     if generator is not None and noise == "discrete":
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
-    transform, users = _stream(embeddings, transform, partition)
-    method = _method(method, transform, known_classes(embeddings, num_classes), options)
+    if transform is None and isinstance(method, ClassSums | LeastSquares):
+        transform = method.transform
+    discrete = noise == "discrete" and privacy.private
+    source = Source.of(embeddings, transform, partition, num_classes)
+    transform, users = source.transform, source.users
+    method = _method(method, transform, source.num_classes, options)
     sizes = users.sizes
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     _check_users("known_noise", known_noise, len(sizes))
     kept = surviving(len(sizes), dropped, guarantee.min_survivors)
     summation = _summation(method, guarantee, sizes, noise, generator, frozenset(known_noise))
-    seen = torch.zeros(len(sizes), dtype=torch.bool)
-    for chunk in users.chunks():
-        _check_chunk(chunk, sizes, seen)
+    admitted = source.admit(discrete=discrete, vouched=vouch_for_transform)
+    for chunk in source.chunks():
         arrived = kept[chunk.users]
         if arrived.any():
-            if not isinstance(embeddings, EmbeddingSet) and method.grid_powers is not None:
+            if source.embeddings is None and method.grid_powers is not None:
                 check_stream(chunk, transform.clip_norm, transform.constant)
             present = chunk.select(arrived).rounded(summation.grid)
             summation.add(present.users, method.submit(present) * method.scale)
@@ -138,21 +152,31 @@ def release(
     released = Release(
         method.classifier(opened / method.scale, rows, noise_std),
         transform,
-        class_names_of(embeddings, method.num_classes),
+        class_names_of(source.embeddings, method.num_classes),
         opened=opened,
     )
-    report = guarantee.report() | summation.report()
+    report = guarantee.report() | summation.report() | admitted.report
     report |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
-    seeded = generator is not None
-    report |= suitability(privacy, noise, seeded=seeded, bare_users=len(set(known_noise)))
+    report |= suitability(
+        privacy,
+        noise,
+        seeded=generator is not None,
+        bare_users=len(set(known_noise)),
+        others=admitted.unsuitable,
+    )
     report |= {"versions": versions()}
-    if isinstance(embeddings, EmbeddingSet) and (embeddings.split == TEST).any():
-        report |= accuracy_report(released, embeddings)
+    if source.embeddings is not None and (source.embeddings.split == TEST).any():
+        report |= accuracy_report(released, source.embeddings)
     return replace(released, report=report)
 
 
 def suitability(
-    privacy: Privacy, noise: Noise, *, seeded: bool, bare_users: int = 0
+    privacy: Privacy,
+    noise: Noise,
+    *,
+    seeded: bool,
+    bare_users: int = 0,
+    others: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Whether the model may leave the building, and if not, why."""
     reasons = {
@@ -161,7 +185,7 @@ def suitability(
         "seeded: whoever knows the seed can subtract the noise": seeded,
         f"an audit: {bare_users} users added no noise": bare_users > 0,
     }
-    why = [reason for reason, holds in reasons.items() if holds]
+    why = [*(reason for reason, holds in reasons.items() if holds), *others]
     return {"suitable_for_release": not why} | ({"unsuitable_because": why} if why else {})
 
 
@@ -195,27 +219,6 @@ def accuracy_report(released: Release, embeddings: EmbeddingSet) -> dict[str, An
     return {"test_accuracy": accuracy, "test_accuracy_per_class": shares}
 
 
-def _stream(
-    embeddings: EmbeddingSet | Users, transform: PublicTransform | None, partition: Partition | None
-) -> tuple[PublicTransform, Users]:
-    if not isinstance(embeddings, EmbeddingSet):
-        if partition is not None:
-            raise ValueError("partition must be None for a stream of users, which has its own")
-        if transform is None:
-            transform = PublicTransform.identity(embeddings.dim - 1)
-        return transform, embeddings
-    if transform is None:
-        transform = PublicTransform.identity(embeddings.dim)
-    if partition is None:
-        partition = own_partition(embeddings)
-    train = int((embeddings.split == TRAIN).sum())
-    if len(partition.order) != train:
-        raise ValueError(
-            f"partition must cover the {train} training rows, got {len(partition.order)}"
-        )
-    return transform, EmbeddingUsers(embeddings, transform, partition)
-
-
 def _method(
     method: str | Method, transform: PublicTransform, num_classes: int, options: dict[str, Any]
 ) -> Method:
@@ -223,7 +226,7 @@ def _method(
         return build_method(method, transform, num_classes, options)
     if options:
         raise ValueError(f"options must go into the Method itself, got {sorted(options)}")
-    method.validate()
+    check_method(method, transform, num_classes)
     return method
 
 
@@ -258,37 +261,13 @@ def surviving(users: int, dropped: Collection[int], min_survivors: int) -> Tenso
     return kept
 
 
-def _check_chunk(chunk: Chunk, sizes: Tensor, seen: Tensor) -> None:
-    """Notes the chunk's users in (users,) `seen`; the noise rests on their sizes, once each."""
-    if seen[chunk.users].any() or len(chunk.users.unique()) < len(chunk.users):
-        raise ValueError("users must stream in once each, got one twice")
-    if not torch.equal(chunk.counts, sizes[chunk.users]):
-        raise ValueError("users must hold as many rows as their sizes say, got others")
-    seen[chunk.users] = True
-
-
 def _check_users(name: str, given: Collection[int], users: int) -> None:
     for user in given:
         if not 0 <= user < users:
             raise ValueError(f"{name} must hold users in [0, {users}), got {user}")
 
 
-def known_classes(embeddings: EmbeddingSet | Users, num_classes: int | None) -> int:
-    """K, from configuration or class names, never from the private labels."""
-    known = isinstance(embeddings, EmbeddingSet) and len(embeddings.meta.get("class_names", ()))
-    if num_classes is None:
-        if not known:
-            raise ValueError("num_classes must be given where the set names no classes, got None")
-        return int(known)
-    if known and known != num_classes:
-        raise ValueError(f"num_classes must be {known}, the set's class names, got {num_classes}")
-    if isinstance(embeddings, EmbeddingSet) and embeddings.labels.max() >= num_classes:
-        worst = int(embeddings.labels.max())
-        raise ValueError(f"labels must lie in [0, {num_classes}), got {worst}")
-    return num_classes
-
-
-def class_names_of(embeddings: EmbeddingSet | Users, num_classes: int) -> tuple[str, ...]:
+def class_names_of(embeddings: EmbeddingSet | None, num_classes: int) -> tuple[str, ...]:
     """The set's names, or numbers."""
-    names = embeddings.meta.get("class_names") if isinstance(embeddings, EmbeddingSet) else None
-    return tuple(names or map(str, range(num_classes)))
+    names = () if embeddings is None else embeddings.declared_classes
+    return names or tuple(map(str, range(num_classes)))

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.identity import known_rows
 from train_distributed.experiment import Setting
 from train_distributed.transform_options import TransformOptions
 
@@ -25,7 +26,11 @@ def raw_transform(public: EmbeddingSet) -> PublicTransform:
     clip_norm = math.sqrt(1 + PAPER_CONSTANT**2)
     identity = PublicTransform.identity(public.dim, clip_norm, PAPER_CONSTANT)
     return replace(
-        identity, scale=torch.full((public.dim,), scale), fitted_on=public.content_hash()
+        identity,
+        scale=torch.full((public.dim,), scale),
+        fitted_on=public.content_hash(),
+        seen=known_rows(public.blocks()),
+        dropped=public.dropped_rows,
     )
 
 

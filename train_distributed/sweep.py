@@ -151,7 +151,7 @@ def _finish(work: Work, journal: Journal) -> Rows:
 def _described(embeddings: EmbeddingSet | None) -> dict[str, Any]:
     if embeddings is None:
         return {}
-    names = ("data", "encoder", "preprocess")
+    names = ("data", "encoder", "preprocess", "classes", "dropped_rows")
     return {name: embeddings.meta[name] for name in names if name in embeddings.meta}
 
 

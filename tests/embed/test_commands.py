@@ -9,7 +9,7 @@ import pytest
 
 from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak, shared_rows
-from embed.run import FitTransform, ImportReference, Plot
+from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +79,37 @@ def test_neither_may_a_part_or_another_precision_of_it() -> None:
     refuse_leak(random_set(0, dim=4), private)
 
 
+def test_neither_may_a_single_row_of_it(tmp_path: Path, public: Path, private: Path) -> None:
+    """No share is tolerated: the row goes before the fit, or there is no fit."""
+    one = random_set(1).embeddings[3:4]
+    mixed = EmbeddingSet(
+        embeddings=np.concatenate([random_set(0).embeddings, one]), labels=np.zeros(201, np.int64)
+    )
+    with pytest.raises(ValueError, match="got 1 of 201 rows in both"):
+        refuse_leak(mixed, random_set(1))
+    mixed.save(tmp_path / "mixed")
+    command: dict[str, Any] = {"apply_to": private, "components": 4, "out": tmp_path / "out"}
+    with pytest.raises(ValueError, match=r"without any of its rows .*embed exclude.* drops them"):
+        FitTransform(public=tmp_path / "mixed", **command).run()
+    Exclude(public=tmp_path / "mixed", private=(private,), out=tmp_path / "rest").run()
+    FitTransform(public=tmp_path / "rest", **command).run()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["public_rows"], report["public_rows_dropped"]) == (200, 1)
+
+
+def test_transformed_rows_say_whether_they_were_compared(
+    tmp_path: Path, public: Path, private: Path
+) -> None:
+    for name, fitted_on in (("honest", public), ("leaky", private)):
+        out = tmp_path / name
+        FitTransform(
+            public=fitted_on, apply_to=private, components=4, out=out, i_know_this_leaks=True
+        ).run()
+        assert not EmbeddingSet.open(out / "embeddings").is_compared
+    FitTransform(public=public, apply_to=private, components=4, out=tmp_path / "good").run()
+    assert EmbeddingSet.open(tmp_path / "good" / "embeddings").is_compared
+
+
 def write_reference(directory: Path) -> dict[str, np.ndarray]:
     directory.mkdir()
     rng = np.random.default_rng(0)
@@ -102,6 +133,42 @@ def test_reference_files_are_imported(tmp_path: Path) -> None:
     assert opened.split.tolist() == [1] * 4 + [0] * 6
     assert opened.users is not None
     assert opened.users.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
+
+
+def test_imported_classes_are_declared_or_marked(tmp_path: Path) -> None:
+    write_reference(tmp_path / "reference")
+    source = tmp_path / "reference"
+    ImportReference(source=source, out=tmp_path / "counted").run()
+    assert EmbeddingSet.open(tmp_path / "counted").meta["classes"] == "inferred"
+    assert EmbeddingSet.open(tmp_path / "counted").declared_classes == ()
+    ImportReference(source=source, out=tmp_path / "declared", num_classes=10).run()
+    assert EmbeddingSet.open(tmp_path / "declared").declared_classes == tuple("0123456789")
+    with pytest.raises(ValueError, match="labels: row 2 must be >= 0 and < 2, got 2"):
+        ImportReference(source=source, out=tmp_path / "few", num_classes=2).run()
+    assert not (tmp_path / "few").exists()
+
+
+def test_imported_rows_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    broken = write_reference(tmp_path / "reference")["code_space_train"]
+    broken[4, 1] = np.nan
+    np.save(tmp_path / "reference" / "code_space_train.npy", broken)
+    with pytest.raises(ValueError, match=r"code_space_train\.npy must be finite, got nan in row 4"):
+        ImportReference(source=tmp_path / "reference", out=tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_embedded_classes_are_declared_or_marked(
+    tmp_path: Path, archive: Path, checkpoint: Path
+) -> None:
+    command: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint)}
+    Run(**command, out=tmp_path / "counted").run()
+    assert EmbeddingSet.open(tmp_path / "counted").declared_classes == ()
+    Run(**command, out=tmp_path / "declared", num_classes=5).run()
+    assert EmbeddingSet.open(tmp_path / "declared").declared_classes == tuple("01234")
+    Run(**command, out=tmp_path / "named", class_names=("a", "b", "c")).run()
+    assert EmbeddingSet.open(tmp_path / "named").declared_classes == ("a", "b", "c")
+    with pytest.raises(ValueError, match=r"y_train: row 2 must be >= 0 and < 2, got 2"):
+        Run(**command, out=tmp_path / "few", num_classes=2).run()
 
 
 def test_one_hot_labels_and_missing_users(tmp_path: Path) -> None:

@@ -161,7 +161,9 @@ def test_an_encoder_that_returns_nan_is_named(
     tmp_path: Path, archive: Path, row_numbers: Any
 ) -> None:
     nn.init.constant_(row_numbers.weight, float("nan"))
-    with pytest.raises(ValueError, match=r"embeddings must be finite.* row 0"):
+    with pytest.raises(
+        ValueError, match=r"embeddings must be finite.* row 0, .*images\.npz: row 0 of train"
+    ):
         embed(open_npz(archive), row_numbers, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

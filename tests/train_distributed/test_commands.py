@@ -270,6 +270,45 @@ def test_the_public_set_must_not_be_the_private_one(call, sets):
     assert "public must be another set than the one it is applied to" in error
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(None, None, -1), slice(3, 90, 8)])
+def test_a_transform_that_has_seen_private_rows_is_refused(call, sets, tmp_path, part):
+    """The whole set, the set backwards, one user's rows."""
+    before = sorted(tmp_path.rglob("*"))
+    path = tmp_path / "t.safetensors"
+    PublicTransform.fit(EmbeddingSet.open(sets[0]).embeddings[part].copy()).save(path)
+    code, printed, error = call("run", "--embeddings", sets[0], "--transform", str(path))
+    assert (code, printed) == (2, "")
+    assert "transform must not have seen private rows" in error
+    assert error.count("\n") == 1
+    path.unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_transform_of_unknown_origin_must_be_vouched_for(call, sets, tmp_path):
+    fitted = PublicTransform.fit(EmbeddingSet.open(sets[1]))
+    PublicTransform.from_tensors(fitted.tensors()).save(tmp_path / "t.safetensors")
+    arguments = ["run", "--embeddings", sets[0], "--transform", str(tmp_path / "t.safetensors")]
+    code, _, error = call(*arguments)
+    assert code == 2
+    assert "transform must say which rows it has seen for discrete noise" in error
+    assert call(*arguments, "--vouch-for-transform", "--out", str(tmp_path / "out"))[0] == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["public_transform"] == "unknown, vouched for"
+    assert report["configuration"]["vouch_for_transform"] is True
+
+
+def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path):
+    meta = json.loads((tmp_path / "private" / "meta.json").read_text())
+    counted = meta | {"class_names": ["0", "1", "2"], "classes": "inferred"}
+    (tmp_path / "private" / "meta.json").write_text(json.dumps(counted))
+    arguments = ["run", "--embeddings", sets[0], "--public", sets[1]]
+    code, _, error = call(*arguments)
+    assert code == 2
+    assert "num_classes must be given for discrete noise" in error
+    assert call(*arguments, "--num-classes", "3")[0] == 0
+    assert "counted from the private labels" in call(*arguments, "--seed", "1")[1]
+
+
 def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
     monkeypatch.setattr("train_distributed.run.DISCRETE_NUMBERS", 10)
     code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])

@@ -40,6 +40,7 @@ class Task:
     min_survivors: int | None
     dropped: Collection[int]
     known_noise: Collection[int]
+    vouch_for_transform: bool = False
 
     @property
     def users(self) -> EmbeddingUsers:
@@ -124,6 +125,7 @@ class Task:
             min_survivors=self.min_survivors,
             dropped=self.dropped,
             known_noise=self.known_noise,
+            vouch_for_transform=self.vouch_for_transform,
         )
         return replace(released, report=released.report | report)
 

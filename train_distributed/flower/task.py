@@ -17,6 +17,7 @@ from train_distributed.flower.document import LARGE, read_file, shown
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.terms import Terms
 from train_distributed.guarantee import Guarantee
+from train_distributed.intake import admit, provenance
 from train_distributed.methods import Method, build_method
 from train_distributed.partition import split
 from train_distributed.release import Release, suitability, versions
@@ -74,13 +75,17 @@ class ModelTask:
         """Trains on a user's own rows: what it submits, (d,) uint64, before its noise.
 
         Raises:
-            ValueError: not as many training rows as the federation says, or an entry out of range.
+            ValueError: not as many training rows as the federation says, an entry out of range, or
+                what `intake.admit` refuses: a row that is not finite or that the transform has
+                seen, a label out of range, or a transform that does not say what it has seen.
         """
         if identity not in self.federation.users:
             raise ValueError(
                 f"identity must be one of {sorted(self.federation.users)}, got {identity}"
             )
         train = embeddings.split == TRAIN
+        names = self.terms.class_names
+        admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)
         agreed = self.terms.sizes[identity]
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
@@ -104,6 +109,7 @@ class ModelTask:
         names = self.terms.class_names or tuple(map(str, range(self.method.num_classes)))
         report = self.guarantee.report() | self.integers.report() | {"rows": rows, "rounds": 1}
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
+        report |= provenance(self.transform)
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
         return Release(weights, self.transform, names, report | {"versions": versions()})
 

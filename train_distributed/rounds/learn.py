@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST
+from embed.store import TEST, TRAIN
+from train_distributed.intake import admit, check_partition, known_classes
 from train_distributed.partition import Partition
 from train_distributed.privacy import Privacy
 from train_distributed.release import (
@@ -16,7 +17,6 @@ from train_distributed.release import (
     Release,
     accuracy_report,
     class_names_of,
-    known_classes,
     suitability,
     versions,
 )
@@ -44,6 +44,7 @@ def learn(
     partition: Partition | None = None,
     noise: Noise | None = None,
     generator: torch.Generator | None = None,
+    vouch_for_transform: bool = False,
     **options: Any,
 ) -> Release:
     """One private model from all users' rows, by many rounds of messages.
@@ -57,6 +58,7 @@ def learn(
         partition: which user holds which training row; None: as the set's own users say.
         noise: None: as the method allows; "discrete" is possible for "charter-sum" only.
         generator: makes a simulation reproducible; None draws from the operating system.
+        vouch_for_transform: as in `train_distributed.release`.
         **options: fields of `AdmmOptions` or `CharterOptions`.
 
     Raises:
@@ -71,6 +73,11 @@ def learn(
     classes = known_classes(embeddings, num_classes)
     users = own_partition(embeddings) if partition is None else partition
     chosen.check(users, transform.dim, 1 if classes == 2 else classes, privacy)
+    check_partition(users, int((embeddings.split == TRAIN).sum()))
+    discrete = noise == "discrete" and privacy.private
+    admitted = admit(
+        embeddings, transform, num_classes, discrete=discrete, vouched=vouch_for_transform
+    )
     rows = Rows.of(embeddings, transform, users, classes)
     seeded = generator is not None  # what depends on private rows is for simulations only
     weights, costs = learn_rows(rows, method, privacy, chosen, generator, measure_risk=seeded)
@@ -79,7 +86,8 @@ def learn(
         {"method": method} | privacy.report() | costs | {"users": users.users, "rows": len(rows.y)}
     )
     report |= {"noise": noise if privacy.private else "none"}
-    report |= suitability(privacy, noise, seeded=seeded) | {"versions": versions()}
+    report |= admitted.report | {"versions": versions()}
+    report |= suitability(privacy, noise, seeded=seeded, others=admitted.unsuitable)
     if not seeded:
         report.pop("simulation_only")
     if (embeddings.split == TEST).any():

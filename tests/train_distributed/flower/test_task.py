@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.flower.federation import Federation
-from train_distributed.flower.task import Facts, ModelTask
+from train_distributed.flower.task import Facts, ModelTask, transform_hash
 from train_distributed.method_options import MethodOptions
 from train_distributed.methods import build_method
 from train_distributed.partition import split
@@ -118,6 +118,59 @@ def test_what_was_agreed_is_checked(make: Callable[..., ModelTask], tmp_path: Pa
         ModelTask.of(task.federation, other)
     with pytest.raises(ValueError, match="dimension must be the method's"):
         ModelTask.of(replace(task.federation, dimension=4), path)
+
+
+def test_a_user_s_own_rows_are_looked_at_before_its_noise(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    task = make()
+    good = _embeddings(tmp_path, 0)
+    broken = np.array(good.embeddings)
+    broken[4, 2] = np.nan
+    with pytest.raises(ValueError, match="embeddings must be finite, got nan in row 4"):
+        task.encoded(0, replace(good, embeddings=broken))
+    broken[4, 2] = 3e38
+    task.encoded(0, replace(good, embeddings=broken))
+    with pytest.raises(ValueError, match=r"class_names must be \('a', 'b', 'c'\) as agreed"):
+        task.encoded(0, replace(good, labels=good.labels % 2, meta={"class_names": ["a", "c"]}))
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 8"):
+        task.encoded(0, replace(good, labels=good.labels + 6, meta={}))
+    swapped = replace(task, terms=replace(task.terms, class_names=("a", "c", "b")))
+    with pytest.raises(ValueError, match=r"class_names must be \('a', 'c', 'b'\) as agreed"):
+        swapped.encoded(0, good)
+
+
+def _swap(home: Path, transform: PublicTransform) -> ModelTask:
+    """The federation as if its operator had chosen this transform."""
+    fed, path = home / "fed", home / "public.safetensors"
+    transform.save(path)
+    federation = Federation.load(fed / "federation.json")
+    changed = federation.task | {"transform": transform_hash(path)}
+    return ModelTask.of(replace(federation, task=changed), path)
+
+
+def test_a_transform_that_knows_a_user_s_rows_is_refused_by_that_user(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    make()
+    seen = _embeddings(tmp_path, 2)
+    rows = np.random.default_rng(99).normal(size=(50, seen.dim)).astype(np.float32)
+    both = np.concatenate([rows, seen.embeddings[:1]])
+    public = EmbeddingSet(embeddings=both, labels=np.zeros(51, np.int64))
+    task = _swap(tmp_path, PublicTransform.fit(public, clip_norm=1.5))
+    task.encoded(1, _embeddings(tmp_path, 1))
+    with pytest.raises(ValueError, match="transform must not have seen private rows, got 1 of 12"):
+        task.encoded(2, seen)
+
+
+def test_a_transform_that_says_nothing_of_its_rows_is_refused(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    fitted = make().transform
+    mute = PublicTransform.from_tensors(fitted.tensors(), fitted_on=fitted.fitted_on)
+    task = _swap(tmp_path, mute)
+    with pytest.raises(ValueError, match="transform must say which rows it has seen"):
+        task.encoded(0, _embeddings(tmp_path, 0))
 
 
 def test_options_reach_the_method(make: Callable[..., ModelTask]) -> None:

@@ -1,0 +1,140 @@
+"""What the hashes of rows catch, and what they cannot."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.compress import Compression
+from embed.fit import exclude, shared_rows
+from embed.identity import false_positives, found, known_rows, row_hashes
+
+
+def rows(seed: int = 0, count: int = 50, dim: int = 16) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
+
+
+def held(x: np.ndarray) -> EmbeddingSet:
+    return EmbeddingSet(embeddings=x, labels=np.zeros(len(x), np.int64))
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-5, 2.0**-6, 1.0, 1000.0, 2.0**15, 1e6, 1e30])
+def test_a_row_is_the_same_in_every_precision_and_order(length: float) -> None:
+    x = rows() * np.float32(length)
+    expected = row_hashes(x)
+    assert len(np.unique(expected)) == len(x)
+    assert (row_hashes(x.astype(np.float64)) == expected).all()
+    assert (row_hashes(x[::-1].copy())[::-1] == expected).all()
+    assert (row_hashes(np.asfortranarray(x)) == expected).all()
+    assert (row_hashes(x[:, ::1][7:9]) == expected[7:9]).all()
+
+
+def test_rows_stored_as_float16_are_recognised() -> None:
+    """Also those whose small entries float16 rounds to its subnormal numbers."""
+    x = rows(dim=64) * np.logspace(-6, 4, 64, dtype=np.float32)
+    assert (row_hashes(x.astype(np.float16)) == row_hashes(x)).all()
+    edge = np.float32([[2**15 - 1e-3, 1], [2**-6 - 1e-10, 2**-9], [2**-6, 1e-7]])
+    assert (row_hashes(edge.astype(np.float16)) == row_hashes(edge)).all()
+
+
+def test_the_sign_of_zero_is_none() -> None:
+    x = rows()
+    x[:, 3] = 0.0
+    negative = x.copy()
+    negative[:, 3] = -0.0
+    assert (row_hashes(x) == row_hashes(negative)).all()
+    assert row_hashes(np.zeros((1, 4))) == row_hashes(np.float16([[0, -0.0, 0, -0.0]]))
+
+
+def test_scaled_rows_are_other_rows() -> None:
+    x = np.float32([[1.0, 2.0]]) * 2.0 ** np.arange(-60, 60, dtype=np.float32)[:, None]
+    assert len(np.unique(row_hashes(x))) == len(x)
+    assert len(np.unique(row_hashes(x.astype(np.float64) * 2.0**-900))) == len(x)
+
+
+def test_a_changed_value_is_another_row() -> None:
+    """A computed-again row differs somewhere by more than half precision: nothing can tell."""
+    x = rows()
+    assert not found(row_hashes(x * np.float32(1.01)), known_rows([x])).any()
+
+
+def test_what_was_found_is_what_is_there() -> None:
+    known = known_rows([rows(1), rows(2)])
+    assert (
+        found(row_hashes(np.concatenate([rows(3), rows(2)])), known).tolist()
+        == [False] * 50 + [True] * 50
+    )
+    assert not found(row_hashes(rows(3)), known[:0]).any()
+    assert false_positives(2**20, 2**24) == 2.0**-20
+
+
+def test_a_transform_keeps_the_rows_it_has_seen(tmp_path: Path) -> None:
+    x = rows()
+    transform = PublicTransform.fit(torch.from_numpy(np.concatenate([x, x[:7]])), components=3)
+    transform.save(tmp_path / "t.safetensors")
+    loaded = PublicTransform.load(tmp_path / "t.safetensors")
+    assert loaded.seen is not None
+    assert loaded.seen.dtype == np.uint64
+    assert len(loaded.seen) == 50
+    assert found(row_hashes(x), loaded.seen).all()
+    assert not loaded.is_identity
+    forgotten = PublicTransform.from_tensors(loaded.tensors())
+    assert forgotten.seen is None
+    assert forgotten.same_rows(loaded)
+
+
+def test_only_the_identity_has_seen_nothing(tmp_path: Path) -> None:
+    PublicTransform.identity(4, 2.0, 0.5).save(tmp_path / "t.safetensors")
+    assert PublicTransform.load(tmp_path / "t.safetensors").is_identity
+    plain = PublicTransform.identity(4).tensors()
+    for name in ("mean", "basis", "scale", "row_mean", "second_moment"):
+        changed = plain[name].clone()
+        changed.view(-1)[0] += 0.5
+        assert not PublicTransform.from_tensors(plain | {name: changed}).is_identity, name
+
+
+def test_coordinates_do_not_speak_for_raw_rows() -> None:
+    public = held(rows(0))
+    compression = Compression.fit(public, 4)
+    assert compression.fit_transform(compression.apply(public)).seen is None
+
+
+@pytest.mark.parametrize("seen", [np.uint64([2, 1]), np.uint64([1, 1]), np.int64([1, 2])])
+def test_hashes_out_of_order_are_refused(seen: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="seen must be ascending uint64"):
+        PublicTransform.from_tensors(PublicTransform.identity(3).tensors(), seen=seen)
+
+
+def test_exclude_writes_the_rest_and_says_how_many_went(tmp_path: Path) -> None:
+    private, public = rows(1), np.concatenate([rows(0), rows(1)[::3].astype(np.float16)])
+    for name, x in (("private", private), ("public", public), ("blank", rows(0)[:4])):
+        held(x).save(tmp_path / name)
+    out = tmp_path / "out"
+    kept, dropped = exclude(tmp_path / "public", [tmp_path / "private", tmp_path / "blank"], out)
+    assert (len(kept), dropped) == (46, 21)
+    assert np.array_equal(kept.embeddings, rows(0)[4:])
+    assert shared_rows(kept, held(private)) == 0
+    assert kept.dropped_rows == PublicTransform.fit(kept).dropped == 21
+    PublicTransform.fit(kept).save(tmp_path / "t.safetensors")
+    assert PublicTransform.load(tmp_path / "t.safetensors").dropped == 21
+    with pytest.raises(ValueError, match="public must hold rows that are not private, got 0"):
+        exclude(tmp_path / "private", [tmp_path / "private"], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_hashing_is_no_slower_than_reading_the_rows_for_their_content_hash() -> None:
+    """Both are linear passes; a hash per row in Python must not make it another order."""
+    x = held(rows(count=20_000, dim=256))
+
+    def seconds(work: object) -> float:
+        best = np.inf
+        for _ in range(3):
+            started = time.perf_counter()
+            work()  # pyright: ignore[reportCallIssue]
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    assert seconds(lambda: known_rows(x.blocks())) < 20 * seconds(x.content_hash)

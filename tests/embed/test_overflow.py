@@ -1,0 +1,128 @@
+"""No finite row overflows: norms stay at most c, directions right, other rows untouched."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from embed import EmbeddingSet, PublicTransform
+from embed.compress import Compression
+
+P = 6
+DTYPES = (np.float16, np.float32, np.float64)
+EXAMPLES: dict[str, Any] = {"derandomize": True, "deadline": None, "max_examples": 60}
+
+
+def fitted(**options: Any) -> PublicTransform:
+    generator = torch.Generator().manual_seed(1)
+    public = torch.randn(400, P, generator=generator) @ torch.randn(P, P, generator=generator) + 5
+    return PublicTransform.fit(public, **options)
+
+
+TRANSFORMS = {
+    "identity": PublicTransform.identity(P),
+    "identity, long": PublicTransform.identity(P, 34.854, 1.0),
+    "white": fitted(clip_norm=math.sqrt(1.25), constant=0.5),
+    "narrow": fitted(components=2, whiten=False, clip_norm=1.5),
+    "no constant": fitted(clip_quantile=0.9, clip_norm=1e-3, constant=0.0),
+}
+
+
+def finite_rows(dtype: type[np.floating]) -> st.SearchStrategy[np.ndarray]:
+    """Up to four rows: zeros, subnormal numbers, the largest finite ones and all between."""
+    width = 8 * np.dtype(dtype).itemsize
+    numbers = st.floats(width=width, allow_nan=False, allow_infinity=False)  # pyright: ignore[reportArgumentType]
+    top = float(np.finfo(dtype).max)
+    extremes = st.sampled_from([0.0, -0.0, top, -top, top / 2, float(np.finfo(dtype).tiny) / 4])
+    return arrays(dtype, st.tuples(st.integers(1, 4), st.just(P)), elements=numbers | extremes)
+
+
+def exact_norms(rows: torch.Tensor) -> np.ndarray:
+    return np.sqrt((rows.numpy().astype(np.longdouble) ** 2).sum(1))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@settings(**EXAMPLES)
+@given(x=st.sampled_from(DTYPES).flatmap(finite_rows))
+def test_any_finite_row_keeps_the_bound_and_the_constant(name: str, x: np.ndarray) -> None:
+    transform = TRANSFORMS[name]
+    for dtype in (torch.float32, torch.float64):
+        rows = transform(x, dtype=dtype)
+        assert rows.isfinite().all()
+        assert (rows[:, 0] == transform.constant).all()
+        assert exact_norms(rows).max() <= transform.clip_norm
+
+
+@pytest.mark.parametrize("name", ["identity", "white"])
+@settings(**EXAMPLES)
+@given(x=st.sampled_from(DTYPES).flatmap(finite_rows))
+def test_the_direction_is_that_of_the_formula(name: str, x: np.ndarray) -> None:
+    """Against Pᵀ(x − m)/s and its clip in numbers of far wider range."""
+    transform = TRANSFORMS[name]
+    mean, basis, scale = (
+        getattr(transform, field).numpy().astype(np.longdouble)
+        for field in ("mean", "basis", "scale")
+    )
+    features = (x.astype(np.longdouble) - mean) @ basis / scale
+    norms = np.sqrt((features**2).sum(1, keepdims=True))
+    reach = np.sqrt(np.longdouble(transform.clip_norm**2 - transform.constant**2))
+    expected = features * np.minimum(1, reach / np.maximum(norms, np.longdouble("1e-4000")))
+    found = transform(x).numpy()[:, 1:]
+    assert np.abs(found - expected).max() <= 2e-4 * reach  # float32 of a whitened row
+
+
+@pytest.mark.parametrize("x", [3e38, -3e38, 1e300, 1.7e308])
+def test_rows_of_the_largest_numbers(x: float) -> None:
+    dtype = np.float32 if abs(x) < 1e39 else np.float64
+    rows = TRANSFORMS["white"](np.full((2, P), x, dtype))
+    assert exact_norms(rows).max() <= math.sqrt(1.25)
+    assert exact_norms(rows[:, 1:]).min() > 1 - 1e-6
+
+
+def test_longer_rows_come_out_no_shorter() -> None:
+    x = torch.randn(1, P, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    powers = torch.arange(-1050, 1020, dtype=torch.float64)
+    lengths = exact_norms(TRANSFORMS["identity"](x * 2 ** powers[:, None]))
+    assert (np.diff(lengths) >= -1e-7).all()
+    assert lengths[-1] > math.sqrt(2) - 1e-6
+
+
+def test_a_row_that_overflows_moves_no_other() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(500, P, generator=generator)
+    other = x.clone()
+    other[77] = 3e38
+    keep = torch.arange(500) != 77
+    for name, transform in TRANSFORMS.items():
+        assert torch.equal(transform(x)[keep], transform(other)[keep]), name
+
+
+def test_coordinates_hold_rows_of_any_length() -> None:
+    rng = np.random.default_rng(0)
+    public = EmbeddingSet(embeddings=rng.standard_normal((100, P)), labels=np.zeros(100, int))
+    far = np.concatenate([rng.standard_normal((3, P)) * length for length in (1, 1e30, 1e300)])
+    compression = Compression.fit(public, P)
+    small = compression.apply(EmbeddingSet(embeddings=far, labels=np.zeros(9, int)))
+    assert np.isfinite(small.embeddings).all()
+    transform = compression.fit_transform(compression.apply(public))
+    whole = PublicTransform.fit(public)
+    assert torch.allclose(transform(small.embeddings), whole(far), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mean", "basis", "scale"])
+def test_only_numbers_that_cannot_overflow_float64_make_a_transform(name: str) -> None:
+    tensors = PublicTransform.identity(3).tensors()
+    with pytest.raises(ValueError, match=f"{name} must be float32, got torch.float64"):
+        PublicTransform.from_tensors(tensors | {name: tensors[name].double()})
+
+
+def test_public_rows_that_overflow_are_refused() -> None:
+    with pytest.raises(ValueError, match="public rows must have finite second moments"):
+        PublicTransform.fit(np.array([[1e300, 1.0], [-1e300, 2.0], [0.0, 1.0]]))
+    with pytest.raises(ValueError, match="mean must be finite"):
+        PublicTransform.fit(np.array([[1e100, 1.0], [2e100, 2.0], [0.0, 1.0]]))

@@ -185,7 +185,7 @@ class Status:
         Raises:
             ValueError: no such folder, or a file in it that was changed.
         """
-        from train_distributed.flower.status import lines_of
+        from train_distributed.flower.inspection import lines_of
 
         for line in lines_of(self.folder):
             print(line)

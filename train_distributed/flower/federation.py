@@ -124,6 +124,21 @@ class Federation:
         with new_file(path) as partial:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
+    @property
+    def largest_frame(self) -> int:
+        """Bytes that one request or answer may have: a vector per server, and what names users."""
+        return 2**16 + 2**10 * len(self.users) + 8 * self.dimension * (len(self.servers) + 1)
+
+    @property
+    def poll_seconds(self) -> float:
+        """How often a node asks whether there is a question: all together 50 times a second."""
+        return max(0.2, len(self.users) / 50)
+
+    def verifying_key(self, party: int) -> bytes | None:
+        """The key that must have signed a party's messages; None for a stranger."""
+        key = self.verifying.get(party)
+        return None if key is None else bytes.fromhex(key)
+
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of all of the above; part of every session."""

@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING
 
 from pretrain.output import new_directory, reserved
 from train_distributed.flower.certificates import check_server
-from train_distributed.flower.coordinate import Log
 from train_distributed.flower.document import read_document
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import ADDRESS, FEDERATION, OPERATOR, TRANSFORM
 from train_distributed.flower.ledger import STATE
 from train_distributed.flower.operate import Operation, operate
 from train_distributed.flower.party import public_keys, read_private
+from train_distributed.flower.record import settle
 from train_distributed.flower.run_log import RunLog
 from train_distributed.flower.setup import INVITATION, NODES, TLS
 from train_distributed.flower.state import party_state
+from train_distributed.flower.status import Log
 from train_distributed.flower.task import Facts, ModelTask
 from train_distributed.secure_sum.keys import PrivateKeys
 
@@ -46,11 +47,13 @@ def run_session(start: "Start") -> int:
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + (folder / TRANSFORM).stat().st_size + SPARE
+    operation = _operation(start, federation, keys, log)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
-            opened, told = operate(_operation(start, federation, keys, log))
+            opened, told = operate(operation)
         released = task.released(opened, _facts(federation, told))
         released.write(partial)
+    settle(operation.state)  # until here the sum is kept, and a new start opens it again
     for line in told.refused:
         log.keep(f"refused: {line}")
     for user, step in sorted(told.missing.items()):
@@ -78,8 +81,8 @@ def _operation(start: "Start", federation: Federation, keys: PrivateKeys, log: R
 
 
 def _facts(federation: Federation, told: Log) -> Facts:
-    sent = [told.bytes_of.get(user, 0) for user in federation.users]
-    return Facts(session=told.session, bytes_per_user=max(sent), missing=told.missing)
+    sent = max(told.bytes_of.get(user, 0) for user in federation.users)
+    return Facts(session=told.session, bytes_per_user=sent, missing=told.missing)
 
 
 def _own_keys(folder: Path, federation: Federation) -> PrivateKeys:

@@ -15,6 +15,8 @@ from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
 
+CARRIER_LOG = "carrier.log"
+
 if TYPE_CHECKING:
     from train_distributed.flower.commands import Start
 
@@ -44,7 +46,8 @@ def take_part(start: "Start") -> int:
         log.say(f"{federation.call(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
         address = start.superlink or invitation.superlink
-        node = Node(desk, address, invitation.ca, start.folder, start.patience, log.say)
+        carrier, patience = log.directory / CARRIER_LOG, start.patience
+        node = Node(desk, address, invitation.ca, start.folder, patience, carrier, log.say)
         code = serve(node)
     state_of = "over" if code == 0 else "the operator is gone"
     status = _status(federation, party, state, state_of)

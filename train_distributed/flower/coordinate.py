@@ -1,45 +1,25 @@
 """The operator's side: runs one session over a relay that may lose anyone at any time."""
 
-import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
 
-from train_distributed.flower.blobs import join, split
-from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, words
-from train_distributed.flower.federation import Federation
-from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, ProtocolError
-from train_distributed.secure_sum.journal import Journal
+from train_distributed.flower.blobs import join
+from train_distributed.flower.clerk import words
+from train_distributed.flower.desk import ComputationDesk, Request
+from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.present import Present, Relay
+from train_distributed.flower.record import Record
+from train_distributed.flower.status import Log, Status
+from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
+from train_distributed.secure_sum.journal import Journal, ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.wire import receiver_of
 
+__all__ = ["Log", "Relay", "coordinate"]
 
-class Relay(Protocol):
-    """Carries requests to nodes and brings back what they answer in time."""
-
-    def nodes(self) -> list[int]:
-        """Nodes that are here now."""
-        ...
-
-    def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
-        """Node -> answer, of those that answered within the time-out."""
-        ...
-
-
-@dataclass
-class Log:
-    """What went wrong on the way; identities and words, nothing of anyone's data."""
-
-    missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
-    refused: list[str] = field(default_factory=list)
-
-    def lost(self, users: Iterable[int], step: str) -> None:
-        """Notes users that did not get past a step; the first note stays."""
-        for user in sorted(users):
-            self.missing.setdefault(user, step)
+END_SECONDS = 15.0  # that parties have to come once more, if only to hear that it is over
 
 
 def coordinate(
@@ -49,8 +29,15 @@ def coordinate(
     journal: Journal,
     relay: Relay,
     log: Log,
+    *,
+    record: Record | None = None,
+    status: Status | None = None,
+    seconds: float = 0.0,
 ) -> Opened:
-    """One session: everyone is greeted, the protocol runs, the sum is opened once.
+    """One session: parties are counted, the protocol runs, the sum is opened once.
+
+    Nothing is spent before enough parties have proven that they are here. With a record that has
+    a session under way, that session goes on instead of a new one.
 
     Args:
         federation: what was agreed.
@@ -59,73 +46,88 @@ def coordinate(
         journal: the operator's, durable.
         relay: to the nodes.
         log: is told who went missing and what was refused, also when the session fails.
+        record: where the session is written down, to be resumed after a crash.
+        status: is told how it goes.
+        seconds: to wait for parties.
 
     Raises:
         ProtocolError: the sum could not be opened; nothing is released.
+        ConnectionError, OSError: the relay is gone, or the disk full: it can be resumed.
+        CannotResume: the record is of another protocol.
     """
-    present = _Present(relay, log)
-    present.greet(nonce)
+    status = Status(log) if status is None else status
+    resumed = None if record is None else record.session
+    if resumed is not None and record is not None:
+        nonce, journal = resumed[:32], ResumedJournal(journal)
+        record.rewind()
+    log.session = nonce.hex()
+    session = federation.session(nonce)
+    present = Present(federation, nonce, keys, relay, record, status, log, seconds)
+    if resumed is None:
+        users = _enough(federation, present, log)
+        if record is not None:
+            record.begin(nonce + session.bitmap(users))
+    else:
+        users = session.users_of(resumed[32:])
+        log.lost(set(federation.users) - users, "be present")
+    opened = False
+    try:
+        found = _run(federation, nonce, keys, journal, present, users, log)
+        opened = True
+        return found
+    finally:
+        _say_goodbye(federation, present, opened)
+
+
+def _enough(federation: Federation, present: Present, log: Log) -> frozenset[int]:
+    """The users that are here.
+
+    Raises:
+        TooFewUsers: fewer than the minimum; nobody has spent anything.
+        OutOfOrder: a computation server is not here.
+    """
+    servers = [FIRST_SERVER + j for j in range(len(federation.servers))][1:]
+    present.gather(frozenset([*federation.users, *servers]))
+    users = frozenset(present.here & federation.users.keys())
+    log.lost(federation.users.keys() - users, "be present")
+    absent = [name_of(server) for server in servers if server not in present.here]
+    if absent:
+        raise OutOfOrder(f"all computation servers must be present, missing {', '.join(absent)}")
+    if len(users) < federation.minimum:
+        raise TooFewUsers(f"users present must be >= {federation.minimum}, got {len(users)}")
+    return users
+
+
+def _run(
+    federation: Federation,
+    nonce: bytes,
+    keys: PrivateKeys,
+    journal: Journal,
+    present: Present,
+    users: frozenset[int],
+    log: Log,
+) -> Opened:
     if federation.protocol == "secagg":
+        present.start(users)
         server = SecAggServer(federation.secagg(nonce), keys, journal)
         return _run_secagg(federation, server, present, log)
     desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
-    return _run_shares(federation.session(nonce), desk, nonce, present, log)
+    present.host(FIRST_SERVER, desk)
+    present.start(users)
+    return _run_shares(federation.session(nonce), present, log)
 
 
-class _Present:
-    """Who answered, at which node, and with what first messages."""
-
-    def __init__(self, relay: Relay, log: Log) -> None:
-        self._relay, self._log = relay, log
-        self._node: dict[int, int] = {}
-        self._local: dict[int, Desk] = {}
-        self.first: dict[int, list[bytes]] = {}
-
-    def greet(self, nonce: bytes) -> None:
-        """HELLO to every node; who claims a name that was claimed before is ignored."""
-        hello = bytes([Request.HELLO]) + nonce
-        for node, answer in sorted(
-            self._relay.ask(dict.fromkeys(self._relay.nodes(), hello)).items()
-        ):
-            messages = self._done(f"node {node}", answer)
-            if not messages or len(messages[0]) != 4:
-                continue
-            (name,) = struct.unpack(">I", messages[0])
-            if name in self._node:
-                self._log.refused.append(f"node {node}: party {name} is at another node already")
-                continue
-            self._node[name] = node
-            self.first[name] = messages[1:]
-
-    def host(self, party: int, desk: Desk, nonce: bytes) -> None:
-        """A desk in this process."""
-        self._local[party] = desk
-        self.ask({party: bytes([Request.HELLO]) + nonce})
-
-    def ask(self, requests: dict[int, bytes]) -> dict[int, list[bytes]]:
-        """Party -> messages, of the parties that answered and did not refuse."""
-        remote = {self._node[p]: r for p, r in requests.items() if p in self._node}
-        party = {self._node[p]: p for p in requests if p in self._node}
-        answers = {p: self._local[p].answer(r) for p, r in requests.items() if p in self._local}
-        if remote:
-            answers |= {party[n]: a for n, a in self._relay.ask(remote).items() if n in party}
-        done = {p: self._done(f"party {p}", a) for p, a in answers.items()}
-        return {p: messages for p, messages in done.items() if messages is not None}
-
-    def _done(self, who: str, answer: bytes) -> list[bytes] | None:
-        if answer[:1] == DONE:
-            try:
-                return split(answer[1:])
-            except MalformedMessage as error:
-                self._log.refused.append(f"{who}: {words(error)}")
-                return None
-        self._log.refused.append(f"{who} refused: {answer[1:501].decode(errors='replace')}")
-        return None
+def _say_goodbye(federation: Federation, present: Present, opened: bool) -> None:
+    """END to whoever is here; a relay that is gone is no reason to lose a sum."""
+    try:
+        if opened and not present.here:
+            present.gather(frozenset(federation.users), END_SECONDS)
+        present.end(opened)
+    except (OSError, ProtocolError):
+        return
 
 
-def _run_secagg(
-    federation: Federation, server: SecAggServer, present: _Present, log: Log
-) -> Opened:
+def _run_secagg(federation: Federation, server: SecAggServer, present: Present, log: Log) -> Opened:
     answers = {u: m for u, m in present.first.items() if u in federation.users}
     for step in ("advertise keys", "share keys", "masked input", "agree on survivors"):
         _take(server.receive, answers, log)
@@ -145,13 +147,10 @@ def _take(receive: Callable[[bytes], None], answers: dict[int, list[bytes]], log
             try:
                 receive(message)
             except ProtocolError as error:
-                log.refused.append(f"party {party}: {words(error)}")
+                log.refuse(name_of(party), words(error))
 
 
-def _run_shares(
-    session: Session, own: ComputationDesk, nonce: bytes, present: _Present, log: Log
-) -> Opened:
-    present.host(FIRST_SERVER, own, nonce)
+def _run_shares(session: Session, present: Present, log: Log) -> Opened:
     *seeds, last = sorted(session.servers)
     users = {user for user in present.first if user in session.users}
     parts = _sort({user: present.first[user] for user in users}, session, log)
@@ -179,20 +178,21 @@ def _sort(first: dict[int, list[bytes]], session: Session, log: Log) -> dict[int
             try:
                 parts.get(receiver_of(message), []).append(message)
             except ProtocolError as error:
-                log.refused.append(f"party {user}: {words(error)}")
+                log.refuse(name_of(user), words(error))
     return parts
 
 
-def _signed(present: _Present, servers: list[int], request: Request) -> dict[int, bytes]:
+def _signed(present: Present, servers: list[int], request: Request) -> dict[int, bytes]:
     """The one message of each server; without any of them the session ends."""
     answers = present.ask({server: bytes([request]) for server in servers})
-    missing = [server for server in servers if len(answers.get(server, [])) != 1]
+    missing = [name_of(server) for server in servers if len(answers.get(server, [])) != 1]
     if missing:
-        raise OutOfOrder(f"all servers must answer {request.name}, missing {missing}")
+        raise OutOfOrder(f"all servers must answer {request.name}, missing {', '.join(missing)}")
     return {server: answers[server][0] for server in servers}
 
 
-def _deliver(present: _Present, messages: dict[int, list[bytes]], log: Log) -> None:
+def _deliver(present: Present, messages: dict[int, list[bytes]], log: Log) -> None:
     answers = present.ask({s: bytes([Request.DELIVER]) + join(m) for s, m in messages.items()})
     for server, refused in answers.items():
-        log.refused += [f"server {server}: {text.decode(errors='replace')}" for text in refused]
+        for text in refused:
+            log.refuse(name_of(server), text)

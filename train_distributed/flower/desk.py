@@ -2,56 +2,42 @@
 
 A request is one byte (what to do) and a body; an answer is one byte (done or refused) and a body: a
 list of messages, or the refusal in words. The relay is not trusted: everything that matters in a
-body is a signed message of the secure sum.
+body is a signed message of the secure sum, or an order that the operator has signed.
 """
 
-import struct
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.flower.blobs import join, split
+from train_distributed.flower.blobs import split
+from train_distributed.flower.clerk import DONE, REFUSED, Clerk, Handlers, Request, words
 from train_distributed.flower.federation import Federation
-from train_distributed.secure_sum.errors import (
-    AlreadyOpened,
-    MalformedMessage,
-    OutOfOrder,
-    ProtocolError,
-)
+from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder, ProtocolError
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.prg import SEED_BYTES
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+
+__all__ = ["DONE", "REFUSED", "ComputationDesk", "Desk", "Request", "UserDesk", "words"]
 
 Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: called once a session
 
 
-class Request(IntEnum):
-    """What the relay may ask."""
-
-    HELLO = 0  # body: nonce; answer: who is here, and a user's first messages
-    DELIVER = 1  # body: messages for this party; answer: its messages, or refusals in words
-    CLOSE = 2  # computation server: take no more shares
-    COMMIT = 3  # computation server: sign the set of users
-    OPEN = 4  # computation server: open the sum
-
-
-DONE, REFUSED = b"\0", b"\1"
-
-
 class Desk(Protocol):
     """Whoever answers the relay."""
+
+    over: bool  # nothing more will be asked
+    largest_frame: int  # bytes of a request or an answer
+    poll_seconds: float  # between looks for a request
 
     def answer(self, request: bytes) -> bytes:
         """Never raises for what is in the request."""
         ...
 
 
-class UserDesk:
+class UserDesk(Clerk):
     """A user's: submits one vector per session, in as many sessions as were agreed."""
 
     def __init__(
@@ -62,73 +48,85 @@ class UserDesk:
         submission: Submission,
         journal: Journal,
     ) -> None:
-        if federation.users.get(identity) != keys.public.verifying.hex():
-            raise ValueError(f"keys must be those that the federation lists for user {identity}")
-        self._federation, self._identity, self._keys = federation, identity, keys
-        self._submission, self._journal = submission, journal
+        super().__init__(federation, identity, keys, journal)
+        self._submission = submission
         self._user: SecAggUser | None = None
 
-    def answer(self, request: bytes) -> bytes:
-        """The answer to one request; a refusal is an answer."""
-        return _answer(request, {Request.HELLO: self._hello, Request.DELIVER: self._deliver})
+    def _handlers(self) -> Handlers:
+        return {Request.DELIVER: self._deliver}
 
-    def _hello(self, nonce: bytes) -> list[bytes]:
-        name = struct.pack(">I", self._identity)
+    def _willing(self, nonce: bytes) -> bool:
+        return self._ticket() is not None
+
+    def _start(self, nonce: bytes) -> list[bytes]:
         federation = self._federation
-        if len(nonce) != SEED_BYTES:
-            raise MalformedMessage(f"nonce must be {SEED_BYTES} bytes, got {len(nonce)}")
-        self._take_ticket(nonce)
-        vector = self._submission()
+        if self._ticket() is None:
+            raise _spent(federation)
         if federation.protocol == "secagg":
-            setup = federation.secagg(nonce)
-            self._user = SecAggUser(setup, self._identity, self._keys, vector, self._journal)
-            return [name, self._user.start()]
+            self._user = SecAggUser(
+                federation.secagg(nonce),
+                self._party,
+                self._keys,
+                lambda: self._vector(nonce),
+                self._journal,
+            )
+            return [self._user.start()]
         session = federation.session(nonce)
-        user = SharesUser(session, self._identity, self._keys, self._journal)
-        return [name, *(message for _, message in user.submit(vector))]
+        user = SharesUser(session, self._party, self._keys, self._journal)
+        return [message for _, message in user.submit(self._vector(nonce))]
 
     def _deliver(self, body: bytes) -> list[bytes]:
         if self._user is None:
-            raise OutOfOrder("HELLO must come first")
+            raise OutOfOrder("DELIVER must go to a user of secagg")
         return [self._user.receive(message) for message in split(body)]
 
-    def _take_ticket(self, nonce: bytes) -> None:
-        """Uses up one of the agreed sessions, before any noise is drawn."""
-        for ticket in range(self._federation.sessions):
+    def _last(self, opened: bool) -> bool:
+        self._user = None
+        return self._ticket() is None
+
+    def _vector(self, nonce: bytes) -> NDArray[np.uint64]:
+        """Uses up one of the agreed sessions, then draws the noise that it is accounted for with.
+
+        Raises:
+            AlreadyOpened: there is none left.
+        """
+        while (ticket := self._ticket()) is not None:
             try:
-                return self._journal.claim(self._federation.digest, f"session{ticket}", nonce)
-            except AlreadyOpened:
+                self._journal.claim(self._federation.digest, ticket, nonce)
+                return self._submission()
+            except AlreadyOpened:  # another process of this user was faster
                 continue
-        raise AlreadyOpened(f"sessions must be <= {self._federation.sessions}, got one more")
+        raise _spent(self._federation)
+
+    def _ticket(self) -> str | None:
+        """The first of the agreed sessions that is not used up."""
+        names = (f"session{place}" for place in range(self._federation.sessions))
+        digest, journal = self._federation.digest, self._journal
+        return next((name for name in names if journal.detail(digest, name) is None), None)
 
 
-class ComputationDesk:
+class ComputationDesk(Clerk):
     """A computation server's, protocol A."""
 
     def __init__(
         self, federation: Federation, server: int, keys: PrivateKeys, journal: Journal
     ) -> None:
-        self._federation, self._server = federation, server
-        self._keys, self._journal = keys, journal
+        super().__init__(federation, server, keys, journal)
         self._machine: SeedServer | VectorServer | None = None
+        self._opened = 0
 
-    def answer(self, request: bytes) -> bytes:
-        """The answer to one request; a refusal is an answer."""
-        return _answer(
-            request,
-            {
-                Request.HELLO: self._hello,
-                Request.DELIVER: self._deliver,
-                Request.CLOSE: lambda _: [self._seed_server.close()],
-                Request.COMMIT: lambda _: [self._ready.commit()],
-                Request.OPEN: lambda _: [self._ready.open()],
-            },
-        )
+    def _handlers(self) -> Handlers:
+        return {
+            Request.DELIVER: self._deliver,
+            Request.CLOSE: lambda _: [self._seed_server.close()],
+            Request.COMMIT: lambda _: [self._ready.commit()],
+            Request.OPEN: lambda _: [self._ready.open()],
+        }
 
     @property
     def _ready(self) -> SeedServer | VectorServer:
         if self._machine is None:
-            raise OutOfOrder("HELLO must come first")
+            raise OutOfOrder("START must come first")
         return self._machine
 
     @property
@@ -137,14 +135,15 @@ class ComputationDesk:
             raise OutOfOrder("CLOSE must go to a server of seeds, got the last")
         return self._ready
 
-    def _hello(self, nonce: bytes) -> list[bytes]:
-        if len(nonce) != SEED_BYTES:
-            raise MalformedMessage(f"nonce must be {SEED_BYTES} bytes, got {len(nonce)}")
+    def _willing(self, nonce: bytes) -> bool:
+        return self._journal.detail(self._federation.session(nonce).digest, "serve") is None
+
+    def _start(self, nonce: bytes) -> list[bytes]:
         session = self._federation.session(nonce)
         self._journal.claim(session.digest, "serve", b"")
-        kind = VectorServer if self._server == max(session.servers) else SeedServer
-        self._machine = kind(session, self._server, self._keys, self._journal)
-        return [struct.pack(">I", self._server)]
+        kind = VectorServer if self._party == max(session.servers) else SeedServer
+        self._machine = kind(session, self._party, self._keys, self._journal)
+        return []
 
     def _deliver(self, body: bytes) -> list[bytes]:
         refused = []
@@ -155,18 +154,11 @@ class ComputationDesk:
                 refused.append(words(error).encode())
         return refused
 
+    def _last(self, opened: bool) -> bool:
+        self._machine = None
+        self._opened += opened
+        return self._opened >= self._federation.sessions
 
-def words(error: Exception) -> str:
-    """An error as it is reported: its name and what it says."""
-    return f"{type(error).__name__}: {error}"
 
-
-def _answer(request: bytes, handlers: dict[Request, Callable[[bytes], list[bytes]]]) -> bytes:
-    try:
-        if not request or request[0] not in handlers:
-            raise MalformedMessage(
-                f"request must be one of {sorted(handlers)}, got {request[:1]!r}"
-            )
-        return DONE + join(handlers[Request(request[0])](request[1:]))
-    except ValueError as error:
-        return REFUSED + words(error).encode()
+def _spent(federation: Federation) -> AlreadyOpened:
+    return AlreadyOpened(f"sessions must be <= {federation.sessions}, got one more")

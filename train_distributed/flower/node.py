@@ -1,20 +1,27 @@
-"""One party's node: its desk, and a Flower SuperNode that brings it the operator's requests."""
+"""One party's node: its desk, and a carrier that brings it the operator's requests.
 
-import subprocess
+Keys, rows and the desk are in this process. The carrier is another (`carrier.py`), with the node's
+key alone; between the two runs a socket with questions, answers and a few words of state.
+"""
+
 import sys
-import tempfile
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from train_distributed.flower import frames
 from train_distributed.flower.desk import Desk
+from train_distributed.flower.escape import safe
 from train_distributed.flower.party import NODE_KEY
-from train_distributed.flower.pipe import open_desk
-from train_distributed.flower.processes import free_port, listens, program, running
+from train_distributed.flower.processes import Child, child
+from train_distributed.flower.sandbox import hide_memory
+from train_distributed.flower.status import to_terminal
 
-RETRY_SECONDS = 10
-PROBE_SECONDS = 2
+RESTART_SECONDS = 2.0
+LOOK_SECONDS = 1.0
+_ANSWER, _QUESTION, _STATE = b"a", b"q", b"s"
+_CONNECTED = b"connected"
 
 
 @dataclass(frozen=True)
@@ -25,65 +32,92 @@ class Node:
     superlink: str  # host:port
     ca: Path
     keys: Path  # folder with node-key
-    seconds: float  # without a connection, until the node gives up
+    patience: float = 3600.0  # seconds since the last contact, until the node gives up
+    log: Path | None = None  # for the carrier's output
+    say: Callable[[str], None] = to_terminal
 
 
 def serve(node: Node) -> int:
-    """Answers until it is stopped, or the operator cannot be reached for the node's time-out.
+    """Answers until all agreed sessions are over, or the operator is gone for too long.
 
-    A SuperNode ends at once where the operator does not know it yet, so it is started again. One
-    that has lost its operator is stopped here after the time-out, since it may take far longer to
-    notice or to leave. Together at most twice as long.
+    An operator that comes back within the node's patience finds the desk as it left it.
 
     Returns:
-        1: the operator is gone.
+        0: all agreed sessions are over. 1: no contact for `patience` seconds.
 
     Raises:
         ValueError: Flower is not installed, a file is missing, or the address has no port.
     """
-    operator = _address(node.superlink)
+    _check_address(node.superlink)
     for path in (node.ca, node.keys / NODE_KEY):
         if not path.is_file():
             raise ValueError(f"{path} must be a file, is not")
-    start = time.monotonic()
-    with open_desk() as line, tempfile.TemporaryDirectory(prefix="flwr-") as home:
-        threading.Thread(target=line.serve, args=(node.desk.answer,), daemon=True).start()
-        log = Path(home) / "supernode.log"
-        while time.monotonic() - start < node.seconds:
-            with running(_supernode(node, line.folder), Path(home), log) as process:
-                print("waiting for the operator", file=sys.stderr, flush=True)
-                _until_lost(process, operator, node.seconds)
-            time.sleep(RETRY_SECONDS)
-        print(log.read_text(errors="replace")[-2000:], file=sys.stderr)
+    config = {
+        "address": node.superlink,
+        "ca": node.ca.read_text(),
+        "key": (node.keys / NODE_KEY).read_text(),
+        "largest": node.desk.largest_frame,
+        "poll": node.desk.poll_seconds,
+    }
+    hide_memory()
+    contact = _Contact(node.patience)
+    while not node.desk.over and not contact.lost():
+        with child("carrier", config, node.log) as carrier:
+            try:
+                _answer(node, carrier, contact)
+            except (ConnectionError, OSError) as error:
+                node.say(f"the carrier has ended and is started again: {safe(str(error))}")
+        if not node.desk.over and not contact.lost():
+            time.sleep(RESTART_SECONDS)
+    if node.desk.over:
+        return 0
     print(f"error: operator at {node.superlink} is gone", file=sys.stderr)
     return 1
 
 
-def _address(superlink: str) -> tuple[str, int]:
+class _Contact:
+    """When the operator was last reached."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience, self._last = patience, time.monotonic()
+        self.connected = False
+
+    def made(self) -> None:
+        self._last = time.monotonic()
+
+    def ends(self) -> None:
+        """A connection that stood until now does not any more."""
+        if self.connected:
+            self.made()
+        self.connected = False
+
+    def lost(self) -> bool:
+        """Whether it was too long ago; a connection that stands is contact."""
+        return not self.connected and time.monotonic() - self._last > self._patience
+
+
+def _answer(node: Node, carrier: Child, contact: _Contact) -> None:
+    """Until the desk is done or patience has ended.
+
+    Raises:
+        ConnectionError: the carrier has ended.
+    """
+    contact.ends()
+    largest, look = 1 + node.desk.largest_frame, min(LOOK_SECONDS, node.patience / 4)
+    while not node.desk.over and not contact.lost():
+        frame = frames.receive(carrier.line, largest, look)
+        if frame is None:
+            continue
+        if frame[:1] == _STATE:
+            contact.ends()
+            contact.connected = frame[1:] == _CONNECTED
+            node.say(safe(frame[1:]))
+        elif frame[:1] == _QUESTION:
+            frames.send(carrier.line, _ANSWER, node.desk.answer(frame[1:]))
+            contact.made()
+
+
+def _check_address(superlink: str) -> None:
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(f"superlink must be HOST:PORT, got {superlink!r}")
-    return host.strip("[]"), int(port)
-
-
-def _until_lost(
-    process: subprocess.Popen[bytes], operator: tuple[str, int], seconds: float
-) -> None:
-    """Returns once the process has ended, or nobody listens there for so many seconds."""
-    deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline:
-        if listens(*operator):
-            deadline = time.monotonic() + seconds
-        time.sleep(min(PROBE_SECONDS, seconds / 4))
-
-
-def _supernode(node: Node, desk: Path) -> list[str]:
-    return [
-        program("flower-supernode"),
-        *("--superlink", node.superlink),
-        *("--root-certificates", str(node.ca)),
-        *("--auth-supernode-private-key", str(node.keys / NODE_KEY)),
-        *("--port", str(free_port())),
-        *("--max-wait-time", str(node.seconds)),
-        *("--node-config", f'desk="{desk}"'),
-    ]

@@ -1,26 +1,22 @@
-"""The operator's process: starts the SuperLink, admits the nodes, runs one session over it."""
+"""The operator's process: starts the hub, admits the nodes, runs or resumes one session over it."""
 
-import subprocess
-import tempfile
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-from train_distributed.flower.bundle import write_bundle
-from train_distributed.flower.coordinate import Log, coordinate
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.pipe import Desk, open_desk
-from train_distributed.flower.processes import environment, program, running, wait_for_port
-from train_distributed.flower.relay import FlowerRelay
-from train_distributed.secure_sum.journal import Journal
+from train_distributed.flower.clerk import words
+from train_distributed.flower.coordinate import coordinate
+from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.record import CannotResume, Record
+from train_distributed.flower.relay import FlowerRelay, open_relay
+from train_distributed.flower.status import Log, Status, to_terminal
+from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 
-START_SECONDS = 180  # for each of Flower's own programs
+JOURNAL, HUB_LOG = "journal", "hub.log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +25,22 @@ class Operation:
 
     federation: Federation
     keys: PrivateKeys
-    journal: Journal
     nodes: tuple[Path, ...]  # node-key.pub of every party
     certificates: Path  # folder with ca.pem, server.pem, server.key
     host: str
     port: int
-    seconds: float  # to connect, and to answer each question
+    seconds: float  # to come, and to answer each question
+    state: Path  # absolute directory that outlives this process: see `party_state`
+    run: Path  # directory for status.json and the hub's log
     ready: Callable[[], None] = lambda: None  # called when the nodes may connect
+    say: Callable[[str], None] = to_terminal  # a line per stage
 
 
 def operate(operation: Operation) -> tuple[Opened, Log]:
-    """Runs one session.
+    """Runs one session; resumes the one that an earlier process did not finish.
+
+    The sum stays in `operation.state` until `record.settle` forgets it: after a crash, or where the
+    model could not be saved, the same call opens the same sum again.
 
     Returns:
         The sum, and what went wrong on the way.
@@ -48,91 +49,69 @@ def operate(operation: Operation) -> tuple[Opened, Log]:
         ValueError: no sum; the message names who is missing. Nothing is released.
     """
     log = Log()
-    with tempfile.TemporaryDirectory(prefix="flwr-") as name, open_desk() as desk:
-        home = Path(name)
-        with running(_superlink(operation), home, home / "superlink.log") as superlink:
-            try:
-                wait_for_port(operation.host, operation.port, superlink, START_SECONDS)
-                connection = _submit(operation, home, desk)
-                with connection:
-                    relay = FlowerRelay(connection, operation.seconds)
-                    _gather(relay, len(operation.nodes), operation.seconds)
-                    return _session(operation, relay, log), log
-            except (ValueError, OSError, subprocess.TimeoutExpired) as error:
-                lost = ", ".join(f"user {u} ({step})" for u, step in sorted(log.missing.items()))
-                refused = "; ".join(log.refused[:20])
-                raise ValueError(
-                    f"{type(error).__name__}: {error}; missing: {lost or 'nobody'}; "
-                    f"refused: {refused or 'nothing'}"
-                ) from error
+    operation.run.mkdir(parents=True, exist_ok=True)
+    status = Status(log, operation.run, operation.say)
+    try:
+        journal = DurableJournal(operation.state / JOURNAL)
+        journal.check()
+        with Record(operation.state) as record, _relay(operation) as relay:
+            operation.ready()
+            if not relay.confined:
+                operation.say("no Landlock here: the hub could read this user's files")
+            opened = _session(operation, relay, record, journal, log, status)
+    except (ValueError, OSError) as error:
+        lost = ", ".join(f"{name_of(u)} ({step})" for u, step in sorted(log.missing.items()))
+        refused = "; ".join(log.refused[:20])
+        text = f"{words(error)}; missing: {lost or 'nobody'}; refused: {refused or 'nothing'}"
+        status.outcome(text)
+        raise ValueError(text) from error
+    status.outcome(f"opened: the sum of {len(opened.users)} users")
+    return opened, log
 
 
-def _session(operation: Operation, relay: FlowerRelay, log: Log) -> Opened:
-    return coordinate(
-        operation.federation, new_seed(), operation.keys, operation.journal, relay, log
-    )
-
-
-def _superlink(operation: Operation) -> list[str]:
+def _relay(operation: Operation):
     folder = operation.certificates
-    return [
-        program("flower-superlink"),
-        *("--ssl-ca-certfile", str(folder / "ca.pem")),
-        *("--ssl-certfile", str(folder / "server.pem")),
-        *("--ssl-keyfile", str(folder / "server.key")),
-        *("--host", operation.host),
-        *("--port", str(operation.port)),
-        "--enable-supernode-auth",
-        "--disable-runtime-dependency-installation",
-    ]
+    config = {
+        "host": operation.host,
+        "port": operation.port,
+        "certificate": str(folder / "server.pem"),
+        "key": str(folder / "server.key"),
+        "largest": operation.federation.largest_frame,
+    }
+    return open_relay(config, operation.nodes, operation.seconds, operation.run / HUB_LOG)
 
 
-def _submit(operation: Operation, home: Path, desk: Desk) -> Connection:
-    """Admits the nodes, starts the ServerApp, returns its connection."""
-    (home / "config.toml").write_text(
-        '[superlink]\ndefault = "federation"\n\n[superlink.federation]\n'
-        f'address = "{operation.host}:{operation.port}"\n'
-        f'root-certificates = "{(operation.certificates / "ca.pem").resolve()}"\n'
-    )
-    for key in operation.nodes:
-        _flwr(home, ["supernode", "register", str(key)])
-    operation.ready()
-    write_bundle(home / "app")
-    _flwr(home, ["run", str(home / "app"), "--run-config", f'desk="{desk.folder}"'])
-    return _within(START_SECONDS, desk.accept)
+def _session(
+    operation: Operation,
+    relay: FlowerRelay,
+    record: Record,
+    journal: DurableJournal,
+    log: Log,
+    status: Status,
+) -> Opened:
+    """The session under way, if there is one, and if it cannot be finished or was none, a new one.
 
-
-def _flwr(home: Path, arguments: list[str]) -> None:
-    done = subprocess.run(
-        [program("flwr"), *arguments, "--format", "json"],
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        check=False,
-    )
-    if done.returncode or '"success": false' in done.stdout:
-        raise ValueError(f"flwr {arguments[0]} must succeed, got {done.stdout} {done.stderr}")
-
-
-def _within(seconds: float, accept: Callable[[], Connection | None]) -> Connection:
-    found: list[Connection] = []
-
-    def wait() -> None:
-        connection = accept()
-        if connection is not None:
-            found.append(connection)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not found:
-        raise TimeoutError(f"ServerApp must connect within {seconds} s, did not")
-    return found[0]
-
-
-def _gather(relay: FlowerRelay, nodes: int, seconds: float) -> None:
-    """Waits until all nodes are connected, or the time is up."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and len(relay.nodes()) < nodes:
-        time.sleep(1)
+    A session that fails is given up: its nonce is never used again. Where users have spent a ticket
+    on it they will not take part in more than was agreed, and say so.
+    """
+    while True:
+        resumed = record.session is not None
+        try:
+            return coordinate(
+                operation.federation,
+                new_seed(),
+                operation.keys,
+                journal,
+                relay,
+                log,
+                record=record,
+                status=status,
+                seconds=operation.seconds,
+            )
+        except (ProtocolError, CannotResume) as error:
+            record.forget()
+            if not resumed:
+                raise
+            log.missing.clear()
+            log.refuse("operator", f"could not finish session {log.session}: {words(error)}")
+            operation.say("the session that was interrupted cannot be finished; a new one starts")

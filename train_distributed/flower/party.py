@@ -126,6 +126,15 @@ def public_keys(keys: PublicKeys) -> dict[str, str]:
     return {"verifying": keys.verifying.hex(), "sealing": keys.sealing.hex()}
 
 
+def read_public(folder: Path) -> dict[str, str]:
+    """The public halves of a party's keys, as they stand in a federation.
+
+    Raises:
+        ValueError: as `read_private`.
+    """
+    return public_keys(read_private(folder).public)
+
+
 def node_key(folder: Path) -> str:
     """The public half of a folder's node key, as it stands in a federation.
 

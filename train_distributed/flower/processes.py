@@ -1,88 +1,73 @@
-"""Flower's own programs, started and stopped together with the command that needs them."""
+"""Processes of ours that talk to the network, started with nothing and ended with their parent.
 
-import ctypes
+A child gets Python, a socket to its parent and a temporary directory: no environment, no
+arguments but its module's name, no inherited files, no privileges beyond its user's. It starts no
+processes itself, so nothing can stay behind.
+"""
+
+import json
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-STOP_SECONDS = 10
-_PR_SET_PDEATHSIG = 1  # Linux: the child is killed when its parent dies
+from train_distributed.flower import frames
 
-
-def program(name: str) -> str:
-    """Where a Flower program is.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    found = shutil.which(name, path=_path())
-    if found is None:
-        raise ValueError(f"{name} must be installed (pip install 'blind-averaging[flower]')")
-    return found
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from importlib import import_module; "
+    "import_module('train_distributed.flower.' + sys.argv[2]).main(*map(int, sys.argv[3:]))"
+)
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Flower's: a private home, no telemetry, no look for updates."""
-    return os.environ | {
-        "PATH": _path(),
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-    }
+@dataclass(frozen=True)
+class Child:
+    """A running process and the line to it."""
+
+    process: subprocess.Popen[bytes]
+    line: socket.socket
 
 
 @contextmanager
-def running(command: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a process group of its own, which ends with the block, or with this process.
+def child(module: str, config: dict[str, Any], log: Path | None = None) -> Iterator[Child]:
+    """Runs `train_distributed.flower.MODULE.main(line, parent)`, which ends with the block.
 
     Args:
-        command: program and arguments.
-        home: Flower's home directory.
-        log: file that its output is appended to.
-    """
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            env=environment(home),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
-    try:
-        yield process
-    finally:
-        _stop(process)
-
-
-def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Returns once somebody listens.
+        module: its name.
+        config: JSON, the first frame that it receives; the private parts of it stand nowhere else.
+        log: file that its output is appended to; nowhere if None.
 
     Raises:
-        TimeoutError: nobody does in time, or the process has ended.
+        ValueError: Flower is not installed.
     """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
-        if listens(host, port):
-            return
-        time.sleep(0.2)
-    raise TimeoutError(f"SuperLink must listen on {host}:{port} within {seconds} s, did not")
-
-
-def listens(host: str, port: int) -> bool:
-    """Whether somebody accepts connections there."""
-    with suppress(OSError), socket.create_connection((host, port), timeout=1):
-        return True
-    return False
+    _check_flower()
+    here, there = socket.socketpair()
+    root = str(Path(__file__).parents[2])
+    with here, tempfile.TemporaryDirectory(prefix="carrier-") as home, _output(log) as output:
+        with there:
+            arguments = [root, module, str(there.fileno()), str(os.getpid())]
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-W", "ignore", "-c", _START, *arguments],
+                env=_environment(home),
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+            )
+        try:
+            with suppress(OSError):  # it may have ended already; the reader will see
+                frames.send(here, json.dumps(config).encode())
+            yield Child(process, here)
+        finally:
+            here.close()  # on which it ends by itself
+            _stop(process)
 
 
 def free_port() -> int:
@@ -92,19 +77,39 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _path() -> str:
-    """Programs beside this Python first: Flower starts further ones by name."""
-    return str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", "")
+def _environment(home: str) -> dict[str, str]:
+    """A private home, no telemetry, no look for updates, and nothing of this process's own."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return kept | {
+        "PATH": os.defpath,
+        "HOME": home,
+        "TMPDIR": home,
+        "FLWR_HOME": home,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@contextmanager
+def _output(log: Path | None) -> Iterator[Any]:
+    if log is None:
+        yield subprocess.DEVNULL
+        return
+    with log.open("ab") as file:
+        yield file
+
+
+def _check_flower() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise ValueError("flwr must be installed (pip install 'blind-averaging[flower]')")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+    for end, seconds in ((lambda: None, 3.0), (process.terminate, 2.0), (process.kill, None)):
+        end()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            process.wait(seconds)
+            return

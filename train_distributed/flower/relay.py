@@ -1,45 +1,160 @@
-"""The coordinator's end of the pipe to the ServerApp: a `Relay` over Flower."""
+"""The operator's end of the line to the hub: a `Relay` over Flower."""
 
+import json
 import struct
-from multiprocessing.connection import Connection
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-NODES, ASK = b"n", b"a"
-GRACE_SECONDS = 15  # that the ServerApp may take beyond the nodes' time-out
+from train_distributed.flower import frames
+from train_distributed.flower.party import node_fingerprint
+from train_distributed.flower.processes import Child, child
+
+START_SECONDS = 120.0
+GRACE_SECONDS = 30.0  # for the hub to say who is here
+UNDER_WAY = 2**28  # bytes of answers that may be under way at once
+_ASK, _FORGET, _WHO = b"a", b"f", b"w"
+_READY, _FAILED, _HERE, _ANSWER, _BAD = b"r", b"e", b"h", b"a", b"b"
+_NODE = struct.Struct(">Q")
 
 
 class FlowerRelay:
-    """Carries requests through a running ServerApp, frame by frame (`server_app.py`).
+    """Asks nodes through a hub, at most a window of them at once.
 
     Raises:
-        ConnectionError: the ServerApp is gone, or does not keep to the time-out.
+        ConnectionError: the hub is gone; its words, if it left any.
     """
 
-    def __init__(self, connection: Connection, seconds: float) -> None:
-        self._connection, self._seconds = connection, seconds
+    def __init__(self, hub: Child, keys: list[str], seconds: float, largest: int) -> None:
+        """Waits until the hub serves.
 
-    def nodes(self) -> list[int]:
-        """Identities of the SuperNodes that are connected now."""
-        self._connection.send_bytes(NODES)
-        answer = self._receive(GRACE_SECONDS)
-        return list(struct.unpack(f">{len(answer) // 8}Q", answer))
+        Args:
+            hub: the running process.
+            keys: fingerprints of the nodes' keys, in the order the hub was given them.
+            seconds: that a node has to answer.
+            largest: bytes of an answer.
+        """
+        self._hub, self._seconds, self._largest = hub, seconds, largest
+        self._arrived: dict[int, bytes | None] = {}
+        self._refused: dict[int, str] = {}
+        self._here: list[list[int]] = []
+        self.sent = self.received = 0  # bytes of requests and answers
+        frame = frames.receive(hub.line, 2**24, START_SECONDS)
+        if frame is None or frame[:1] != _READY:
+            words = "nothing" if frame is None else frame[1:].decode(errors="replace")
+            raise ConnectionError(f"SuperLink must start, said: {words}")
+        ready = json.loads(frame[1:])
+        self._keys = dict(zip(ready["nodes"], keys, strict=True))
+        self.confined: bool = ready["confined"]
 
-    def ask(self, requests: dict[int, bytes]) -> dict[int, bytes]:
+    def nodes(self) -> dict[int, str]:
+        """Node -> fingerprint of its key, of those that are connected now."""
+        self._here.clear()
+        frames.send(self._hub.line, _WHO)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not self._here:
+            if not self._file(deadline - time.monotonic()):
+                raise ConnectionError(f"hub must answer within {GRACE_SECONDS} s, did not")
+        return {node: self._keys[node] for node in self._here.pop()}
+
+    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
         """Node -> answer, of those that answered within the time-out."""
-        self._connection.send_bytes(ASK + struct.pack(">dI", self._seconds, len(requests)))
-        for node, request in requests.items():
-            self._connection.send_bytes(struct.pack(">Q", node))
-            self._connection.send_bytes(request)
-        (count,) = struct.unpack(">I", self._receive(self._seconds + GRACE_SECONDS))
-        answers = {}
-        for _ in range(count):
-            (node,) = struct.unpack(">Q", self._receive(GRACE_SECONDS))
-            answers[node] = self._receive(GRACE_SECONDS)
-        return answers
+        return dict(self.ask_each(requests))
 
-    def _receive(self, seconds: float) -> bytes:
+    def ask_each(
+        self, requests: Mapping[int, bytes], seconds: float | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """(node, answer) as they come; other nodes may be asked meanwhile.
+
+        Args:
+            requests: by node.
+            seconds: for each to answer; the relay's own if left out.
+        """
+        waiting, deadlines = list(requests), dict[int, float]()
+        window = max(16, UNDER_WAY // self._largest)
         try:
-            if not self._connection.poll(seconds):
-                raise ConnectionError(f"ServerApp must answer within {seconds} s, did not")
-            return self._connection.recv_bytes()
-        except EOFError as error:
-            raise ConnectionError("ServerApp must stay connected, hung up") from error
+            while waiting or deadlines:
+                while waiting and len(deadlines) < window:
+                    node = waiting.pop(0)
+                    self._send(node, requests[node])
+                    deadlines[node] = time.monotonic() + (seconds or self._seconds)
+                yield from self._wait(deadlines)
+        finally:
+            for node in deadlines:
+                self._forget(node)
+
+    def take_refused(self) -> dict[int, str]:
+        """Node -> why its last answer was none, of those not told before."""
+        refused, self._refused = self._refused, {}
+        return refused
+
+    def _send(self, node: int, request: bytes) -> None:
+        self._arrived.pop(node, None)
+        self.sent += len(request)
+        frames.send(self._hub.line, _ASK, _NODE.pack(node), request)
+
+    def _forget(self, node: int) -> None:
+        frames.send(self._hub.line, _FORGET, _NODE.pack(node))
+
+    def _wait(self, deadlines: dict[int, float]) -> Iterator[tuple[int, bytes]]:
+        """Those that have arrived; waits for one, or for the first deadline."""
+        while self._file(0):
+            pass
+        if not any(node in self._arrived for node in deadlines):
+            self._file(min(deadlines.values()) - time.monotonic())
+        for node in [node for node in deadlines if node in self._arrived]:
+            answer = self._arrived.pop(node)
+            del deadlines[node]
+            if answer is not None:
+                yield node, answer
+        now = time.monotonic()
+        for node in [node for node, deadline in deadlines.items() if deadline <= now]:
+            del deadlines[node]
+            self._forget(node)
+
+    def _file(self, seconds: float) -> bool:
+        """Takes one frame of the hub's, if one comes in time."""
+        frame = frames.receive(self._hub.line, 1 + _NODE.size + self._largest, seconds)
+        if frame is None:
+            return False
+        kind, body = frame[:1], frame[1:]
+        if kind == _FAILED:
+            raise ConnectionError(f"SuperLink ended: {body.decode(errors='replace')}")
+        if kind == _HERE:
+            self._here.append(json.loads(body))
+            return True
+        (node,) = _NODE.unpack_from(body)
+        if kind == _BAD:
+            self._refused[node] = body[_NODE.size :].decode(errors="replace")
+            self._arrived[node] = None
+        else:
+            self._arrived[node] = body[_NODE.size :]
+            self.received += len(body) - _NODE.size
+        return True
+
+
+@contextmanager
+def open_relay(
+    config: dict[str, Any], nodes: tuple[Path, ...], seconds: float, log: Path
+) -> Iterator[FlowerRelay]:
+    """A hub and the relay over it; both end with the block.
+
+    Args:
+        config: host, port, certificate and key (files), largest (bytes).
+        nodes: node-key.pub of every party.
+        seconds: that a node has to answer.
+        log: file for the hub's output.
+
+    Raises:
+        ConnectionError: the hub does not start, in its own words.
+        ValueError: a file that is not a node's key, or one key twice.
+    """
+    keys = [node_fingerprint(path) for path in nodes]
+    twice = {str(path) for path, key in zip(nodes, keys, strict=True) if keys.count(key) > 1}
+    if twice:
+        raise ValueError(f"nodes must have distinct keys, got one twice: {sorted(twice)}")
+    config = config | {"nodes": [path.read_text() for path in nodes]}
+    with child("hub", config, log) as hub:
+        yield FlowerRelay(hub, keys, seconds, config["largest"])

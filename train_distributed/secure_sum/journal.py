@@ -21,50 +21,131 @@ class Journal(Protocol):
 
         Raises:
             AlreadyOpened: it was recorded before, with whatever detail.
+            OSError: it cannot be recorded, so the step must not be taken.
         """
+        ...
+
+    def detail(self, session: bytes, step: str) -> bytes | None:
+        """What a step was recorded with; None if it was not."""
         ...
 
 
 class DurableJournal:
-    """A directory with one file per claimed step; what deployments use."""
+    """A directory with one file per claimed step; what deployments use.
+
+    Raises:
+        ValueError: a relative path; from another directory it would be another journal.
+    """
 
     def __init__(self, directory: Path) -> None:
+        if not directory.is_absolute():
+            raise ValueError(f"journal must be an absolute path, got {directory}")
         self._directory = directory
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:
         """See `Journal.claim`; returns once the entry has reached the disk."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        entry = self._directory / f"{session.hex()}.{step}"
+        try:
+            self._write(self._entry(session, step), detail.hex().encode())
+        except FileExistsError as error:
+            raise _already(session, step) from error
+
+    def detail(self, session: bytes, step: str) -> bytes | None:
+        """See `Journal.detail`."""
+        try:
+            return bytes.fromhex(self._entry(session, step).read_text())
+        except FileNotFoundError:
+            return None
+
+    def check(self) -> None:
+        """Writes an entry and takes it away, as a claim would.
+
+        Raises:
+            OSError: this journal cannot be written, and why.
+        """
+        probe = self._directory / f".{secrets.token_hex(8)}.probe"
+        self._write(probe, bytes(64))
+        probe.unlink()
+
+    def _entry(self, session: bytes, step: str) -> Path:
+        return self._directory / f"{session.hex()}.{step}"
+
+    def _write(self, entry: Path, content: bytes) -> None:
         aside = self._directory / f".{secrets.token_hex(8)}.partial"
         try:
+            make_durable(self._directory)
             with aside.open("xb") as file:
-                file.write(detail.hex().encode())
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.link(aside, entry)
-        except FileExistsError as error:
-            raise _already(session, step) from error
+            sync_directory(self._directory)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            words = f"journal cannot be written: {error.strerror}"
+            raise OSError(error.errno, words, str(self._directory)) from error
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 aside.unlink()
-        folder = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+
+
+class ResumedJournal:
+    """For a party that takes up a session where it was killed: the same step again is no step.
+
+    A step that was recorded with another detail is still refused, so a set of users that was
+    committed to or opened stays the only one.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def claim(self, session: bytes, step: str, detail: bytes) -> None:
+        """See `Journal.claim`; once more with the same detail does nothing."""
+        if self._journal.detail(session, step) != detail:
+            self._journal.claim(session, step, detail)
+
+    def detail(self, session: bytes, step: str) -> bytes | None:
+        """See `Journal.detail`."""
+        return self._journal.detail(session, step)
 
 
 class VolatileJournal:
     """Forgets when its process ends: for simulations in one process."""
 
     def __init__(self) -> None:
-        self._claimed: set[tuple[bytes, str]] = set()
+        self._claimed: dict[tuple[bytes, str], bytes] = {}
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:
         """See `Journal.claim`."""
         if (session, step) in self._claimed:
             raise _already(session, step)
-        self._claimed.add((session, step))
+        self._claimed[session, step] = detail
+
+    def detail(self, session: bytes, step: str) -> bytes | None:
+        """See `Journal.detail`."""
+        return self._claimed.get((session, step))
+
+
+def make_durable(directory: Path) -> None:
+    """Makes a directory and those above it, each on the disk before this returns.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(path)
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Returns once the directory's entries have reached the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _already(session: bytes, step: str) -> AlreadyOpened:

@@ -49,21 +49,31 @@ class _Peer:
 
 
 class SecAggUser:
-    """Answers each of the server's messages once, in order.
-
-    Raises:
-        ValueError: a vector that is not (d,) uint64.
-    """
+    """Answers each of the server's messages once, in order."""
 
     def __init__(
         self,
         setup: SecAgg,
         user: int,
         keys: PrivateKeys,
-        vector: NDArray[np.uint64],
+        vector: NDArray[np.uint64] | Callable[[], NDArray[np.uint64]],
         journal: Journal,
     ) -> None:
-        check_vector(vector, setup.session.dimension)
+        """Draws this session's keys; nothing is recorded or revealed yet.
+
+        Args:
+            setup: what was agreed.
+            user: this user's identity.
+            keys: its own.
+            vector: (d,) uint64, or what makes it: called once, at MASKED, the first message that
+                reveals anything.
+            journal: its own.
+
+        Raises:
+            ValueError: a vector that is not (d,) uint64.
+        """
+        if not callable(vector):
+            check_vector(vector, setup.session.dimension)
         self._setup, self._session = setup, setup.session
         self._user, self._keys, self._vector, self._journal = user, keys, vector, journal
         self._sealing, self._masking = exchange_key(new_seed()), exchange_key(new_seed())
@@ -88,12 +98,7 @@ class SecAggUser:
         }
 
     def start(self) -> bytes:
-        """ADVERTISE.
-
-        Raises:
-            AlreadyOpened: this user has taken part in this session before.
-        """
-        self._journal.claim(self._session.digest, "submit", b"")
+        """ADVERTISE."""
         self._expected = Kind.NEIGHBOURS
         keys = [key.public_key().public_bytes_raw() for key in (self._sealing, self._masking)]
         commitment = self._setup.commitment(self._user, self._seed)
@@ -150,13 +155,16 @@ class SecAggUser:
             peer: decrypt(self._sealing_key(peer, outgoing=False, peers=self._peers), sealed)
             for peer, sealed in entries.items()
         }
-        masked = self._vector.copy()
+        self._journal.claim(self._session.digest, "submit", b"")
+        vector = self._vector() if callable(self._vector) else self._vector
+        check_vector(vector, self._session.dimension)
+        masked = vector.copy()
         add_stream(masked, self._seed)
         for peer in inbox:
             key = self._peers[peer].masking
             seed = self._setup.pair_seed(self._masking, key, self._user, peer)
             (add_stream if self._user < peer else subtract_stream)(masked, seed)
-        self._inbox = inbox
+        self._inbox, self._vector = inbox, np.zeros(0, np.uint64)
         return self._write(Kind.MASKED, words_to_bytes(masked))
 
     def _agree(self, payload: bytes) -> bytes:

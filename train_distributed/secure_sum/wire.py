@@ -136,6 +136,20 @@ def receiver_of(message: bytes) -> int:
     return _HEADER.unpack_from(message)[5]
 
 
+def kind_of(message: bytes) -> str:
+    """What a message claims to be, in lower case.
+
+    Raises:
+        ProtocolError: too short to say, or no known kind.
+    """
+    if len(message) < OVERHEAD:
+        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+    try:
+        return Kind(_HEADER.unpack_from(message)[2]).name.lower()
+    except ValueError as error:
+        raise MalformedMessage(f"kind must be a known one, got {error}") from error
+
+
 def words_to_bytes(words: NDArray[np.uint64]) -> bytes:
     """A vector as it travels."""
     return words.astype(WORD, copy=False).tobytes()

@@ -1,64 +1,147 @@
-"""A federation of three users in folders of their own, made by the commands themselves."""
+"""A federation of processes on loopback, of parties without images: quick to start, easy to kill."""
 
-from collections.abc import Callable
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embed import EmbeddingSet, PublicTransform
-from train_distributed.flower.commands import Init, Join
-from train_distributed.privacy import Privacy
+from train_distributed.flower.certificates import write_certificates
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.party import read_public, write_party
+from train_distributed.flower.processes import free_port
 
-ROWS, P, CLASSES = 12, 6, ("a", "b", "c")
-
-
-def embeddings(seed: int, rows: int = ROWS) -> EmbeddingSet:
-    draw = np.random.default_rng(seed)
-    return EmbeddingSet(
-        embeddings=draw.normal(size=(rows, P)).astype(np.float32),
-        labels=draw.integers(0, len(CLASSES), rows),
-        split=np.zeros(rows, np.int8),
-        meta={"class_names": list(CLASSES)},
-    )
+HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def joined(tmp_path: Path) -> Callable[..., list[Path]]:
-    """Makes folders user0, user1, ... and server1, ... with keys; returns the party files."""
-
-    def make(users: int = 3, servers: int = 0) -> list[Path]:
-        files = []
-        for i in range(users):
-            embeddings(i).save(tmp_path / f"user{i}" / "embeddings")
-            Join(tmp_path / f"user{i}", f"hospital-{i}", rows=ROWS).run()
-            files.append(tmp_path / f"user{i}" / f"hospital-{i}.party.json")
-        for j in range(1, servers + 1):
-            Join(tmp_path / f"server{j}", f"adder-{j}", server=True).run()
-            files.append(tmp_path / f"server{j}" / f"adder-{j}.party.json")
-        transform = PublicTransform.fit(embeddings(99, 50), clip_norm=1.5)
-        transform.save(tmp_path / "public.safetensors")
-        return files
-
-    return make
+def script(name: str) -> ModuleType:
+    """A script beside this file, as a module."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.fixture
-def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[..., Path]:
-    """Makes the operator's folder, `fed`; returns the folder that holds all the others."""
+class Field:
+    """Keys, certificates and the agreement of a federation, and its running processes."""
 
-    def make(users: int = 3, servers: int = 0, **settings: Any) -> Path:
-        fixed: dict[str, Any] = {
-            "folder": tmp_path / "fed",
-            "transform": tmp_path / "public.safetensors",
-            "hosts": ("127.0.0.1",),
-            "class_names": CLASSES,
-            "protocol": "shares" if servers else "secagg",
-            "privacy": Privacy(5.0, 1e-5, 0.8),
-            "minimum": users,
+    def __init__(self, folder: Path, protocol: str, users: int, **changes: Any) -> None:
+        self.folder, self.port = folder, free_port()
+        self.users = [f"user{i}" for i in range(users)]
+        self.servers = ["server0", "server1"][: 1 + (protocol == "shares")]
+        (folder / "tls").mkdir()
+        write_certificates(folder / "tls", ["127.0.0.1"])
+        for party in (*self.users, *self.servers):
+            write_party(folder / party)
+        fields: dict[str, Any] = {
+            "protocol": protocol,
+            "dimension": 50,
+            "minimum": users - 1,
+            "users": {i: read_public(folder / u)["verifying"] for i, u in enumerate(self.users)},
+            "servers": tuple(read_public(folder / server) for server in self.servers),
         }
-        Init(parties=tuple(joined(users, servers)), **(fixed | settings)).run()
-        return tmp_path
+        self.federation = Federation(**(fields | changes))
+        self.federation.save(folder / "federation.json")
+        self.running: list[subprocess.Popen[bytes]] = []
 
-    return make
+    @property
+    def parties(self) -> list[str]:
+        return [*self.users, *self.servers[1:]]
+
+    def node(self, party: str, patience: float = 600, keys: str | None = None):
+        arguments = [party, str(self.port), str(patience), *([keys] if keys else [])]
+        return self._start("plain_node", arguments, f"{party}.log")
+
+    def operator(self, seconds: float = 40) -> subprocess.Popen[bytes]:
+        return self._start("plain_operator", [str(self.port), str(seconds)], "operator.log")
+
+    def _start(self, name: str, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
+        root = str(HERE.parents[2])
+        environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "ignore", str(HERE / f"{name}.py"), str(self.folder)]
+        with (self.folder / log).open("ab") as output:
+            process = subprocess.Popen(
+                [*command, *arguments], env=environment, stdout=output, stderr=output
+            )
+        self.running.append(process)
+        return process
+
+    def expected(self, users: list[int]) -> np.ndarray:
+        vector = script("plain_node").plain_vector
+        vectors = [vector(user, self.federation.dimension) for user in users]
+        return np.stack(vectors).sum(0, dtype=np.uint64)
+
+    def opened(self) -> list[int]:
+        """The users in the sum, which must be exact."""
+        found = np.load(self.folder / "opened.npz")
+        users = [int(user) for user in found["users"]]
+        assert np.array_equal(found["total"], self.expected(users))
+        return users
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.folder / "run" / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    def wait_for(self, true: Callable[[], bool], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.01)
+
+    def logs(self) -> str:
+        texts = {p.name: p.read_text(errors="replace")[-1500:] for p in self.folder.glob("*.log")}
+        return "\n".join(f"== {name}\n{text}" for name, text in texts.items())
+
+    def end(self) -> list[str]:
+        """Kills what runs; the command lines of our processes that are left."""
+        for process in self.running:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        deadline = time.monotonic() + 20
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def left(self) -> list[str]:
+        """Processes of this federation: by folder, or children that carry for them."""
+        pids = {process.pid for process in self.running}
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            ours = str(self.folder) in line or any(line.rstrip().endswith(f" {p}") for p in pids)
+            if ours and state != "Z":
+                found.append(line)
+        return found
+
+
+@pytest.fixture
+def make_field(tmp_path: Path) -> Iterator[Callable[..., Field]]:
+    fields: list[Field] = []
+
+    def make(protocol: str = "secagg", users: int = 5, **changes: Any) -> Field:
+        folder = tmp_path / f"field{len(fields)}"
+        folder.mkdir()
+        fields.append(Field(folder, protocol, users, **changes))
+        return fields[-1]
+
+    yield make
+    left = [line for field in fields for line in field.end()]
+    assert not left

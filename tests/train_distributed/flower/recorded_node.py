@@ -1,6 +1,6 @@
 """A node with recorded noise, that can kill itself at a stage: run as a process by the tests.
 
-    python recorded_node.py FOLDER PARTY SUPERLINK SECONDS DIE_AT
+    python recorded_node.py FOLDER PARTY SUPERLINK PATIENCE DIE_AT
 
 PARTY is user0, user1, ... or server1; DIE_AT is the number of the request that is its last.
 """
@@ -38,6 +38,11 @@ class MortalDesk:
 
     def __init__(self, desk: Desk, die_at: int) -> None:
         self._desk, self._left = desk, die_at
+        self.largest_frame, self.poll_seconds = desk.largest_frame, desk.poll_seconds
+
+    @property
+    def over(self) -> bool:
+        return self._desk.over
 
     def answer(self, request: bytes) -> bytes:
         if self._left == 0:

@@ -26,7 +26,6 @@ from train_distributed.flower.processes import free_port
 from train_distributed.flower.task import ModelTask
 from train_distributed.privacy import Privacy
 from train_distributed.secure_sum import simulate_sum
-from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.opening import Opened
 
 pytestmark = [
@@ -34,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs the flower extra"),
 ]
 W, ROWS, P, K = 5, 12, 6, 3
-SECONDS = 90.0
+SECONDS = 40.0
 HERE = Path(__file__).parent
 
 
@@ -114,12 +113,13 @@ def _session(folder: Path, die_at: dict[str, int] | None = None) -> tuple[Opened
         operation = Operation(
             federation=federation,
             keys=read_private(folder / "server0"),
-            journal=DurableJournal(folder / "journal-server"),
             nodes=tuple(folder / party / "node-key.pub" for party in parties),
             certificates=folder / "tls",
             host="127.0.0.1",
             port=port,
             seconds=SECONDS,
+            state=folder / "state",
+            run=folder / "run",
             ready=start,
         )
         return operate(operation)

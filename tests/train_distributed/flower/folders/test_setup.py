@@ -21,7 +21,7 @@ from train_distributed.flower.key_files import fingerprint
 from train_distributed.flower.party import Party, node_key, read_private
 from train_distributed.secure_sum.session import FIRST_SERVER
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FEW_SECONDS = 3.0  # of the processor; torch and timm alone take more
 
 

@@ -1,0 +1,47 @@
+"""A party without images: its vector is drawn from its number. Run as a process by the tests.
+
+python plain_node.py FOLDER PARTY PORT PATIENCE; PARTY is user0, user1, ... or server1.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.node import Node, serve
+from train_distributed.flower.party import read_private
+from train_distributed.flower.state import party_state
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+
+def plain_vector(identity: int, dimension: int) -> np.ndarray:
+    return np.random.default_rng(identity).integers(0, 2**64, dimension, np.uint64)
+
+
+def plain_desk(folder: Path, party: str, keys: str | None = None) -> Desk:
+    federation = Federation.load(folder / "federation.json")
+    private = read_private(folder / (keys or party))
+    journal = DurableJournal(party_state(federation.digest, party, folder / "journals"))
+    journal.check()
+    if party.startswith("server"):
+        server = FIRST_SERVER + int(party.removeprefix("server"))
+        return ComputationDesk(federation, server, private, journal)
+    user = int(party.removeprefix("user"))
+    vector = plain_vector(user, federation.dimension)
+    return UserDesk(federation, user, private, lambda: vector, journal)
+
+
+def main() -> int:
+    folder, party = Path(sys.argv[1]), sys.argv[2]
+    port, patience = sys.argv[3], float(sys.argv[4])
+    keys = folder / (sys.argv[5] if len(sys.argv) > 5 else party)
+    desk = plain_desk(folder, party)
+    ca = folder / "tls" / "ca.pem"
+    return serve(Node(desk, f"127.0.0.1:{port}", ca, keys, patience, folder / f"{party}.carrier"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""A node's connection to a SuperLink: the fleet calls that a node without apps needs."""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Error
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from train_distributed.flower.envelope import QUERY, Foreign, unwrap, wrap
+from train_distributed.flower.frames import Beat
+
+HEARTBEAT_SECONDS = 10.0  # Flower's least; a node is away after two without
+OBJECT_TRIES = 50
+
+
+class Refused(Exception):
+    """The SuperLink does not take this node, in words."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A query, and whom to answer."""
+
+    content: bytes
+    metadata: Any
+
+
+class Fleet:
+    """Activated on entry, deactivated on exit.
+
+    Raises:
+        Refused: the node's key is not registered, or in use.
+        httpx.HTTPError: no connection.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Reads keys; connects when it is entered.
+
+        Args:
+            config: address (host:port), ca (PEM), key (OpenSSH, P-384), largest (bytes).
+        """
+        private = load_ssh_private_key(config["key"].encode(), None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise Refused(f"node key must be P-384, got {type(private).__name__}")
+        self._public = public_key_to_bytes(private.public_key())
+        self._client = FleetHttpClient.from_server_address(
+            config["address"],
+            False,
+            config["ca"].encode(),
+            interceptors=[NodeAuthHttpInterceptor(private, private.public_key())],
+        )
+        self._largest = int(config["largest"])
+        self._node = Node()
+        self._due = Beat(0.8 * HEARTBEAT_SECONDS)
+
+    def __enter__(self) -> Self:
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_SECONDS)
+        try:
+            self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            self._client.close()
+            if error.response.status_code == httpx.codes.UNAUTHORIZED:
+                raise Refused("this node's key is not registered, or its clock is wrong") from error
+            raise Refused("another node with this key is connected, or was until now") from error
+        except BaseException:
+            self._client.close()
+            raise
+        self._due.due()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        self._client.close()
+
+    def beat(self) -> None:
+        """Says that this node is still here, if it is time to.
+
+        Raises:
+            Refused: the SuperLink has forgotten it.
+        """
+        if self._due.due():
+            request = SendNodeHeartbeatRequest(
+                node=self._node, heartbeat_interval=HEARTBEAT_SECONDS
+            )
+            if not self._client.SendNodeHeartbeat(request).success:
+                raise Refused("the operator has forgotten this node")
+
+    def pull(self) -> Question | None:
+        """The next question, if there is one.
+
+        Raises:
+            Foreign: something else came; it has been answered with an error.
+        """
+        self.beat()
+        response = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not response.messages_list:
+            return None
+        metadata, tree = response.messages_list[0].metadata, response.message_object_trees[0]
+        try:
+            if metadata.message_type != QUERY:
+                raise Foreign(f"message must be a {QUERY}, got {metadata.message_type!r}")
+            content = unwrap(tree, lambda name: self._object(metadata.run_id, name), self._largest)
+            if content is None:
+                return None
+        except Exception as error:  # whatever a SuperLink can send
+            if isinstance(error, httpx.HTTPError):
+                raise
+            foreign = error if isinstance(error, Foreign) else Foreign(type(error).__name__)
+            self._reply(metadata, Error(ErrorCode.UNKNOWN, f"this node runs no apps: {foreign}"))
+            raise foreign from error
+        self._confirm(metadata.run_id, tree.object_id)
+        return Question(content, metadata)
+
+    def push(self, question: Question, answer: bytes) -> None:
+        """Answers."""
+        self._reply(question.metadata, answer)
+
+    def _object(self, run: int, name: str) -> bytes | None:
+        request = PullObjectRequest(node=self._node, run_id=run, object_id=name)
+        for _ in range(OBJECT_TRIES):
+            response = self._client.PullObject(request)
+            if response.object_available or not response.object_found:
+                return response.object_content
+            time.sleep(0.2)  # the question is announced before its parts have arrived
+        return None
+
+    def _confirm(self, run: int, name: str) -> None:
+        request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
+        self._client.ConfirmMessageReceived(request)
+
+    def _reply(self, to: Any, content: bytes | Error) -> None:
+        message, tree, objects = wrap(
+            content,
+            run_id=to.run_id,
+            src_node_id=self._node.node_id,
+            dst_node_id=SUPERLINK_NODE_ID,
+            reply_to_message_id=to.message_id,
+            group_id=to.group_id,
+            ttl=max(1.0, to.created_at + to.ttl - time.time()),
+        )
+        response = self._client.PushMessages(
+            PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(remove_content_from_message(message))],
+                message_object_trees=[tree],
+                clientapp_runtime_list=[0.0],
+            )
+        )
+        for name in response.objects_to_push:
+            self._client.PushObject(
+                PushObjectRequest(
+                    node=self._node,
+                    run_id=to.run_id,
+                    object_id=name,
+                    object_content=objects[name],
+                    session_id=response.session_id,
+                )
+            )

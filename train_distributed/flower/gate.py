@@ -1,0 +1,153 @@
+"""What of the SuperLink the world can reach: eight calls of registered nodes, and nothing else.
+
+Flower's own server answers nodes, apps and `flwr` on one port. This one has Flower's handlers of
+eight fleet calls and no others: no control interface, no runtime interface, no app to fetch. A
+request passes in this order: a call on the list, POST; a registered key and its signature over the
+time; a length that is announced and small enough; then its body is read, and must speak for the
+node that signed.
+"""
+
+import asyncio
+import binascii
+import datetime
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from flwr.common.constant import TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.superlink.servicer.fleet import fleet_handlers as handlers
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+OVERHEAD = 2**16  # bytes that a call may have beside an object
+REQUEST_SECONDS = 120  # from the headers to the end of the answer
+_PREFIX, _OBJECT = "/v1/fleet/", "push-object"
+_MEDIA = b"application/x-protobuf"
+_KEY, _SIGNATURE, _TIME = (
+    name.lower().encode()
+    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+)
+
+
+class Gate:
+    """An ASGI application with the eight calls."""
+
+    def __init__(self, state: Any, nodes: Mapping[bytes, int], largest: int) -> None:
+        """Opens nothing yet.
+
+        Args:
+            state: the SuperLink's.
+            nodes: public key, as Flower sends it -> the node registered with it.
+            largest: bytes of the largest object.
+        """
+        self._nodes, self._largest = dict(nodes), largest
+        store = state.object_store
+        self._calls: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
+            "activate-node": (ActivateNodeRequest, lambda r: handlers.activate_node(r, state)),
+            "deactivate-node": (
+                DeactivateNodeRequest,
+                lambda r: handlers.deactivate_node(r, state),
+            ),
+            "send-node-heartbeat": (
+                SendNodeHeartbeatRequest,
+                lambda r: handlers.send_node_heartbeat(r, state),
+            ),
+            "pull-messages": (
+                PullMessagesRequest,
+                lambda r: handlers.pull_messages(r, state, store),
+            ),
+            "push-messages": (PushMessagesRequest, lambda r: handlers.push_messages(r, state)),
+            _OBJECT: (PushObjectRequest, lambda r: handlers.push_object(r, state)),
+            "pull-object": (PullObjectRequest, lambda r: handlers.pull_object(r, state)),
+            "confirm-message-received": (
+                ConfirmMessageReceivedRequest,
+                lambda r: handlers.confirm_message_received(r, state, store),
+            ),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; a refusal has a status and no body."""
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                status, body = await self._answer(scope, receive)
+                media = (
+                    [(b"content-type", _MEDIA)] if status == 200 else [(b"connection", b"close")]
+                )
+                headers = [(b"content-length", str(len(body)).encode()), *media]
+                start = {"type": "http.response.start", "status": status, "headers": headers}
+                await send(start)
+                await send({"type": "http.response.body", "body": body})
+        except TimeoutError:
+            return  # an answer that is not complete ends the connection
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        call = scope["path"].removeprefix(_PREFIX)
+        if scope["method"] != "POST" or scope["path"] != _PREFIX + call or call not in self._calls:
+            return 404, b""
+        headers = dict(scope["headers"])
+        key = _signer(headers, self._nodes)
+        if key is None:
+            return 401, b""
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit() or b"transfer-encoding" in headers:
+            return 411, b""
+        most = OVERHEAD + self._largest * (call == _OBJECT)
+        if len(length) > 12 or int(length) > most:
+            return 413, b""
+        kind, handler = self._calls[call]
+        try:
+            request = kind.FromString(await _body(receive))
+            if not self._speaks_for(request, key):
+                return 401, b""
+            return 200, handler(request).SerializeToString()
+        except Exception:  # whatever a node can send: Flower's own errors, broken protobuf
+            return 409, b""
+
+    def _speaks_for(self, request: Any, key: bytes) -> bool:
+        """Whether a request is about the node that signed it."""
+        if isinstance(request, ActivateNodeRequest):
+            return request.public_key == key
+        about = request if isinstance(request, DeactivateNodeRequest) else request.node
+        return about.node_id == self._nodes[key]
+
+
+def _signer(headers: Mapping[bytes, bytes], nodes: Mapping[bytes, int]) -> bytes | None:
+    """The registered key that has signed the time, if the time is now."""
+    try:
+        key = b64decode(headers[_KEY], validate=True)
+        stamp = headers[_TIME]
+        age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(stamp.decode())
+        signature = b64decode(headers[_SIGNATURE], validate=True)
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        return None
+    if key not in nodes or abs(age.total_seconds()) > TIMESTAMP_TOLERANCE:
+        return None
+    return key if verify_signature(bytes_to_public_key(key), stamp, signature) else None
+
+
+async def _body(receive: Receive) -> bytes:
+    """All of it; the server reads no more than was announced."""
+    parts = []
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            raise ConnectionError("request must be complete, was broken off")
+        parts.append(event.get("body", b""))
+        if not event.get("more_body", False):
+            return b"".join(parts)

@@ -1,0 +1,146 @@
+"""The operator's process that talks to the network: Flower's SuperLink, and a line to the operator.
+
+It holds the TLS key and the nodes' public keys, but none of the federation's: what passes through
+is signed and encrypted end to end. Of the SuperLink it runs the state and the handlers that nodes
+need; there is no way in but the gate's calls, and no app ever runs.
+
+    operator -> hub   configuration (JSON) | ASK node u64, request | FORGET node | WHO
+    hub -> operator   READY (JSON: node of each key) | FAILED words | HERE (JSON: nodes) |
+                      ANSWER node, answer | BAD node, words
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import ssl
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink.config_loader import (
+    get_federation_manager,
+    get_objectstore_linkstate_factories,
+)
+
+from train_distributed.flower import frames
+from train_distributed.flower.door import Door
+from train_distributed.flower.gate import Gate
+from train_distributed.flower.post import Post
+from train_distributed.flower.sandbox import confine, leash
+
+ASK, FORGET, WHO = b"a", b"f", b"w"
+READY, FAILED, HERE, ANSWER, BAD = b"r", b"e", b"h", b"a", b"b"
+CONFIG_BYTES = 2**26
+_NODE = struct.Struct(">Q")
+
+
+def main(line: int, parent: int) -> None:
+    """Runs until the operator hangs up.
+
+    Args:
+        line: file descriptor of the socket to the operator.
+        parent: the operator's process.
+    """
+    leash(parent)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with socket.socket(fileno=line) as operator:
+        config = json.loads(frames.receive(operator, CONFIG_BYTES) or b"{}")
+        try:
+            Hub(operator, config).run()
+        except (OSError, ValueError, ssl.SSLError) as error:
+            with contextlib.suppress(OSError):
+                frames.send(operator, FAILED, f"{type(error).__name__}: {error}".encode())
+
+
+class Hub:
+    """The SuperLink and the two threads that move messages between it and the operator."""
+
+    def __init__(self, operator: socket.socket, config: dict[str, Any]) -> None:
+        self._operator, self._largest = operator, int(config["largest"])
+        self._line = threading.Lock()
+        _, factory = get_objectstore_linkstate_factories(
+            FLWR_IN_MEMORY_DB_NAME, get_federation_manager()
+        )
+        state = factory.state()
+        keys = [public_key_to_bytes(_public(text)) for text in config["nodes"]]
+        self._nodes = {
+            key: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in keys
+        }
+        self._post = Post(state, self._largest)
+        self._socket = socket.create_server((config["host"], config["port"]), backlog=1024)
+        Door.most = 4 * len(keys) + 64
+        self._server = uvicorn.Server(_serving(Gate(state, self._nodes, self._largest), config))
+        own = Path(os.environ["TMPDIR"])
+        self._confined = confine(own, (), 2**31 + 64 * self._largest)
+
+    def run(self) -> None:
+        """Serves nodes in this thread, the operator in two others."""
+        ready = {"nodes": list(self._nodes.values()), "confined": self._confined}
+        frames.send(self._operator, READY, json.dumps(ready).encode())
+        for work in (self._take, self._bring):
+            threading.Thread(target=self._while_wanted, args=(work,), daemon=True).start()
+        self._server.run(sockets=[self._socket])
+
+    def _while_wanted(self, work: Any) -> None:
+        """The hub ends with the operator's line, whatever the server is doing."""
+        try:
+            while True:
+                work()
+        except (OSError, ConnectionError):
+            os._exit(0)
+
+    def _take(self) -> None:
+        """One frame of the operator's."""
+        frame = frames.receive(self._operator, 1 + _NODE.size + self._largest)
+        if frame is None:
+            return
+        kind, body = frame[:1], memoryview(frame)[1:]
+        if kind == WHO:
+            self._tell(HERE, json.dumps(self._post.here()).encode())
+        elif kind == FORGET:
+            self._post.forget(*_NODE.unpack(body))
+        elif kind == ASK:
+            (node,) = _NODE.unpack_from(body)
+            self._post.send(node, bytes(body[_NODE.size :]))
+
+    def _bring(self) -> None:
+        """What nodes have answered since."""
+        for node, answer, words in self._post.collect():
+            if answer is None:
+                self._tell(BAD, _NODE.pack(node), words.encode())
+            else:
+                self._tell(ANSWER, _NODE.pack(node), answer)
+
+    def _tell(self, *parts: bytes) -> None:
+        with self._line:
+            frames.send(self._operator, *parts)
+
+
+def _public(text: str) -> Any:
+    return load_ssh_public_key(text.encode())
+
+
+def _serving(gate: Gate, config: dict[str, Any]) -> uvicorn.Config:
+    serving = uvicorn.Config(
+        gate,  # pyright: ignore[reportArgumentType]
+        http=Door,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=60,
+        ssl_certfile=config["certificate"],
+        ssl_keyfile=config["key"],
+    )
+    serving.load()
+    return serving

@@ -1,0 +1,110 @@
+"""How a session stands: a line per stage for people, `status.json` for programs."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train_distributed.flower.escape import safe
+from train_distributed.flower.federation import name_of
+
+MOST_REFUSED = 200  # kept; more are counted
+STATUS = "status.json"
+
+
+@dataclass
+class Log:
+    """What went wrong on the way; identities and words, nothing of anyone's data."""
+
+    missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
+    refused: list[str] = field(default_factory=list)
+    session: str = field(default="", compare=False)  # nonce, hexadecimal
+    received: int = field(default=0, compare=False)  # bytes of answers
+    sent: int = field(default=0, compare=False)  # bytes of requests
+    seconds: float = field(default=0.0, compare=False)
+    bytes_of: dict[int, int] = field(default_factory=dict, compare=False)  # party -> of its answers
+
+    def lost(self, users: Iterable[int], step: str) -> None:
+        """Notes users that did not get past a step; the first note stays."""
+        for user in sorted(users):
+            self.missing.setdefault(user, step)
+
+    def refuse(self, who: str, why: bytes | str) -> None:
+        """Notes a refusal, printable; beyond `MOST_REFUSED` they are not kept."""
+        if len(self.refused) < MOST_REFUSED:
+            self.refused.append(f"{who}: {safe(why)}")
+
+
+class Status:
+    """Tells people and programs.
+
+    Nobody reads half a file: it is written aside and renamed.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        directory: Path | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Says nothing yet.
+
+        Args:
+            log: of the session.
+            directory: where `status.json` is kept; None: nowhere.
+            say: takes a line.
+        """
+        self._log, self._directory, self._say = log, directory, say
+        self._start = time.monotonic()
+        self._fields: dict[str, Any] = {"stage": "start", "outcome": None}
+
+    def stage(self, name: str, asked: Iterable[int]) -> None:
+        """A question goes out."""
+        self._write(stage=name, asked=[name_of(party) for party in sorted(asked)], answered=None)
+
+    def answered(self, count: int, asked: int) -> None:
+        """The answers have come."""
+        self._write(answered=count)
+        self._line(f"{self._fields['stage']}: {count} of {asked}")
+
+    def present(self, parties: Iterable[int], of: int) -> None:
+        """Who is here."""
+        names = [name_of(party) for party in sorted(parties)]
+        if names != self._fields.get("present"):
+            self._write(present=names)
+            self._line(f"present: {len(names)} of {of}")
+
+    def outcome(self, words: str) -> None:
+        """How it ended."""
+        self._write(outcome=safe(words, 2000))
+        self._line(safe(words, 2000))
+
+    def _line(self, text: str) -> None:
+        self._log.seconds = time.monotonic() - self._start
+        self._say(f"{self._log.seconds:7.1f} s  {text}")
+
+    def _write(self, **fields: Any) -> None:
+        self._fields |= fields
+        if self._directory is None:
+            return
+        log = self._log
+        content = self._fields | {
+            "session": log.session,
+            "seconds": round(time.monotonic() - self._start, 2),
+            "missing": {name_of(user): step for user, step in sorted(log.missing.items())},
+            "refused": log.refused,
+            "bytes_received": log.received,
+            "bytes_sent": log.sent,
+        }
+        partial = self._directory / f".{STATUS}.partial"
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(partial, self._directory / STATUS)
+
+
+def to_terminal(line: str) -> None:
+    """Where lines go unless somebody else wants them."""
+    print(line, file=sys.stderr, flush=True)

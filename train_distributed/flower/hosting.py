@@ -38,7 +38,7 @@ def run_session(start: "Start") -> int:
     Raises:
         ValueError: a file or setting that does not fit, or a session without a sum.
     """
-    folder = start.folder
+    folder = start.folder.resolve()
     _check_party_options(start)
     federation = Federation.load(folder / FEDERATION)
     task = ModelTask.of(federation, folder / TRANSFORM)
@@ -47,7 +47,7 @@ def run_session(start: "Start") -> int:
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + (folder / TRANSFORM).stat().st_size + SPARE
-    operation = _operation(start, federation, keys, log)
+    operation = _operation(start, folder, federation, keys, log)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opened, told = operate(operation)
@@ -62,8 +62,9 @@ def run_session(start: "Start") -> int:
     return 0
 
 
-def _operation(start: "Start", federation: Federation, keys: PrivateKeys, log: RunLog) -> Operation:
-    folder = start.folder
+def _operation(
+    start: "Start", folder: Path, federation: Federation, keys: PrivateKeys, log: RunLog
+) -> Operation:
     names = [federation.names[party] for party in sorted(federation.nodes)]
     return Operation(
         federation=federation,
@@ -73,7 +74,7 @@ def _operation(start: "Start", federation: Federation, keys: PrivateKeys, log: R
         host=start.host,
         port=_port(folder) if start.port is None else start.port,
         seconds=start.timeout,
-        state=party_state(federation.digest, "operator", root=folder.resolve() / STATE),
+        state=party_state(federation.digest, "operator", root=folder / STATE),
         run=log.directory,
         ready=lambda: log.say("parties may connect"),
         say=log.say,

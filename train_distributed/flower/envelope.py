@@ -4,6 +4,7 @@ Flower sends a message as a tree of objects named by their SHA-256. Here the tre
 three, nested, of the expected kinds and together no longer than agreed, before any is decoded.
 """
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 RECORD, FIELD, QUERY = "secure-sum", "message", "query"
+_UNIQUE = "unique"  # 16 random bytes: no two messages share an object, whose life Flower would mix
 _KINDS = ("Message", "RecordDict", "ConfigRecord")
 _HEADS = 2**12  # bytes of what surrounds the content
 
@@ -36,7 +38,8 @@ def wrap(content: bytes | Error, **fields: Any) -> tuple[Message, Any, dict[str,
     """
     metadata = Metadata(message_id="", message_type=QUERY, created_at=time.time(), **fields)
     if isinstance(content, bytes):
-        record = RecordDict({RECORD: ConfigRecord({FIELD: content})})
+        values = {FIELD: content, _UNIQUE: secrets.token_bytes(16)}
+        record = RecordDict({RECORD: ConfigRecord(values)})
         message = make_message(metadata=metadata, content=record)
     else:
         message = make_message(metadata=metadata, error=content)

@@ -24,6 +24,7 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.wire import kind_of
 
 PRESENT_SECONDS = 10.0  # that a node has at least to answer PRESENT
+GOODBYE_SECONDS = 5.0  # to hear END
 LOOK_SECONDS = 0.5  # between looks at who is connected
 REFUSAL_BYTES = 2**12
 
@@ -120,7 +121,7 @@ class Present:
         """END to whoever is here; nobody has to answer."""
         body = self._nonce + bytes([opened])
         order = write_order(self._federation, Request.END, body, self._keys)
-        seconds = max(PRESENT_SECONDS, 4 * self._federation.poll_seconds)
+        seconds = max(GOODBYE_SECONDS, 4 * self._federation.poll_seconds)
         for _ in self._relay.ask_each(dict.fromkeys(self._node.values(), order), seconds):
             pass
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from train_distributed.flower import frames
+from train_distributed.flower.clerk import REFUSED
 from train_distributed.flower.party import node_fingerprint
 from train_distributed.flower.processes import Child, child
 
@@ -37,10 +38,8 @@ class FlowerRelay:
             largest: bytes of an answer.
         """
         self._hub, self._seconds, self._largest = hub, seconds, largest
-        self._arrived: dict[int, bytes | None] = {}
-        self._refused: dict[int, str] = {}
+        self._arrived: dict[int, bytes] = {}
         self._here: list[list[int]] = []
-        self.sent = self.received = 0  # bytes of requests and answers
         frame = frames.receive(hub.line, 2**24, START_SECONDS)
         if frame is None or frame[:1] != _READY:
             words = "nothing" if frame is None else frame[1:].decode(errors="replace")
@@ -85,14 +84,8 @@ class FlowerRelay:
             for node in deadlines:
                 self._forget(node)
 
-    def take_refused(self) -> dict[int, str]:
-        """Node -> why its last answer was none, of those not told before."""
-        refused, self._refused = self._refused, {}
-        return refused
-
     def _send(self, node: int, request: bytes) -> None:
         self._arrived.pop(node, None)
-        self.sent += len(request)
         frames.send(self._hub.line, _ASK, _NODE.pack(node), request)
 
     def _forget(self, node: int) -> None:
@@ -107,8 +100,7 @@ class FlowerRelay:
         for node in [node for node in deadlines if node in self._arrived]:
             answer = self._arrived.pop(node)
             del deadlines[node]
-            if answer is not None:
-                yield node, answer
+            yield node, answer
         now = time.monotonic()
         for node in [node for node, deadline in deadlines.items() if deadline <= now]:
             del deadlines[node]
@@ -126,12 +118,7 @@ class FlowerRelay:
             self._here.append(json.loads(body))
             return True
         (node,) = _NODE.unpack_from(body)
-        if kind == _BAD:
-            self._refused[node] = body[_NODE.size :].decode(errors="replace")
-            self._arrived[node] = None
-        else:
-            self._arrived[node] = body[_NODE.size :]
-            self.received += len(body) - _NODE.size
+        self._arrived[node] = (REFUSED if kind == _BAD else b"") + body[_NODE.size :]
         return True
 
 

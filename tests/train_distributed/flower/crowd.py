@@ -1,0 +1,52 @@
+"""Many users in one process, each with its desk and its own connection to the SuperLink.
+
+python crowd.py FOLDER PORT
+"""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from train_distributed.flower.carrier import carry
+from train_distributed.flower.desk import UserDesk
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.party import NODE_KEY, read_private
+from train_distributed.secure_sum.journal import VolatileJournal
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plain_node import plain_vector  # noqa: E402
+
+
+def main() -> None:
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    federation = Federation.load(folder / "federation.json")
+    threads = [
+        threading.Thread(target=_user, args=(folder, port, federation, user), daemon=True)
+        for user in sorted(federation.users)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
+    party = folder / f"user{user}"
+    vector = plain_vector(user, federation.dimension)
+    keys = read_private(party)
+    desk = UserDesk(federation, user, keys, lambda: vector, VolatileJournal())
+    config = {
+        "address": f"127.0.0.1:{port}",
+        "ca": (folder / "tls" / "ca.pem").read_text(),
+        "key": (party / NODE_KEY).read_text(),
+        "largest": federation.largest_frame,
+        "poll": federation.poll_seconds,
+    }
+    carry(config, lambda q, _: desk.answer(q), lambda _: None, lambda: not desk.over)
+
+
+if __name__ == "__main__":
+    start = time.monotonic()
+    main()
+    print(f"crowd: {time.monotonic() - start:.1f} s, of them {time.process_time():.1f} CPU s")

@@ -83,7 +83,8 @@ def _operation(
 
 def _facts(federation: Federation, told: Log) -> Facts:
     sent = max(told.bytes_of.get(user, 0) for user in federation.users)
-    return Facts(session=told.session, bytes_per_user=sent, missing=told.missing)
+    digest = federation.session(bytes.fromhex(told.session)).digest.hex()
+    return Facts(session=digest, bytes_per_user=sent, missing=told.missing)
 
 
 def _own_keys(folder: Path, federation: Federation) -> PrivateKeys:

@@ -4,7 +4,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
+from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDesk
+from train_distributed.flower.escape import safe
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import Invitation
 from train_distributed.flower.ledger import check_budget, remember, sessions_used
@@ -16,6 +17,7 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 CARRIER_LOG = "carrier.log"
+MOST_SAID = 100  # refusals that are shown
 
 if TYPE_CHECKING:
     from train_distributed.flower.commands import Start
@@ -42,7 +44,7 @@ def take_part(start: "Start") -> int:
     journal.check()
     log = RunLog.begin(start.folder, "start")
     with log.told():
-        desk = _desk(start, invitation, party, keys, journal)
+        desk = _Told(_desk(start, invitation, party, keys, journal), log)
         log.say(f"{federation.call(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
         address = start.superlink or invitation.superlink
@@ -54,6 +56,25 @@ def take_part(start: "Start") -> int:
     log.status(**status)
     log.say(f"{state_of}: {status['sessions used']} of {status['sessions']} sessions used")
     return code
+
+
+class _Told:
+    """A desk that says what it refuses, once, to the party whose it is."""
+
+    def __init__(self, desk: Desk, log: RunLog) -> None:
+        self._desk, self._log = desk, log
+        self._said: set[bytes] = set()
+        self.largest_frame, self.poll_seconds = desk.largest_frame, desk.poll_seconds
+        self.over = desk.over
+
+    def answer(self, request: bytes) -> bytes:
+        """The desk's answer."""
+        answer = self._desk.answer(request)
+        self.over = self._desk.over
+        if answer[:1] == REFUSED and answer not in self._said and len(self._said) < MOST_SAID:
+            self._said.add(answer)
+            self._log.say(f"refused what the operator asked: {safe(answer[1:])}")
+        return answer
 
 
 def _desk(

@@ -15,7 +15,7 @@ from train_distributed.flower.party import NODE_KEY, read_private
 from train_distributed.secure_sum.journal import VolatileJournal
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plain_node import plain_vector  # noqa: E402
+from plain_node import plain_vector
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from train_distributed.flower.clerk import words
 from train_distributed.flower.desk import ComputationDesk, Request
 from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.present import Present, Relay
-from train_distributed.flower.record import Record
+from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.status import Log, Status
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.journal import Journal, ResumedJournal
@@ -70,13 +70,13 @@ def coordinate(
     else:
         users = session.users_of(resumed[32:])
         log.lost(set(federation.users) - users, "be present")
-    opened = False
     try:
-        found = _run(federation, nonce, keys, journal, present, users, log)
-        opened = True
-        return found
-    finally:
-        _say_goodbye(federation, present, opened)
+        opened = _run(federation, nonce, keys, journal, present, users, log)
+    except (ProtocolError, CannotResume):  # given up; whatever else happens, it can be resumed
+        _say_goodbye(federation, present, opened=False)
+        raise
+    _say_goodbye(federation, present, opened=True)
+    return opened
 
 
 def _enough(federation: Federation, present: Present, log: Log) -> frozenset[int]:
@@ -117,7 +117,7 @@ def _run(
     return _run_shares(federation.session(nonce), present, log)
 
 
-def _say_goodbye(federation: Federation, present: Present, opened: bool) -> None:
+def _say_goodbye(federation: Federation, present: Present, *, opened: bool) -> None:
     """END to whoever is here; a relay that is gone is no reason to lose a sum."""
     try:
         if opened and not present.here:

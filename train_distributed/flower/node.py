@@ -113,8 +113,9 @@ def _answer(node: Node, carrier: Child, contact: _Contact) -> None:
             contact.connected = frame[1:] == _CONNECTED
             node.say(safe(frame[1:]))
         elif frame[:1] == _QUESTION:
-            frames.send(carrier.line, _ANSWER, node.desk.answer(frame[1:]))
-            contact.made()
+            answer = node.desk.answer(frame[1:])
+            contact.made()  # after the answer: to make it may take longer than the patience
+            frames.send(carrier.line, _ANSWER, answer)
 
 
 def _check_address(superlink: str) -> None:

@@ -145,3 +145,9 @@ def make_field(tmp_path: Path) -> Iterator[Callable[..., Field]]:
     yield make
     left = [line for field in fields for line in field.end()]
     assert not left
+
+
+@pytest.fixture(scope="session")
+def fake() -> ModuleType:
+    """Desks without processes, see `fake_relay.py`."""
+    return script("fake_relay")

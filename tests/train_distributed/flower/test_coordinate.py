@@ -99,7 +99,14 @@ def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
     left = [i for i in range(W) if i != 2 or stage >= 4]
     assert sorted(opened.users) == left
     assert np.array_equal(opened.total, VECTORS[left].sum(0))
-    steps = ["be present", "advertise keys", "share keys", "masked input", "agree on survivors", "unmask"]
+    steps = [
+        "be present",
+        "advertise keys",
+        "share keys",
+        "masked input",
+        "agree on survivors",
+        "unmask",
+    ]
     assert log.missing == {2: steps[stage]}
 
 

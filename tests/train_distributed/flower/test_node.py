@@ -1,60 +1,132 @@
-"""A node gives up in its stated time once nobody is there, whatever its SuperNode does."""
+"""A node waits for its operator as long as it was told, counted from the last contact."""
 
-import socket
-import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from train_distributed.flower import frames
 from train_distributed.flower import node as nodes
 from train_distributed.flower.node import Node, serve
 from train_distributed.flower.processes import free_port
 
-SECONDS = 1.0
+PATIENCE = 1.5
 
 
-class Silent:
+@dataclass
+class Parrot:
+    largest_frame: int = 1000
+    poll_seconds: float = 0.2
+    over: bool = False
+    heard: list[bytes] = field(default_factory=list)
+
     def answer(self, request: bytes) -> bytes:
-        return request
+        self.heard.append(request)
+        self.over = request == b"end"
+        return b"re: " + request
 
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files that a node needs, and a SuperNode that never ends by itself."""
     for name in ("ca.pem", "node-key"):
         (tmp_path / name).touch()
-    endless = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    monkeypatch.setattr(nodes, "_supernode", lambda node, desk: endless)
-    monkeypatch.setattr(nodes, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(nodes, "RESTART_SECONDS", 0.05)
+    monkeypatch.setattr(nodes, "hide_memory", lambda: None)
     return tmp_path
 
 
-def lone(keys: Path, superlink: str) -> Node:
-    return Node(Silent(), superlink, keys / "ca.pem", keys, SECONDS)
+def _scripted(monkeypatch: pytest.MonkeyPatch, lives: list[list[tuple[float, bytes]]]) -> list[Any]:
+    """Carriers that say what the script tells, each after so many seconds, and then end."""
+    started: list[Any] = []
+
+    @contextmanager
+    def child(module: str, config: dict[str, Any], log: Path | None) -> Iterator[Any]:
+        started.append(config)
+        here, there = frames.socket.socketpair()
+        script = lives[len(started) - 1] if len(started) <= len(lives) else []
+
+        def play() -> None:
+            with there, suppress(OSError):
+                for seconds, frame in script:
+                    time.sleep(seconds)
+                    frames.send(there, frame)
+                if not script:
+                    time.sleep(10)
+
+        threading.Thread(target=play, daemon=True).start()
+        with here:
+            yield nodes.Child(None, here)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(nodes, "child", child)
+    return started
 
 
-def test_without_an_operator_it_gives_up(keys: Path) -> None:
+def _node(keys: Path, desk: Any, said: list[str]) -> Node:
+    return Node(desk, "127.0.0.1:9", keys / "ca.pem", keys, PATIENCE, None, said.append)
+
+
+def test_without_an_operator_it_gives_up(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _scripted(monkeypatch, [])
     start = time.monotonic()
-    assert serve(lone(keys, f"127.0.0.1:{free_port()}")) == 1
-    assert SECONDS <= time.monotonic() - start < 10 * SECONDS
+    assert serve(_node(keys, Parrot(), [])) == 1
+    assert PATIENCE <= time.monotonic() - start < 20 * PATIENCE
 
 
-def test_it_waits_while_an_operator_listens(keys: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as operator:
-        node, ended = lone(keys, f"127.0.0.1:{operator.getsockname()[1]}"), []
-        thread = threading.Thread(target=lambda: ended.append(serve(node)), daemon=True)
-        thread.start()
-        thread.join(4 * SECONDS)
-        assert not ended
-    thread.join(20 * SECONDS)
-    assert ended == [1]
+def test_patience_counts_from_the_last_contact(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connected for longer than its patience, then without an operator: it waits once more."""
+    lives = [
+        [(0.1, b"sconnected"), (1.5 * PATIENCE, b"snobody listens"), (0.4 * PATIENCE, b"q1")],
+        [(0.4 * PATIENCE, b"q2")],
+    ]
+    _scripted(monkeypatch, lives)
+    desk, said = Parrot(), list[str]()
+    start = time.monotonic()
+    assert serve(_node(keys, desk, said)) == 1
+    assert time.monotonic() - start > 3.2 * PATIENCE
+    assert desk.heard == [b"1", b"2"]
+    assert "nobody listens" in said
+
+
+def test_it_ends_with_its_last_session(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = _scripted(monkeypatch, [[(0, b"sconnected"), (0.05, b"qend")]])
+    assert serve(_node(keys, Parrot(), [])) == 0
+    assert set(started[0]) == {"address", "ca", "key", "largest", "poll"}
+
+
+def test_words_of_a_carrier_are_escaped(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    _scripted(monkeypatch, [[(0, b"s\x1b[2J\xff\n"), (0.05, b"qend")]])
+    serve(_node(keys, Parrot(), said))
+    assert said[0] == "\\x1b[2J\\\\xff\\n"
+
+
+@pytest.mark.parametrize("reply", [bytes(2000)])
+def test_a_frame_that_is_too_long_ends_the_carrier(
+    keys: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes
+) -> None:
+    said: list[str] = []
+    _scripted(monkeypatch, [[(0, b"q" + reply)], [(0, b"qend")]])
+    desk = Parrot()
+    assert serve(_node(keys, desk, said)) == 0
+    assert desk.heard == [b"end"]
+    assert "frame must be <= 1001 bytes, got 2001" in said[0]
 
 
 @pytest.mark.parametrize(
     "superlink", ["example.org", ":9092", "example.org:https", "example.org:65536"]
 )
 def test_an_address_without_a_port_is_refused(keys: Path, superlink: str) -> None:
+    node = Node(Parrot(), superlink, keys / "ca.pem", keys)
     with pytest.raises(ValueError, match=f"superlink must be HOST:PORT, got '{superlink}'"):
-        serve(lone(keys, superlink))
+        serve(node)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    node = Node(Parrot(), f"127.0.0.1:{free_port()}", tmp_path / "ca.pem", tmp_path)
+    with pytest.raises(ValueError, match="must be a file, is not"):
+        serve(node)

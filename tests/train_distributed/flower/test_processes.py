@@ -107,9 +107,7 @@ def test_a_child_ends_with_its_parent(how: signal.Signals, tmp_path: Path) -> No
 
 @linux
 @flower
-def test_a_carrier_is_started_with_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_carrier_is_started_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No environment, no path, no module of ours beyond the carrier's, and none that computes."""
     write_node_key(tmp_path)
     monkeypatch.setenv("A_SECRET", "of the user")

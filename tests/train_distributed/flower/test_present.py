@@ -1,0 +1,249 @@
+"""Who is present is proven, nothing is spent before, and nobody takes another's name."""
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train_distributed.flower.blobs import join
+from train_distributed.flower.clerk import DONE, Request
+from train_distributed.flower.coordinate import coordinate
+from train_distributed.flower.desk import UserDesk
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.orders import write_order
+from train_distributed.flower.status import Log
+from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
+from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
+from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+
+def _operate(fake: ModuleType, relay: Any, log: Log):
+    keys = fake.KEYS[FIRST_SERVER]
+    return coordinate(relay.federation, new_seed(), keys, VolatileJournal(), relay, log)
+
+
+def _order(fake: ModuleType, federation: Federation, kind: Request, body: bytes, signer: int):
+    return write_order(federation, kind, body, fake.KEYS[signer])
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_orders_of_anyone_but_the_operator_do_nothing(
+    protocol: str, fake: ModuleType, tmp_path: Path
+) -> None:
+    federation = fake.agreement(protocol)
+    other = replace(federation, minimum=4)
+    everyone = federation.session(bytes(32)).bitmap(range(fake.W))
+    start, present = bytes(32) + everyone, bytes(72)
+    journal = DurableJournal(tmp_path / "journal")
+    desk = UserDesk(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
+    forged = [
+        b"\0" + bytes(32),  # what began a session, and spent it, when nobody had to sign
+        b"\0" + start + bytes(64),
+        _order(fake, federation, Request.START, start, 1),
+        _order(fake, other, Request.START, start, FIRST_SERVER),
+        _order(fake, federation, Request.START, start, FIRST_SERVER)[:-1] + b"\0",
+        bytes([Request.START]) + _order(fake, federation, Request.END, start, FIRST_SERVER)[1:],
+        bytes([Request.PRESENT]) + present + bytes(64),
+        _order(fake, federation, Request.PRESENT, present, 1),
+        _order(fake, federation, Request.END, bytes(33), 1),
+    ]
+    for request in forged:
+        assert desk.answer(request)[:1] != DONE
+    few = bytes(32) + federation.session(bytes(32)).bitmap([0, 1])
+    refused = desk.answer(_order(fake, federation, Request.START, few, FIRST_SERVER))
+    assert b"users present must be >= 3, got 2" in refused
+    without = bytes(32) + federation.session(bytes(32)).bitmap([1, 2, 3])
+    refused = desk.answer(_order(fake, federation, Request.START, without, FIRST_SERVER))
+    assert b"users present must include user 0" in refused
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) -> None:
+    """Not by a start: one that ends before masked vectors leaves every user its session."""
+    federation = fake.agreement("secagg")
+    relay = fake.volatile(federation)
+    relay.after = lambda node, request, answer: None
+    silenced = {12, 13, 14}
+    ask_each = relay.ask_each
+
+    def without_shares(requests: dict[int, bytes], seconds: float | None = None):
+        for node, answer in ask_each(requests, seconds):
+            if requests[node][0] != Request.DELIVER or node not in silenced:
+                yield node, answer
+
+    relay.ask_each = without_shares
+    with pytest.raises(TooFewUsers):
+        _operate(fake, relay, Log())
+    assert set(relay.drawn.values()) == {0}
+    relay.ask_each = ask_each
+    assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_with_too_few_present_nobody_spends_anything(protocol: str, fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement(protocol, minimum=4))
+    kept = {node: relay.desks.pop(node) for node in (10, 11)}
+    log, asked = Log(), []
+    relay.before = lambda node, request: asked.append(request[0])
+    with pytest.raises(TooFewUsers, match="users present must be >= 4, got 3"):
+        _operate(fake, relay, log)
+    assert set(asked) <= {Request.PRESENT, Request.END}
+    assert log.missing == {0: "be present", 1: "be present"}
+    relay.desks |= kept
+    assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
+
+
+def test_without_its_computation_server_nothing_starts(fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement("shares"))
+    del relay.desks[20]
+    with pytest.raises(OutOfOrder, match="must be present, missing computation server 1"):
+        _operate(fake, relay, Log())
+    assert set(relay.drawn.values()) == {0}
+
+
+class Impostor:
+    """Answers PRESENT in another's name, in the ways that it can."""
+
+    over, largest_frame, poll_seconds = False, 10**6, 0.2
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+@pytest.mark.parametrize("victim", [3, FIRST_SERVER, FIRST_SERVER + 1, 99])
+def test_a_name_is_bound_to_its_key_not_to_who_comes_first(
+    protocol: str, victim: int, fake: ModuleType
+) -> None:
+    """An insider at a lower node, with its own good keys, claims another's name."""
+    federation = fake.agreement(protocol)
+    relay = fake.volatile(federation)
+    insider = relay.desks.pop(12)
+
+    def in_anothers_name(request: bytes) -> bytes:
+        if request[0] == Request.PRESENT:
+            honest = insider.answer(request)
+            return honest[:9] + honest[9:].replace(struct.pack(">I", 2), struct.pack(">I", victim))
+        return DONE + join([struct.pack(">I", victim)])
+
+    relay.desks = {5: Impostor(in_anothers_name), **relay.desks}
+    log = Log()
+    opened = _operate(fake, relay, log)
+    left = [0, 1, 3, 4]
+    assert sorted(opened.users) == left
+    assert np.array_equal(opened.total, fake.VECTORS[left].sum(0))
+    assert log.missing == {2: "be present"}
+    assert any(text.startswith("node 5: ") for text in log.refused)
+
+
+def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
+    """The insider shows what user 3 has answered, at another node or to an earlier order."""
+    relay = fake.volatile(fake.agreement("secagg"))
+    earlier = fake.volatile(relay.federation)
+    replayed_answer: list[bytes] = []
+
+    def keep(node: int, request: bytes, answer: bytes) -> None:
+        if node == 13 and request[0] == Request.PRESENT:
+            replayed_answer.append(answer)
+
+    earlier.after = keep
+    _operate(fake, earlier, Log())
+    relay.desks = {5: Impostor(lambda request: replayed_answer[0]), **relay.desks}
+    log = Log()
+    opened = _operate(fake, relay, log)
+    assert len(opened.users) == fake.W
+    assert any("node 5: BadSignature" in text for text in log.refused)
+
+
+def test_of_two_nodes_with_one_identity_the_first_proven_stays(fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement("secagg"))
+    relay.desks[30] = relay.user(3)
+    log = Log()
+    opened = _operate(fake, relay, log)
+    assert np.array_equal(opened.total, fake.VECTORS.sum(0))
+    assert log.refused == ["node 30: WrongSender: user 3 is at another node already"]
+    assert relay.drawn[3] == 1
+
+
+def test_a_listed_node_key_is_the_only_way_in(fake: ModuleType) -> None:
+    nodes = {3: f"{13:064x}", 4: f"{77:064x}"}
+    federation = fake.agreement("secagg", nodes=nodes)
+    relay, log = fake.volatile(federation), Log()
+    relay.desks = {5: relay.user(3), **relay.desks}
+    opened = _operate(fake, relay, log)
+    assert sorted(opened.users) == [0, 1, 2, 3]
+    assert sorted(log.refused) == [
+        "node 14: WrongSender: user 4 must come with its own node key",
+        "node 5: WrongSender: user 3 must come with its own node key",
+    ]
+
+
+def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement("secagg"))
+    given: list[tuple[int, bytes, bytes]] = []
+    relay.after = lambda *exchange: given.append(exchange)
+
+    def again(node: int, request: bytes) -> None:
+        for before, asked, answer in given if request[0] != Request.END else []:
+            if asked[0] not in (Request.PRESENT, Request.END):
+                assert relay.desks[before].answer(asked) == answer
+
+    relay.before = again
+    _operate(fake, relay, Log())
+    assert set(relay.drawn.values()) == {1}
+
+
+def test_words_of_the_network_are_shown_escaped(fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement("secagg"))
+    shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
+    relay.desks[9] = Impostor(lambda request: b"\1" + shouted)
+    log = Log()
+    _operate(fake, relay, log)
+    (text,) = log.refused
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) < 400
+    assert "\\x1b[2J" in text
+
+
+def test_a_long_answer_is_a_refusal(fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement("secagg"))
+    ask_each, most = relay.ask_each, relay.federation.largest_frame
+
+    def longer(requests: dict[int, bytes], seconds: float | None = None):
+        for node, answer in ask_each(requests, seconds):
+            first = requests[node][0] == Request.DELIVER and node == 12
+            yield node, DONE + join([bytes(most)]) if first else answer
+
+    relay.ask_each = longer
+    log = Log()
+    opened = _operate(fake, relay, log)
+    assert sorted(opened.users) == [0, 1, 3, 4]
+    assert any(
+        f"user 2: MalformedMessage: answer must be <= {most} bytes" in t for t in log.refused
+    )
+
+
+def test_a_full_disk_of_a_user_is_said_at_both_ends(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    federation = fake.agreement("secagg")
+    relay = fake.volatile(federation)
+    journal = DurableJournal(tmp_path)
+
+    def full(entry: Path, content: bytes) -> None:
+        raise OSError(28, "journal cannot be written: No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(journal, "_write", full)
+    relay.journals = lambda party: journal
+    relay.desks[12] = relay.user(2)
+    log = Log()
+    opened = _operate(fake, relay, log)
+    assert sorted(opened.users) == [0, 1, 3, 4]
+    assert relay.drawn[2] == 0
+    assert any("user 2: refused: OSError" in t and "No space left" in t for t in log.refused)

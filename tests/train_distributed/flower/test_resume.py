@@ -1,0 +1,172 @@
+"""An operator killed anywhere, started again: the exact sum, from vectors drawn once."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train_distributed.flower import coordinate as coordination
+from train_distributed.flower.clerk import Request
+from train_distributed.flower.coordinate import coordinate
+from train_distributed.flower.record import CannotResume, Record, settle
+from train_distributed.flower.status import Log
+from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+# answers that a session needs: of PRESENT, then of START and what follows
+ANSWERS = {"secagg": 5 + 5 * 5, "shares": 6 + 6 + 6}
+
+
+class Killed(BaseException):
+    """Like the end of the process: nobody catches it."""
+
+
+def _operate(fake: ModuleType, relay: Any, state: Path, log: Log | None = None):
+    with Record(state) as record:
+        return coordinate(
+            relay.federation,
+            new_seed(),
+            fake.KEYS[FIRST_SERVER],
+            DurableJournal(state / "journal"),
+            relay,
+            log or Log(),
+            record=record,
+        )
+
+
+def _kill_at(relay: Any, count: int, *, answered: bool) -> None:
+    left = count
+
+    def strike(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    relay.before, relay.after = lambda *_: None, lambda *_: None
+    setattr(relay, "after" if answered else "before", strike)
+
+
+def _spare(relay: Any) -> None:
+    relay.before, relay.after = lambda *_: None, lambda *_: None
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_killed_at_every_question_it_opens_the_same_session(
+    protocol: str, answered: bool, fake: ModuleType, tmp_path: Path
+) -> None:
+    for count in range(ANSWERS[protocol]):
+        relay = fake.volatile(fake.agreement(protocol))
+        state = tmp_path / str(count)
+        _kill_at(relay, count, answered=answered)
+        with pytest.raises(Killed):
+            _operate(fake, relay, state)
+        _spare(relay)
+        opened = _operate(fake, relay, state)
+        assert opened.users == frozenset(range(fake.W))
+        assert np.array_equal(opened.total, fake.VECTORS.sum(0))
+        assert set(relay.drawn.values()) == {1}
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_killed_twice_and_killed_after_the_end(
+    protocol: str, fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordination, "END_SECONDS", 0.0)
+    relay = fake.volatile(fake.agreement(protocol))
+    for count in (9, 14):
+        _kill_at(relay, count, answered=True)
+        with pytest.raises(Killed):
+            _operate(fake, relay, tmp_path)
+    _spare(relay)
+    total = _operate(fake, relay, tmp_path).total
+    for node in list(relay.desks):  # it was killed before the model was saved: nobody is needed
+        del relay.desks[node]
+    relay.nodes = lambda: {}
+    assert np.array_equal(_operate(fake, relay, tmp_path).total, total)
+    settle(tmp_path)
+    with Record(tmp_path) as record:
+        assert record.session is None
+    assert (tmp_path / "session").stat().st_size == 0
+
+
+@pytest.mark.parametrize("gone", [1, 3])
+def test_users_that_die_with_the_operator_are_dropouts(
+    gone: int, fake: ModuleType, tmp_path: Path
+) -> None:
+    """Killed while masked vectors come: with the sum of the others, or a named refusal."""
+    relay = fake.volatile(fake.agreement("secagg"))
+    _kill_at(relay, 5 + 5 + 5 + 3, answered=True)
+    with pytest.raises(Killed):
+        _operate(fake, relay, tmp_path)
+    _spare(relay)
+    for node in range(14, 14 - gone, -1):
+        relay.desks[node] = relay.user(node - 10)  # started again: without its session
+    log = Log()
+    if gone == 1:
+        opened = _operate(fake, relay, tmp_path, log)
+        assert np.array_equal(opened.total, fake.VECTORS[sorted(opened.users)].sum(0))
+        assert opened.users >= frozenset(range(4))
+    else:
+        with pytest.raises(ProtocolError):
+            _operate(fake, relay, tmp_path, log)
+        assert any("START must come first" in text for text in log.refused)
+    assert max(relay.drawn.values()) == 1
+
+
+def test_a_torn_entry_is_cut_off(fake: ModuleType, tmp_path: Path) -> None:
+    relay = fake.volatile(fake.agreement("secagg"))
+    _kill_at(relay, 17, answered=True)
+    with pytest.raises(Killed):
+        _operate(fake, relay, tmp_path)
+    content = (tmp_path / "session").read_bytes()
+    _spare(relay)
+    for cut, wrong in ((3, b""), (30, b"\0" * 12)):
+        (tmp_path / "session").write_bytes(content[:-cut] + wrong)
+        with Record(tmp_path) as record:
+            assert record.session is not None
+        assert (tmp_path / "session").stat().st_size <= len(content) - cut
+    assert np.array_equal(_operate(fake, relay, tmp_path).total, fake.VECTORS.sum(0))
+
+
+def test_what_does_not_follow_from_the_record_is_not_asked(tmp_path: Path) -> None:
+    with Record(tmp_path) as record:
+        record.begin(bytes(33))
+        call = record.call({1: b"question"})
+        record.add(call, 1, b"answer")
+        record.finish(call)
+    with Record(tmp_path) as record:
+        assert record.session == bytes(33)
+        with pytest.raises(CannotResume, match="call 0 must be the one before the restart"):
+            record.call({1: b"another"})
+    with (
+        Record(tmp_path),
+        pytest.raises(ValueError, match="one operator's, another runs"),
+        Record(tmp_path),
+    ):
+        pass
+
+
+def test_a_full_disk_ends_it_before_anything_follows(
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = fake.volatile(fake.agreement("secagg"))
+    asked: list[int] = []
+    relay.before = lambda node, request: asked.append(request[0])
+    with monkeypatch.context() as patched:
+
+        def full(self: Record) -> None:
+            if self._complete:
+                raise OSError(28, "No space left on device", str(tmp_path))
+
+        patched.setattr(Record, "sync", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            _operate(fake, relay, tmp_path)
+    assert Request.DELIVER not in asked
+    assert set(relay.drawn.values()) == {0}
+    assert np.array_equal(_operate(fake, relay, tmp_path).total, fake.VECTORS.sum(0))

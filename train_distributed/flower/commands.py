@@ -17,7 +17,7 @@ from train_distributed.flower.party import (
     read_private,
     write_party,
 )
-from train_distributed.flower.setup import INVITATION, TLS, Protocol, fill
+from train_distributed.flower.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.terms import MethodName
 from train_distributed.method_options import MethodOptions
 from train_distributed.privacy import Privacy
@@ -97,7 +97,7 @@ class Init:
     """K, where classes have no names."""
     class_names: tuple[str, ...] = ()
     """Of the K classes, in the order of the labels."""
-    protocol: Protocol = "secagg"
+    protocol: ProtocolName = "secagg"
     """`secagg`: one server, dropouts tolerated. `shares`: several servers, one message per user."""
     method: MethodName = "class-sums"
     """What every user submits."""

@@ -25,7 +25,7 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 if TYPE_CHECKING:
     from train_distributed.flower.commands import Init
 
-Protocol = Literal["secagg", "shares"]
+ProtocolName = Literal["secagg", "shares"]
 SERVERS = {"secagg": (0, 0), "shares": (1, 98)}  # fewest and most beside the operator's own
 TLS, INVITATION, NODES, OPERATOR_NAME = "tls", "invitation", "nodes", "operator"
 
@@ -68,7 +68,7 @@ def fill(folder: Path, init: "Init") -> Federation:
     return federation
 
 
-def read_parties(paths: Sequence[Path], protocol: Protocol) -> tuple[list[Party], list[Party]]:
+def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Party], list[Party]]:
     """Users and computation servers, in the order given.
 
     Raises:

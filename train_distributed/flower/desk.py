@@ -28,9 +28,20 @@ Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: cal
 class Desk(Protocol):
     """Whoever answers the relay."""
 
-    over: bool  # nothing more will be asked
-    largest_frame: int  # bytes of a request or an answer
-    poll_seconds: float  # between looks for a request
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be asked."""
+        ...
+
+    @property
+    def largest_frame(self) -> int:
+        """Bytes that a request or an answer may have."""
+        ...
+
+    @property
+    def poll_seconds(self) -> float:
+        """Between looks for a request."""
+        ...
 
     def answer(self, request: bytes) -> bytes:
         """Never raises for what is in the request."""

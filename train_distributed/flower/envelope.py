@@ -38,8 +38,8 @@ def wrap(content: bytes | Error, **fields: Any) -> tuple[Message, Any, dict[str,
     """
     metadata = Metadata(message_id="", message_type=QUERY, created_at=time.time(), **fields)
     if isinstance(content, bytes):
-        values = {FIELD: content, _UNIQUE: secrets.token_bytes(16)}
-        record = RecordDict({RECORD: ConfigRecord(values)})
+        values = ConfigRecord({FIELD: content, _UNIQUE: secrets.token_bytes(16)})
+        record = RecordDict({RECORD: values})
         message = make_message(metadata=metadata, content=record)
     else:
         message = make_message(metadata=metadata, error=content)

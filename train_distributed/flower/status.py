@@ -60,7 +60,7 @@ class Status:
         """
         self._log, self._directory, self._say = log, directory, say
         self._start = time.monotonic()
-        self._fields: dict[str, Any] = {"stage": "start", "outcome": None}
+        self._fields: dict[str, Any] = {"stage": "gather", "outcome": None}
 
     def stage(self, name: str, asked: Iterable[int]) -> None:
         """A question goes out."""

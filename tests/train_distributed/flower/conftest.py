@@ -1,4 +1,4 @@
-"""A federation of processes on loopback, of parties without images: quick to start, easy to kill."""
+"""A federation of plain processes on loopback: quick to start, easy to kill."""
 
 import importlib.util
 import json
@@ -105,6 +105,14 @@ class Field:
         texts = {p.name: p.read_text(errors="replace")[-1500:] for p in self.folder.glob("*.log")}
         return "\n".join(f"== {name}\n{text}" for name, text in texts.items())
 
+    def children(self, parent: int) -> list[int]:
+        """Processes that a process has started."""
+        text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        return [int(pid) for pid in text.split()]
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
     def end(self) -> list[str]:
         """Kills what runs; the command lines of our processes that are left."""
         for process in self.running:
@@ -151,3 +159,9 @@ def make_field(tmp_path: Path) -> Iterator[Callable[..., Field]]:
 def fake() -> ModuleType:
     """Desks without processes, see `fake_relay.py`."""
     return script("fake_relay")
+
+
+@pytest.fixture(scope="session")
+def kill_matrix() -> ModuleType:
+    """Blows and scenes, see `kill_matrix.py`."""
+    return script("kill_matrix")

@@ -203,11 +203,11 @@ def test_an_envelope_holds_one_byte_string(tmp_path: Path) -> None:
     _, tree, objects = envelope.wrap(b"x" * 100, group_id="", **fields)
     assert envelope.unwrap(tree, objects.get, 100) == b"x" * 100
     assert envelope.unwrap(tree, lambda name: None, 100) is None
-    _, again, others = envelope.wrap(b"x" * 100, group_id="", **fields)
+    _, _, others = envelope.wrap(b"x" * 100, group_id="", **fields)
     assert not objects.keys() & others.keys()
     with pytest.raises(envelope.Foreign, match="must be"):
         envelope.unwrap(tree, lambda name: objects[name] + bytes(10**4), 100)
-    with pytest.raises(envelope.Foreign, match="must be .'Message', 'RecordDict'"):
+    with pytest.raises(envelope.Foreign, match=r"must be \('Message', 'RecordDict'"):
         envelope.unwrap(tree.children[0], objects.get, 100)
     _, tree, objects = envelope.wrap(flwr.app.Error(1, "no"), group_id="", **fields)
     with pytest.raises(envelope.Foreign, match="one record of one field"):

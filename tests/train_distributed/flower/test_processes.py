@@ -1,4 +1,4 @@
-"""Processes that talk to the network: they hold nothing, reach nothing, and end with their parent."""
+"""Processes that talk to the network hold nothing, reach nothing, and end with their parent."""
 
 import json
 import os

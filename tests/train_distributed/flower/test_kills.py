@@ -1,0 +1,93 @@
+"""Kills, stops and doubles at every stage: the exact sum, or a clean named refusal."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("flwr") is None, reason="needs the flower extra"),
+]
+
+
+@pytest.mark.parametrize("stage", range(6))
+def test_a_killed_operator_opens_the_sum_of_all(
+    stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
+) -> None:
+    """With one session agreed: every user submits once, and nobody is lost."""
+    for protocol in ("secagg", "shares"):
+        name = kill_matrix.STAGES[protocol][stage]
+        field = make_field(protocol)
+        outcome = kill_matrix.struck(field, name, kill_matrix.kill_operator)
+        assert outcome.users == list(range(5)), (outcome, field.logs())
+
+
+@pytest.mark.parametrize("stage", range(6))
+@pytest.mark.parametrize("blow", ["kill_node", "restart_node", "kill_carrier"])
+def test_a_killed_node_is_one_user_less_at_most(
+    blow: str, stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
+) -> None:
+    field = make_field("secagg")
+    name = kill_matrix.STAGES["secagg"][stage]
+    outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
+    assert outcome.users is not None, field.logs()
+    assert set(outcome.users) >= {0, 1, 2, 4}
+
+
+@pytest.mark.parametrize("stage", range(6))
+@pytest.mark.parametrize("blow", ["stop_node", "stop_operator", "kill_hub"])
+def test_what_comes_back_in_time_loses_nobody(
+    blow: str, stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
+) -> None:
+    field = make_field("secagg")
+    name = kill_matrix.STAGES["secagg"][stage]
+    outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
+    assert outcome.users == list(range(5)), (outcome, field.logs())
+
+
+@pytest.mark.parametrize("stage", range(6))
+def test_a_killed_computation_server_is_named(
+    stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
+) -> None:
+    field = make_field("shares")
+    name = kill_matrix.STAGES["shares"][stage]
+    outcome = kill_matrix.struck(field, name, kill_matrix.kill_server)
+    if outcome.users is None:
+        assert "computation server 1" in outcome.words
+    else:
+        assert outcome.users == list(range(5))
+
+
+@pytest.mark.parametrize("scene", ["twins", "same_key", "older", "younger"])
+def test_doubles_and_ages(
+    scene: str, make_field: Callable[..., Any], kill_matrix: ModuleType
+) -> None:
+    field = make_field("secagg")
+    outcome = getattr(kill_matrix, scene)(field)
+    assert outcome.users == list(range(5)), (outcome, field.logs())
+
+
+def test_nodes_end_when_their_patience_does(make_field: Callable[..., Any]) -> None:
+    field = make_field("secagg")
+    nodes = [field.node(party, patience=5) for party in field.parties]
+    operator = field.operator(60)
+    field.wait_for(lambda: "present" in field.status())
+    operator.kill()
+    operator.wait()
+    for node in nodes:
+        assert node.wait(60) == 1
+    assert not field.left()
+
+
+def test_a_finished_federation_ends_by_itself(make_field: Callable[..., Any]) -> None:
+    """All agreed sessions are over: every node ends with exit code 0."""
+    for protocol in ("secagg", "shares"):
+        field = make_field(protocol)
+        nodes = [field.node(party) for party in field.parties]
+        assert field.operator(60).wait(120) == 0
+        assert field.opened() == list(range(5))
+        assert [node.wait(60) for node in nodes] == [0] * len(nodes)
+        assert not field.left()

@@ -29,14 +29,14 @@ from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 
-HEADER = "protocol      w        d   client bytes   server bytes   client s   server s"
+HEADER = "protocol               w        d   client bytes   server bytes   client s   server s"
 
 
 def measure(protocol: str, users: int, dimension: int, fractions: tuple[float, float]) -> dict:
     """One run of a protocol; the sum is checked.
 
     Args:
-        protocol: "shares" or "secagg".
+        protocol: "shares", "shares-replicated" or "secagg".
         users: w.
         dimension: d.
         fractions: corrupt and dropout fraction of "secagg".
@@ -135,7 +135,7 @@ def main() -> None:
             row = measure(protocol, users, options.dimension, fractions)
             rows.append(row)
             print(
-                f"{protocol:8} {users:6} {row['dimension']:8} {row['bytes_per_client']:14} "
+                f"{protocol:17} {users:6} {row['dimension']:8} {row['bytes_per_client']:14} "
                 f"{row['bytes_server']:14} {row['seconds_per_client']:10.4f} "
                 f"{row['seconds_server']:10.3f}",
                 flush=True,

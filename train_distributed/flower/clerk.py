@@ -28,11 +28,13 @@ class Request(IntEnum):
 
     START = 0  # a session begins; answer: a user's first messages
     DELIVER = 1  # body: messages for this party; answer: its messages, or refusals in words
-    CLOSE = 2  # computation server: take no more shares
+    CLOSE = 2  # computation server: say whose shares are held; body: messages to take before
     COMMIT = 3  # computation server: sign the set of users
     OPEN = 4  # computation server: open the sum
     PRESENT = 5  # who is here? answer: a signed name
     END = 6  # a session is over
+    NEXT = 8  # user, both kinds of shares; body: number of the portion of its messages, one byte
+    SETTLE = 9  # replicated server: end a round; body: lost servers, and the others' messages
 
 
 DONE, REFUSED = b"\0", b"\1"

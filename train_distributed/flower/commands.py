@@ -98,7 +98,8 @@ class Init:
     class_names: tuple[str, ...] = ()
     """Of the K classes, in the order of the labels."""
     protocol: ProtocolName = "secagg"
-    """`secagg`: one server, dropouts tolerated. `shares`: several servers, one message per user."""
+    """`secagg`: one server, dropouts tolerated. `shares`: several servers that do not collude.
+    `shares-replicated`: three or more, one of which may lie or be lost."""
     method: MethodName = "class-sums"
     """What every user submits."""
     options: MethodOptions = field(default_factory=MethodOptions)
@@ -108,7 +109,7 @@ class Init:
     sessions: int = 1
     """Sums that a user takes part in, retries included: each one is another release of epsilon."""
     corrupt_fraction: float = 0.1
-    """Users that may collude with the server (`secagg`)."""
+    """Users that may collude with the server (`secagg`), or with one (`shares-replicated`)."""
     dropout_fraction: float = 0.2
     """Users that may drop out (`secagg`)."""
 

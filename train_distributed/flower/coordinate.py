@@ -8,14 +8,15 @@ from train_distributed.flower.desk import ComputationDesk, Request
 from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.present import Present, Relay
 from train_distributed.flower.record import CannotResume, Record
+from train_distributed.flower.run_replicated import run_replicated
+from train_distributed.flower.run_shares import run_shares
 from train_distributed.flower.status import Log, Status
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.journal import Journal, ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.opening import Opened, combine
+from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.secagg_server import SecAggServer
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
-from train_distributed.secure_sum.wire import receiver_of
+from train_distributed.secure_sum.session import FIRST_SERVER
 
 __all__ = ["Log", "Relay", "coordinate"]
 
@@ -84,14 +85,14 @@ def _enough(federation: Federation, present: Present, log: Log) -> frozenset[int
 
     Raises:
         TooFewUsers: fewer than the minimum; nobody has spent anything.
-        OutOfOrder: a computation server is not here.
+        OutOfOrder: a computation server is not here that the protocol cannot do without.
     """
     servers = [FIRST_SERVER + j for j in range(len(federation.servers))][1:]
     present.gather(frozenset([*federation.users, *servers]))
     users = frozenset(present.here & federation.users.keys())
     log.lost(federation.users.keys() - users, "be present")
     absent = [name_of(server) for server in servers if server not in present.here]
-    if absent:
+    if len(absent) > federation.may_be_absent:
         raise OutOfOrder(f"all computation servers must be present, missing {', '.join(absent)}")
     if len(users) < federation.minimum:
         raise TooFewUsers(f"users present must be >= {federation.minimum}, got {len(users)}")
@@ -114,7 +115,9 @@ def _run(
     desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
     present.host(FIRST_SERVER, desk)
     present.start(users)
-    return _run_shares(federation.session(nonce), present, log)
+    if federation.protocol == "shares-replicated":
+        return run_replicated(federation.replicated(nonce), present, log)
+    return run_shares(federation.session(nonce), present, log)
 
 
 def _say_goodbye(federation: Federation, present: Present, *, opened: bool) -> None:
@@ -148,51 +151,3 @@ def _take(receive: Callable[[bytes], None], answers: dict[int, list[bytes]], log
                 receive(message)
             except ProtocolError as error:
                 log.refuse(name_of(party), words(error))
-
-
-def _run_shares(session: Session, present: Present, log: Log) -> Opened:
-    *seeds, last = sorted(session.servers)
-    users = {user for user in present.first if user in session.users}
-    parts = _sort({user: present.first[user] for user in users}, session, log)
-    log.lost(set(session.users) - users, "submit")
-    for server in seeds:
-        _deliver(present, {server: parts[server]}, log)
-    held = _signed(present, seeds, Request.CLOSE)
-    _deliver(present, {last: [*held.values(), *parts[last]]}, log)
-    commits: dict[int, bytes] = {}
-    for server in (last, *seeds):
-        commits |= _signed(present, [server], Request.COMMIT)
-        others = [s for s in session.servers if s != server]
-        _deliver(present, {s: [commits[server]] for s in others}, log)
-    openings = _signed(present, sorted(session.servers), Request.OPEN)
-    opened = combine(session, commits[last], list(openings.values()))
-    log.lost(users - opened.users, "shares")
-    return opened
-
-
-def _sort(first: dict[int, list[bytes]], session: Session, log: Log) -> dict[int, list[bytes]]:
-    """Server -> the users' messages for it."""
-    parts: dict[int, list[bytes]] = {server: [] for server in session.servers}
-    for user, messages in sorted(first.items()):
-        for message in messages:
-            try:
-                parts.get(receiver_of(message), []).append(message)
-            except ProtocolError as error:
-                log.refuse(name_of(user), words(error))
-    return parts
-
-
-def _signed(present: Present, servers: list[int], request: Request) -> dict[int, bytes]:
-    """The one message of each server; without any of them the session ends."""
-    answers = present.ask({server: bytes([request]) for server in servers})
-    missing = [name_of(server) for server in servers if len(answers.get(server, [])) != 1]
-    if missing:
-        raise OutOfOrder(f"all servers must answer {request.name}, missing {', '.join(missing)}")
-    return {server: answers[server][0] for server in servers}
-
-
-def _deliver(present: Present, messages: dict[int, list[bytes]], log: Log) -> None:
-    answers = present.ask({s: bytes([Request.DELIVER]) + join(m) for s, m in messages.items()})
-    for server, refused in answers.items():
-        for text in refused:
-            log.refuse(name_of(server), text)

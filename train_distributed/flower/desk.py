@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from train_distributed.flower.blobs import split
 from train_distributed.flower.clerk import DONE, REFUSED, Clerk, Handlers, Request, words
 from train_distributed.flower.federation import Federation
-from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder, ProtocolError
+from train_distributed.flower.share_desk import Machine, Submitter, close, receive_all, settle
+from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.replicated_server import ReplicaServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
-from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+from train_distributed.secure_sum.shares import SeedServer, VectorServer
 
 __all__ = ["DONE", "REFUSED", "ComputationDesk", "Desk", "Request", "UserDesk", "words"]
 
@@ -61,10 +63,10 @@ class UserDesk(Clerk):
     ) -> None:
         super().__init__(federation, identity, keys, journal)
         self._submission = submission
-        self._user: SecAggUser | None = None
+        self._user: SecAggUser | Submitter | None = None
 
     def _handlers(self) -> Handlers:
-        return {Request.DELIVER: self._deliver}
+        return {Request.DELIVER: self._deliver, Request.NEXT: self._next}
 
     def _willing(self, nonce: bytes) -> bool:
         return self._ticket() is not None
@@ -82,13 +84,21 @@ class UserDesk(Clerk):
                 self._journal,
             )
             return [self._user.start()]
-        session = federation.session(nonce)
-        user = SharesUser(session, self._party, self._keys, self._journal)
-        return [message for _, message in user.submit(self._vector(nonce))]
+        self._user = Submitter(
+            federation, nonce, self._party, self._keys, self._journal, lambda: self._vector(nonce)
+        )
+        return []
+
+    def _next(self, number: bytes) -> list[bytes]:
+        if not isinstance(self._user, Submitter):
+            raise OutOfOrder("NEXT must go to a user of shares")
+        return self._user.portion(number)
 
     def _deliver(self, body: bytes) -> list[bytes]:
         if self._user is None:
-            raise OutOfOrder("DELIVER must go to a user of secagg")
+            raise OutOfOrder("START must come first")
+        if isinstance(self._user, Submitter):
+            return self._user.receive(split(body))
         return [self._user.receive(message) for message in split(body)]
 
     def _last(self, opened: bool) -> bool:
@@ -117,34 +127,29 @@ class UserDesk(Clerk):
 
 
 class ComputationDesk(Clerk):
-    """A computation server's, protocol A."""
+    """A computation server's, protocol A with or without replicas."""
 
     def __init__(
         self, federation: Federation, server: int, keys: PrivateKeys, journal: Journal
     ) -> None:
         super().__init__(federation, server, keys, journal)
-        self._machine: SeedServer | VectorServer | None = None
+        self._machine: Machine | None = None
         self._opened = 0
 
     def _handlers(self) -> Handlers:
         return {
-            Request.DELIVER: self._deliver,
-            Request.CLOSE: lambda _: [self._seed_server.close()],
+            Request.DELIVER: lambda body: receive_all(self._ready, split(body)),
+            Request.CLOSE: lambda body: close(self._ready, body),
             Request.COMMIT: lambda _: [self._ready.commit()],
             Request.OPEN: lambda _: [self._ready.open()],
+            Request.SETTLE: lambda body: settle(self._ready, body),
         }
 
     @property
-    def _ready(self) -> SeedServer | VectorServer:
+    def _ready(self) -> Machine:
         if self._machine is None:
             raise OutOfOrder("START must come first")
         return self._machine
-
-    @property
-    def _seed_server(self) -> SeedServer:
-        if not isinstance(self._ready, SeedServer):
-            raise OutOfOrder("CLOSE must go to a server of seeds, got the last")
-        return self._ready
 
     def _willing(self, nonce: bytes) -> bool:
         return self._journal.detail(self._federation.session(nonce).digest, "serve") is None
@@ -152,18 +157,13 @@ class ComputationDesk(Clerk):
     def _start(self, nonce: bytes) -> list[bytes]:
         session = self._federation.session(nonce)
         self._journal.claim(session.digest, "serve", b"")
-        kind = VectorServer if self._party == max(session.servers) else SeedServer
-        self._machine = kind(session, self._party, self._keys, self._journal)
+        if self._federation.protocol == "shares-replicated":
+            setup = self._federation.replicated(nonce)
+            self._machine = ReplicaServer(setup, self._party, self._keys, self._journal)
+        else:
+            kind = VectorServer if self._party == max(session.servers) else SeedServer
+            self._machine = kind(session, self._party, self._keys, self._journal)
         return []
-
-    def _deliver(self, body: bytes) -> list[bytes]:
-        refused = []
-        for message in split(body):
-            try:
-                self._ready.receive(message)
-            except ProtocolError as error:
-                refused.append(words(error).encode())
-        return refused
 
     def _last(self, opened: bool) -> bool:
         self._machine = None

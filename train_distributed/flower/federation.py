@@ -12,12 +12,16 @@ from pretrain.output import new_file
 from train_distributed.flower.document import LARGE, Document, read_document
 from train_distributed.flower.party import KEY, KEY_RULE, NAME, NAME_RULE
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.session import FIRST_SERVER, Session, name_of
 
-PROTOCOLS = ("shares", "secagg")
+__all__ = ["Federation", "name_of"]
+
+SERVERS = {"shares": (2, 100), "shares-replicated": (3, 100), "secagg": (1, 1)}  # of each
+BATCH_BYTES = 2**25  # of users' shares that a request to a computation server carries
+REFUSALS_BYTES = 2**20  # of its refusals of the messages in one
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
-MOST_SERVERS = 100
 _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
 
 
@@ -29,25 +33,26 @@ class Federation:
         ValueError: a field out of range.
     """
 
-    protocol: Literal["shares", "secagg"]
+    protocol: Literal["shares", "shares-replicated", "secagg"]
     dimension: int  # d, numbers that every user submits
     minimum: int  # m_min, fewest users whose sum may be opened
     users: dict[int, str]  # identity -> Ed25519 public key, hexadecimal
     servers: tuple[dict[str, str], ...]  # "verifying" and "sealing" keys; the operator's first
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
-    corrupt_fraction: float = 0.1  # protocol "secagg"
-    dropout_fraction: float = 0.2
+    corrupt_fraction: float = 0.1  # protocols "secagg" and "shares-replicated"
+    dropout_fraction: float = 0.2  # protocol "secagg"
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
     nodes: dict[int, str] = field(default_factory=dict)  # party -> fingerprint of its node's key
     names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"protocol must be one of {PROTOCOLS}, got {self.protocol!r}")
-        least = 2 if self.protocol == "shares" else 1
-        if len(self.servers) < least or (self.protocol == "secagg" and len(self.servers) != 1):
+        if self.protocol not in SERVERS:
+            raise ValueError(f"protocol must be one of {[*SERVERS]}, got {self.protocol!r}")
+        least, most = SERVERS[self.protocol]
+        if not least <= len(self.servers) <= most:
             raise ValueError(
-                f"servers must be >= 2 for shares and 1 for secagg, got {len(self.servers)}"
+                f"servers must be >= 2 for shares, >= 3 for shares-replicated and 1 for secagg, "
+                f"got {len(self.servers)}"
             )
         for name in ("dimension", "minimum", "sessions"):
             value = getattr(self, name)
@@ -97,7 +102,7 @@ class Federation:
         """
         document = read_document(path, LARGE)
         document.only([each.name for each in fields(Federation)])
-        users, servers = document.part("users"), document.list("servers", MOST_SERVERS)
+        users, servers = document.part("users"), document.list("servers", SERVERS["shares"][1])
         try:
             federation = Federation(
                 protocol=document.text("protocol"),  # pyright: ignore[reportArgumentType]
@@ -125,9 +130,20 @@ class Federation:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @property
+    def may_be_absent(self) -> int:
+        """Computation servers that a session can do without."""
+        return 1 if self.protocol == "shares-replicated" else 0
+
+    @property
     def largest_frame(self) -> int:
-        """Bytes that one request or answer may have: a vector per server, and what names users."""
-        return 2**16 + 2**10 * len(self.users) + 8 * self.dimension * (len(self.servers) + 1)
+        """Bytes that one request or answer may have: a vector per server, and what names users.
+
+        Shares go to a server in batches, with what names their users and a list of refusals.
+        """
+        vectors = 2**10 * len(self.users) + 8 * self.dimension * (len(self.servers) + 1)
+        if self.protocol == "secagg":
+            return 2**16 + vectors
+        return 2**16 + max(vectors, BATCH_BYTES) + REFUSALS_BYTES
 
     @property
     def poll_seconds(self) -> float:
@@ -150,7 +166,23 @@ class Federation:
         Raises:
             ValueError: keys or numbers that no session can have.
         """
-        return self.secagg(nonce).session if self.protocol == "secagg" else self._shares(nonce)
+        if self.protocol == "secagg":
+            return self.secagg(nonce).session
+        if self.protocol == "shares-replicated":
+            return self.replicated(nonce).session
+        return self._shares(nonce)
+
+    def replicated(self, nonce: bytes) -> Replicated:
+        """The session of replicated shares with this nonce."""
+        return Replicated.agree_on(
+            nonce=nonce,
+            dimension=self.dimension,
+            minimum=self.minimum,
+            users={user: bytes.fromhex(key) for user, key in self.users.items()},
+            servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
+            corrupt_fraction=self.corrupt_fraction,
+            context=self.digest,
+        )
 
     def secagg(self, nonce: bytes) -> SecAgg:
         """The session of protocol B with this nonce."""
@@ -174,15 +206,6 @@ class Federation:
             servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
             context=b"shares" + self.digest,
         )
-
-
-def name_of(party: int) -> str:
-    """A party by its role and number; server 0 is the operator's."""
-    if party == FIRST_SERVER:
-        return "operator"
-    if party > FIRST_SERVER:
-        return f"computation server {party - FIRST_SERVER}"
-    return f"user {party}"
 
 
 def _by_party(part: Document, pattern: re.Pattern[str], rule: str) -> dict[int, str]:

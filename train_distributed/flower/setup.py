@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from train_distributed.flower.certificates import CA, write_certificates
 from train_distributed.flower.document import LARGE, read_file
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.federation import SERVERS, Federation
 from train_distributed.flower.invitation import FEDERATION, TRANSFORM, Invitation
 from train_distributed.flower.key_files import fingerprint
 from train_distributed.flower.party import Party, public_keys, write_party
@@ -25,8 +25,7 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 if TYPE_CHECKING:
     from train_distributed.flower.commands import Init
 
-ProtocolName = Literal["secagg", "shares"]
-SERVERS = {"secagg": (0, 0), "shares": (1, 98)}  # fewest and most beside the operator's own
+ProtocolName = Literal["secagg", "shares", "shares-replicated"]
 TLS, INVITATION, NODES, OPERATOR_NAME = "tls", "invitation", "nodes", "operator"
 
 
@@ -88,7 +87,7 @@ def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Pa
         raise ValueError("parties must be given once each, got a file twice")
     users = [party for party in parties.values() if party.role == "user"]
     servers = [party for party in parties.values() if party.role == "server"]
-    fewest, most = SERVERS[protocol]
+    fewest, most = (count - 1 for count in SERVERS[protocol])
     if not fewest <= len(servers) <= most:
         raise ValueError(
             f"{protocol} must have {fewest} to {most} computation servers beside the operator, "

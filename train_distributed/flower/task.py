@@ -23,12 +23,14 @@ from train_distributed.partition import split
 from train_distributed.release import Release, suitability, versions
 from train_distributed.secure_sum import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.replicated import FEWEST_SERVERS
 from train_distributed.summation import Integers
 from train_distributed.users import EmbeddingUsers
 
 SUMS = {
     "secagg": "SecAgg+ among the users, one server",
     "shares": "additive shares among the computation servers",
+    "shares-replicated": "additive shares, each held by all computation servers but one",
 }
 
 
@@ -133,6 +135,10 @@ class ModelTask:
         if self.federation.protocol == "shares":
             return {"holds_against": "all computation servers but one"}
         share = self.federation.corrupt_fraction
+        if self.federation.protocol == "shares-replicated":
+            witnessed = len(self.federation.servers) == FEWEST_SERVERS
+            users = f", colluding with at most {share:g} of the users" if witnessed else ""
+            return {"holds_against": f"any one computation server{users}; two see every submission"}
         return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
 
     def _all_sessions(self) -> dict[str, float]:

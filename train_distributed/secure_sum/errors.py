@@ -65,5 +65,9 @@ class InconsistentShares(ProtocolError):
     """Shares that do not reconstruct the secret its owner committed to."""
 
 
+class ServersDisagree(ProtocolError):
+    """Computation servers report different sums of the same part: one of them lies."""
+
+
 class AlreadyOpened(ProtocolError):
     """This party has already taken this step of this session, perhaps before a restart."""

@@ -23,7 +23,7 @@ from train_distributed.secure_sum.errors import (
 from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import EVERYONE, Session
+from train_distributed.secure_sum.session import EVERYONE, Session, name_of
 from train_distributed.secure_sum.wire import (
     Envelope,
     Kind,
@@ -95,7 +95,7 @@ class Opening:
         users = self._session.users_of(envelope.payload)
         if self._users is not None and users != self._users:
             raise SetMismatch(
-                f"server {envelope.sender} must commit to the same {len(self._users)} users, got "
+                f"{name_of(envelope.sender)} must commit to the same {len(self._users)} users, got "
                 f"{len(users)}, difference {sorted(users ^ self._users)[:10]}"
             )
         self._seen[envelope.sender] = users
@@ -149,7 +149,9 @@ def combine(session: Session, commit: bytes, openings: Sequence[bytes]) -> Opene
         if envelope.sender not in missing:
             raise ReplayedMessage(f"OPENING must come once, got another from {envelope.sender}")
         if envelope.payload[:DIGEST_BYTES] != hashlib.sha256(named.payload).digest():
-            raise SetMismatch(f"server {envelope.sender} must open the committed set, got another")
+            raise SetMismatch(
+                f"{name_of(envelope.sender)} must open the committed set, got another"
+            )
         total += bytes_to_words(envelope.payload[DIGEST_BYTES:], session.dimension)
         missing.remove(envelope.sender)
     if missing:

@@ -9,6 +9,11 @@ Order: the first servers take seeds, `close` and say whose they hold; the last o
 users whom all of them hold, and commits to those it received; the others check that set and commit
 to it; all open (`opening.py`). The last server adds vectors as they arrive, the others expand
 seeds as they arrive and take back those of users left out: one vector of memory however many users.
+
+**Servers must follow it.** Secrecy needs one honest server; the sum needs all of them. A server
+that adds anything to its part changes the sum by as much and nobody notices, since no other server
+holds that part; one that is silent, or signs another set, ends the session: it is named, nothing is
+released, and a retry is a new session. `replicated.py` has each part at several servers instead.
 """
 
 from collections.abc import Iterator

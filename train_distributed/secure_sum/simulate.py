@@ -18,6 +18,7 @@ from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+from train_distributed.secure_sum.simulate_replicated import run_replicated
 
 ADVERTISE, SHARE_KEYS, MASKED_INPUT, UNMASK = range(4)  # stages at which a user can drop out
 Drop = Mapping[int, Collection[int]]  # stage -> users whose message of that stage never comes
@@ -38,7 +39,7 @@ class SumResult:
 
 def simulate_sum(
     vectors: NDArray[np.uint64],
-    protocol: Literal["shares", "secagg"] = "shares",
+    protocol: Literal["shares", "shares-replicated", "secagg"] = "shares",
     servers: int = 3,
     drop: Drop | None = None,
     *,
@@ -50,13 +51,14 @@ def simulate_sum(
 
     Args:
         vectors: (w, d) uint64, one row per user, w >= 2.
-        protocol: "shares" (protocol A) or "secagg" (protocol B).
-        servers: J of protocol A; protocol B has one.
+        protocol: "shares" (protocol A), "shares-replicated" (A with replicas, against a server that
+            lies) or "secagg" (protocol B).
+        servers: J of protocol A, >= 3 with replicas; protocol B has one.
         drop: stage (0 advertise keys, 1 share keys, 2 masked input, 3 unmask) -> users that drop
             out then. Protocol A's one message belongs to stage 2: who drops out there has reached
             all servers but the last, earlier none, later all.
         minimum: m_min, fewest users whose sum is opened; default more than half.
-        corrupt_fraction: protocol B's, see `choose_degree`.
+        corrupt_fraction: protocol B's, see `choose_degree`, and the replicas', see `Replicated`.
         dropout_fraction: likewise.
 
     Raises:
@@ -70,6 +72,9 @@ def simulate_sum(
     meter = _Meter()
     if protocol == "shares":
         opened = _run_shares(vectors, servers, gone, least, meter)
+    elif protocol == "shares-replicated":
+        reached = [max(0, servers * (g >= MASKED_INPUT) - (g == MASKED_INPUT)) for g in gone]
+        opened = run_replicated(vectors, servers, reached, least, corrupt_fraction, meter)
     elif protocol == "secagg":
         keys = PrivateKeys.generate()
         users = [PrivateKeys.generate() for _ in vectors]
@@ -84,7 +89,9 @@ def simulate_sum(
         )
         opened = _run_secagg(vectors, setup, keys, users, gone, meter)
     else:
-        raise ValueError(f'protocol must be "shares" or "secagg", got {protocol!r}')
+        raise ValueError(
+            f'protocol must be "shares", "shares-replicated" or "secagg", got {protocol!r}'
+        )
     return meter.result(opened, len(vectors))
 
 

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     HOLDING = 2  # server -> everyone: whose seeds it holds
     COMMIT = 3  # server -> everyone: the set it agrees to open
     OPENING = 4  # server -> everyone: its partial sum over that set
+    WITNESS = 5  # user -> everyone: the set it has seen signed, where a server is lost
     ADVERTISE = 16  # user -> server: two public keys and a commitment
     NEIGHBOURS = 17  # server -> user: the neighbours' ADVERTISE messages
     KEY_SHARES = 18  # user -> server: encrypted shares, one per neighbour

@@ -1,10 +1,16 @@
-"""The server that adds vectors holds one, however many users there are."""
+"""Servers hold as many vectors as they hold parts, however many users there are."""
 
 import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+
+from train_distributed.secure_sum.journal import VolatileJournal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.replicated import Replicated, ReplicatedUser
+from train_distributed.secure_sum.replicated_server import ReplicaServer
+from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 def _kept(make_shares: Callable, w: int, d: int) -> int:
@@ -33,3 +39,60 @@ def _kept(make_shares: Callable, w: int, d: int) -> int:
 @pytest.mark.parametrize("w", [20, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_memory_kept_per_user_is_a_few_bytes(w: int, make_shares: Callable) -> None:
     assert _kept(make_shares, w, 61_450) < 200 * w + 20_000  # one vector is 491,600 bytes
+
+
+def _added(machine, messages, settle) -> int:
+    """Bytes that a server has kept of messages that are made when it takes them."""
+    kept = 0
+    for message in messages:
+        tracemalloc.start()
+        machine.receive(message)
+        settle()
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        kept += size
+    return kept
+
+
+@pytest.mark.parametrize("w", [20, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_server_of_seeds_keeps_the_seeds(w: int, make_shares: Callable) -> None:
+    parties, vector = make_shares(w, 61_450, servers=2), np.zeros(61_450, np.uint64)
+    (holder,) = parties.seed_servers.values()
+    messages = (next(user.submit(vector))[1] for user in parties.users)
+    assert _added(holder, messages, lambda: None) < 400 * w + 20_000
+
+
+@pytest.mark.parametrize("w", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_replicated_server_keeps_one_round(w: int) -> None:
+    """Rounds of one user each: what is left is 40 bytes of the user, and the books."""
+    keys = {n: PrivateKeys.generate() for n in [*range(w), *range(FIRST_SERVER, FIRST_SERVER + 3)]}
+    setup = Replicated.agree_on(
+        nonce=bytes(32),
+        dimension=61_450,
+        minimum=1,
+        users={i: keys[i].public.verifying for i in range(w)},
+        servers={s: keys[s].public for s in sorted(keys)[-3:]},
+    )
+    server, vector = FIRST_SERVER, np.zeros(61_450, np.uint64)
+    machine = ReplicaServer(setup, server, keys[server], VolatileJournal())
+    others = [ReplicaServer(setup, s, keys[s], VolatileJournal()) for s in sorted(keys)[-2:]]
+
+    def messages():
+        for i in range(w):
+            user = ReplicatedUser(setup, i, keys[i], VolatileJournal())
+            made = dict(user.submit(vector))
+            for other, name in zip(others, sorted(keys)[-2:], strict=True):
+                other.receive(made[name])
+            yield made[server]
+
+    def settle() -> None:
+        mine, holdings = machine.hold(), [other.hold() for other in others]
+        for holding in holdings:
+            machine.receive(holding)
+        for other, holding in zip(others, reversed(holdings), strict=True):
+            other.receive(mine)
+            other.receive(holding)
+            other.settle()
+        assert machine.settle() == frozenset()
+
+    assert _added(machine, messages(), settle) < 2000 * w + 20_000  # of three servers

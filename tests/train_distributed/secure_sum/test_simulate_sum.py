@@ -13,7 +13,7 @@ from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.graph import whole_users
 
 SIZES = [(2, 100_000), (3, 1), (7, 8193), (40, 61_450)]
-PROTOCOLS = ["shares", "secagg"]
+PROTOCOLS = ["shares", "shares-replicated", "secagg"]
 Vectors = Callable[[int, int], NDArray[np.uint64]]
 
 
@@ -31,7 +31,8 @@ def test_the_total_is_the_plain_sum(protocol: str, w: int, d: int, vectors: Vect
     result = simulate_sum(sent, protocol)  # pyright: ignore[reportArgumentType]
     assert np.array_equal(result.total, sent.sum(0))
     assert result.survivors == tuple(range(w))
-    assert 8 * d < result.bytes_per_client <= 8 * d + 20_000 + 400 * w
+    copies = 2 if protocol == "shares-replicated" else 1  # of S = 3 servers, two hold the vector
+    assert 8 * d < result.bytes_per_client / copies <= 8 * d + 20_000 + 400 * w
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
@@ -50,6 +51,7 @@ def test_the_survivors_total_is_exact_whoever_drops_out(
     drop = {stage: [u for u, s in stages.items() if s == stage] for stage in range(4)}
     sent = np.full((w, d), 2**64 - 1, np.uint64)
     sent[:, 0] = 2 ** np.arange(w, dtype=np.uint64)  # names every user in the sum
+    servers = max(servers, 3) if protocol == "shares-replicated" else servers
     result = simulate_sum(sent, protocol, servers, drop)  # pyright: ignore[reportArgumentType]
     assert set(result.survivors) == set(range(w)) - {u for u, s in stages.items() if s < 3}
     assert np.array_equal(result.total, sent[list(result.survivors)].sum(0))
@@ -99,7 +101,8 @@ def test_the_servers_of_protocol_a_receive_one_message_per_user(vectors: Vectors
     [
         ({"vectors": np.zeros((1, 3), np.uint64)}, r"\(w >= 2, d\) uint64, got \(1, 3\)"),
         ({"vectors": np.zeros((3, 3), np.int64)}, "uint64, got"),
-        ({"protocol": "plain"}, 'must be "shares" or "secagg", got \'plain\''),
+        ({"protocol": "plain"}, 'must be "shares", .* or "secagg", got \'plain\''),
+        ({"protocol": "shares-replicated", "servers": 2}, "servers must be >= 3, got 2"),
         ({"drop": {4: [0]}}, "drop must have stages 0 to 3, got 4"),
         ({"drop": {0: [3]}}, "drop must name users 0 to 2, got 3"),
         ({"servers": 1}, "servers must be >= 2, got 1"),

@@ -54,7 +54,7 @@ def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[...
             "transform": tmp_path / "public.safetensors",
             "hosts": ("127.0.0.1",),
             "class_names": CLASSES,
-            "protocol": "shares" if servers else "secagg",
+            "protocol": ("secagg", "shares", "shares-replicated")[servers],
             "privacy": Privacy(5.0, 1e-5, 0.8),
             "minimum": users,
         }

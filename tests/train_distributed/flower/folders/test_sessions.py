@@ -72,12 +72,12 @@ def _ended(process: subprocess.Popen[str], code: int) -> str:
     return said
 
 
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [0, 1, 2])
 def test_from_join_to_model(
     servers: int, initiated: Callable[..., Path], commands: Commands
 ) -> None:
     home = initiated(users=3, servers=servers, port=free_port())
-    names = ["user0", "user1", "user2", *(["server1"] if servers else [])]
+    names = ["user0", "user1", "user2", *(f"server{j}" for j in range(1, servers + 1))]
     parties = [commands.party(name) for name in names]
     said = _ended(commands.operator("--timeout", "120", "--out", "model"), 0)
     assert "2147483649" not in said
@@ -85,7 +85,7 @@ def test_from_join_to_model(
         assert "over: " in _ended(party, 0)
     report = json.loads((home / "model" / "report.json").read_text())
     assert report["surviving_users"] == [f"user {i} (hospital-{i})" for i in range(3)]
-    assert report["protocol"] == ("shares" if servers else "secagg")
+    assert report["protocol"] == ("secagg", "shares", "shares-replicated")[servers]
     assert report["bytes_per_user"] > 8 * 21
     assert report["suitable_for_release"]
     commands.party("user0", "--patience", "30")

@@ -132,7 +132,7 @@ def test_servers_must_fit_the_protocol(joined: Callable[..., list[Path]], tmp_pa
     init = Init(tmp_path / "fed", (*users, server), transform, ("localhost",), num_classes=3)
     with pytest.raises(ValueError, match="secagg must have 0 to 0 computation servers"):
         init.run()
-    with pytest.raises(ValueError, match="shares must have 1 to 98 computation servers"):
+    with pytest.raises(ValueError, match="shares must have 1 to 99 computation servers"):
         Init(init.folder, tuple(users), transform, ("a",), num_classes=3, protocol="shares").run()
 
 

@@ -77,13 +77,13 @@ def _chunk(task: ModelTask, embeddings: EmbeddingSet) -> Chunk:
     return chunk.rounded(task.integers.grid)
 
 
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [0, 1, 2])
 def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., ModelTask]) -> None:
     """Protocol, survivors, session, bytes and whom it holds against: as they were, not a guess."""
     task = make(servers=servers)
     words = np.zeros(task.federation.dimension, np.uint64)
     report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
-    assert report["protocol"] == ("shares" if servers else "secagg")
+    assert report["protocol"] == ("secagg", "shares", "shares-replicated")[servers]
     assert "single user" not in report["secure_sum"]
     assert ("shares" in report["secure_sum"]) == bool(servers)
     assert (report["users"], report["survivors"]) == (4, 3)

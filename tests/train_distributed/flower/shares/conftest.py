@@ -1,0 +1,93 @@
+"""A session of the shares protocols in one process, whose parties can be made to misbehave."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from train_distributed.flower.blobs import join, split
+from train_distributed.flower.coordinate import Log, coordinate
+from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, UserDesk
+from train_distributed.flower.federation import Federation
+from train_distributed.secure_sum.journal import VolatileJournal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.wire import Kind, receiver_of, write
+
+W, D = 5, 7
+KEYS = {n: PrivateKeys.generate() for n in [*range(W), *range(FIRST_SERVER, FIRST_SERVER + 5)]}
+VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
+NONCE = b"n" * 32
+Messages = list[bytes]
+Hook = Callable[[Request, Messages], Messages | None]  # what a party answers instead, if at all
+
+
+@dataclass
+class Trial:
+    """A federation and an honest relay: node 10 + i is user i, node 20 + j server j."""
+
+    federation: Federation
+    desks: dict[int, Desk]
+    hooks: dict[int, Hook] = field(default_factory=dict)
+    log: Log = field(default_factory=Log)
+    vectors: NDArray[np.uint64] = field(default_factory=lambda: VECTORS)
+    keys: dict[int, PrivateKeys] = field(default_factory=lambda: KEYS)
+
+    def nodes(self) -> dict[int, str]:
+        return dict.fromkeys(self.desks, "")
+
+    def ask_each(
+        self, requests: Mapping[int, bytes], seconds: float | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        for node, request in requests.items():
+            answer: bytes | None = self.desks[node].answer(request)
+            if node in self.hooks and answer[:1] == DONE:
+                changed = self.hooks[node](Request(request[0]), split(answer[1:]))
+                answer = None if changed is None else DONE + join(changed)
+            if answer is not None:
+                yield node, answer
+
+    def run(self) -> Opened:
+        keys, journal = KEYS[FIRST_SERVER], VolatileJournal()
+        return coordinate(self.federation, NONCE, keys, journal, self, self.log)
+
+    @property
+    def session(self) -> Session:
+        return self.federation.session(NONCE)
+
+    def sign(self, party: int, message: bytes, payload: bytes, **changes: Any) -> bytes:
+        """The message with another payload, signed by `party`; changes: sender, receiver, nonce."""
+        nonce, sender = changes.get("nonce", NONCE), changes.get("sender", party)
+        receiver = changes.get("receiver", receiver_of(message))
+        session, signing = self.federation.session(nonce), KEYS[party].signing
+        return write(session, Kind(message[5]), sender, receiver, payload, signing)
+
+
+@pytest.fixture
+def make_trial() -> Callable[..., Trial]:
+    def make(protocol: str, servers: int, **changes: Any) -> Trial:
+        public = [KEYS[FIRST_SERVER + j].public for j in range(servers)]
+        fields: dict[str, Any] = {
+            "protocol": protocol,
+            "dimension": D,
+            "minimum": 3,
+            "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
+            "servers": tuple(
+                {"verifying": k.verifying.hex(), "sealing": k.sealing.hex()} for k in public
+            ),
+        }
+        federation, journal = Federation(**(fields | changes)), VolatileJournal
+        desks: dict[int, Desk] = {
+            10 + i: UserDesk(federation, i, KEYS[i], lambda i=i: VECTORS[i], journal())
+            for i in range(W)
+        }
+        for j in range(1, servers):
+            server = FIRST_SERVER + j
+            desks[20 + j] = ComputationDesk(federation, server, KEYS[server], journal())
+        return Trial(federation, desks)
+
+    return make

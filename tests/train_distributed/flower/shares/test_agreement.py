@@ -1,0 +1,45 @@
+"""A federation with `shares-replicated`: three servers or more, and the report says what holds."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from train_distributed.flower.task import ModelTask
+from train_distributed.secure_sum.prg import new_seed
+
+
+def _holds_against(federation: Any) -> str:
+    task: Any = SimpleNamespace(federation=federation)
+    return ModelTask._collusion(task)["holds_against"]
+
+
+def test_two_servers_are_too_few(make_trial: Callable) -> None:
+    with pytest.raises(ValueError, match=">= 3 for shares-replicated"):
+        make_trial("shares-replicated", 2)
+
+
+def test_every_session_of_it_is_replicated(make_trial: Callable) -> None:
+    federation, nonce = make_trial("shares-replicated", 3).federation, new_seed()
+    assert federation.session(nonce).digest == federation.replicated(nonce).session.digest
+    assert federation.may_be_absent == 1
+    assert make_trial("shares", 3).federation.may_be_absent == 0
+
+
+def test_the_report_says_against_whom_it_holds(make_trial: Callable) -> None:
+    assert _holds_against(make_trial("shares-replicated", 3).federation) == (
+        "any one computation server, colluding with at most 0.1 of the users; "
+        "two see every submission"
+    )
+    assert _holds_against(make_trial("shares-replicated", 4).federation) == (
+        "any one computation server; two see every submission"
+    )
+    assert _holds_against(make_trial("shares", 3).federation).startswith("all computation servers")
+
+
+def test_a_session_starts_without_one_server(make_trial: Callable) -> None:
+    trial = make_trial("shares-replicated", 3)
+    del trial.desks[21]
+    assert len(trial.run().users) == 5
+    assert any("computation server 1: left out" in text for text in trial.log.refused)

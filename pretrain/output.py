@@ -1,6 +1,7 @@
 """What is written to disk appears whole or not at all."""
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -32,12 +33,13 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
 def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields an empty directory beside `path`, renamed to `path` only if the block succeeds.
 
-    An error or an interruption inside the block removes what was written, parents that were made
-    for it included. With `overwrite` an
-    existing `path` stays as it is until the new one is complete.
+    Open it before work that cannot be repeated: a place that cannot be written is found then. An
+    error or an interruption inside the block removes what was written, parents that were made for
+    it included. With `overwrite` an existing `path` stays as it is until the new one is complete.
 
     Raises:
-        FileExistsError: `path` exists and `overwrite` is off.
+        FileExistsError: `path` exists and `overwrite` is off. Where somebody else made it during
+            the block, what was written is kept beside it, and the error says where.
     """
     refuse_existing(path, overwrite=overwrite)
     missing = [parent for parent in path.parents if not parent.exists()]
@@ -47,10 +49,7 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     try:
         yield partial
         if path.exists():
-            old = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(old)
-            partial.rename(path)
-            shutil.rmtree(old)
+            _replace(path, partial, overwrite=overwrite)
         else:
             partial.rename(path)
     finally:
@@ -58,6 +57,42 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # one that holds something is kept
             for parent in missing:
                 parent.rmdir()
+
+
+def _replace(path: Path, partial: Path, *, overwrite: bool) -> None:
+    if not overwrite:
+        kept = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.rename(kept)
+        raise FileExistsError(
+            f"output directory {path} was made meanwhile; the result is in {kept}"
+        )
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    path.rename(old)
+    partial.rename(path)
+    shutil.rmtree(old)
+
+
+@contextlib.contextmanager
+def reserved(directory: Path, size: int) -> Iterator[None]:
+    """Holds space on the disk of a directory during a block, for what is written after it.
+
+    Args:
+        directory: one that exists.
+        size: bytes.
+
+    Raises:
+        OSError: there is not as much, or the directory cannot be written.
+    """
+    place = directory / ".reserved"
+    try:
+        with place.open("xb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, max(1, size))
+            elif shutil.disk_usage(directory).free < size:
+                raise OSError(errno.ENOSPC, f"{size} bytes must be free", str(directory))
+        yield
+    finally:
+        place.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

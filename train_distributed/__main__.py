@@ -1,42 +1,46 @@
 """All users' commands: without arguments the embedded default, end to end, on real images."""
 
 import sys
+from typing import Annotated, Any
 
 import tyro
 
-from pretrain.command import run_command
-from train_distributed.account import Account
-from train_distributed.audit.command import Audit
-from train_distributed.demo import Demo
-from train_distributed.flower.commands import Agree, Certificates, Client, Keys, Server
-from train_distributed.protection.command import Protect
-from train_distributed.run import Run
-from train_distributed.select import Select
-from train_distributed.sweep import Plot, Sweep
+from pretrain.command import Command, run_command
 
-Simulation = Demo | Run | Sweep | Plot | Select | Account | Audit | Protect
-Deployment = Keys | Certificates | Agree | Server | Client
+FEDERATION = "federation"
+_FLAT = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 
 
-def _parse() -> Simulation | Deployment:
-    return tyro.cli(
-        Demo
-        | Run
-        | Sweep
-        | Plot
-        | Select
-        | Account
-        | Audit
-        | Protect
-        | Keys
-        | Certificates
-        | Agree
-        | Server
-        | Client,
-        default=Demo(),
-        prog="python -m train_distributed",
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
+def _parse() -> Command:
+    """Commands of a federation load neither torch nor encoders before they need them."""
+    if sys.argv[1:2] == [FEDERATION]:
+        prog = f"python -m train_distributed {FEDERATION}"
+        return tyro.cli(_deployment(), args=sys.argv[2:], prog=prog, config=_FLAT)
+    from train_distributed.demo import Demo
+
+    prog = "python -m train_distributed"
+    return tyro.cli(_simulation(), default=Demo(), prog=prog, config=_FLAT)
+
+
+def _deployment() -> Any:
+    from train_distributed.flower.commands import Init, Join, Renew, Start, Status
+
+    return Join | Init | Start | Status | Renew
+
+
+def _simulation() -> Any:
+    from train_distributed.account import Account
+    from train_distributed.audit.command import Audit
+    from train_distributed.demo import Demo
+    from train_distributed.protection.command import Protect
+    from train_distributed.run import Run
+    from train_distributed.select import Select
+    from train_distributed.sweep import Plot, Sweep
+
+    words = "A federation of real parties: keys, set-up, sessions, state."
+    federation = tyro.conf.subcommand(FEDERATION, description=words)
+    each = Demo | Run | Sweep | Plot | Select | Account | Audit | Protect
+    return each | Annotated[_deployment(), federation]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak
 from embed.store import TRAIN
-from pretrain.output import default_directory, new_directory, refuse_existing
+from pretrain.output import default_directory, new_directory
 from train_distributed import rounds
 from train_distributed.baselines.task import with_reason
 from train_distributed.chosen import Chosen
@@ -80,7 +80,11 @@ class Run:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
-        refuse_existing(out, overwrite=self.overwrite)
+        with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
+            self._into(partial)
+        print(f"{'written':22} {out}")
+
+    def _into(self, partial: Path) -> None:
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
         transform = self._transform(private, settings)
@@ -106,7 +110,7 @@ class Run:
         released.report["configuration"] = _jsonable(
             asdict(self) | used | {"options": settings.options}
         )
-        self._write(released, out, settings.method)
+        self._write(released, partial, settings.method)
 
     def _settings(self) -> Chosen:
         """Method, transform and options: as given, or from a configuration file and nowhere else.
@@ -186,17 +190,15 @@ class Run:
             )
         return "discrete"
 
-    def _write(self, released: Release, out: Path, method: str) -> None:
-        with new_directory(out, overwrite=self.overwrite) as partial:
-            released.write(partial)
-            promise = draw_rounds if method in rounds.METHODS else None
-            draw_release(released.report, partial / "privacy.png", promise)
+    def _write(self, released: Release, partial: Path, method: str) -> None:
+        released.write(partial)
+        promise = draw_rounds if method in rounds.METHODS else None
+        draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
         for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
-        print(f"{'written':22} {out}")
 
 
 def _jsonable(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from embed import EmbeddingSet
-from pretrain.output import default_directory, new_directory, refuse_existing
+from pretrain.output import default_directory, new_directory
 from train_distributed.choice import Choice, ranking
 from train_distributed.chosen import Chosen
 from train_distributed.privacy import Privacy
@@ -57,7 +57,11 @@ class Select:
         """
         federation = self._checked()
         out = default_directory("select") if self.out is None else self.out
-        refuse_existing(out, overwrite=self.overwrite)
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            self._into(partial, federation)
+        print(f"written: {out}")
+
+    def _into(self, partial: Path, federation: Federation) -> None:
         public = EmbeddingSet.open(self.public)
         candidates = Candidates.default(public.dim)
         rehearsals = rehearse(
@@ -75,16 +79,15 @@ class Select:
             self.privacy,
             public.content_hash(),
         )
-        with new_directory(out, overwrite=self.overwrite) as partial:
-            (partial / "configuration.json").write_text(chosen.text())
-            report = {
-                **provenance(),
-                "federation": asdict(federation),
-                "public_hash": public.content_hash(),
-                "private_data_read": False,
-                "candidates": [_described(choice) for choice in best],
-            }
-            (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        (partial / "configuration.json").write_text(chosen.text())
+        report = {
+            **provenance(),
+            "federation": asdict(federation),
+            "public_hash": public.content_hash(),
+            "private_data_read": False,
+            "candidates": [_described(choice) for choice in best],
+        }
+        (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         print("accuracy of the best candidates on public tasks, not of the private run:")
         for choice in best[:SHOWN]:
             setting = choice.setting
@@ -92,7 +95,6 @@ class Select:
             print(
                 f"{100 * choice.accuracy:6.2f} %  {setting.method}, {setting.transform}, {options}"
             )
-        print(f"written: {out}")
 
     def _checked(self) -> Federation:
         self.privacy.validate()

@@ -251,6 +251,19 @@ def test_a_directory_that_exists_is_refused_and_kept(call, sets, tmp_path):
     assert not (tmp_path / "made" / "note").exists()
 
 
+def test_a_place_that_cannot_be_written_is_found_before_noise_is_drawn(
+    call, sets, tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr("train_distributed.run.learn", lambda *args, **more: drawn.append(args))
+    (tmp_path / "file").touch()
+    private, public = sets
+    out = str(tmp_path / "file" / "out")
+    code, _, error = call("run", "--embeddings", private, "--public", public, "--out", out)
+    assert (code, drawn) == (2, [])
+    assert "file" in error
+
+
 def test_the_public_set_must_not_be_the_private_one(call, sets):
     code, _, error = call("run", "--embeddings", sets[0], "--public", sets[0])
     assert code == 2

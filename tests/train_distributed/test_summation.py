@@ -10,7 +10,7 @@ from embed import PublicTransform
 from train_distributed import Privacy, accounting
 from train_distributed.guarantee import Guarantee
 from train_distributed.methods import METHODS, build_method
-from train_distributed.summation import FloatSum, IntegerSum
+from train_distributed.summation import FloatSum, Integers, IntegerSum
 from train_distributed.users import Chunk
 
 TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
@@ -135,3 +135,18 @@ def test_a_user_too_large_to_sum_exactly_is_refused():
     guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
     with pytest.raises(ValueError, match=r"at most 2\^50 steps"):
         IntegerSum.of(method, guarantee, sizes)
+
+
+def test_integers_alone_report_no_sum():
+    """A sum is reported by whoever took it; `bytes_per_user` of 0 was nobody's figure."""
+    method, guarantee, sizes = parts("softmax")
+    report = Integers.of(method, guarantee, sizes).report()
+    assert {"secure_sum", "bytes_per_user"}.isdisjoint(report)
+    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    with pytest.raises(ValueError, match="report must come after total"):
+        summation.report()
+    held = chunk().rounded(summation.grid)
+    summation.add(held.users, method.submit(held) * method.scale)
+    summation.total()
+    assert "additive shares" in summation.report()["secure_sum"]
+    assert summation.report()["bytes_per_user"] > 8 * method.dimension

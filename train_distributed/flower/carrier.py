@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from train_distributed.flower import frames
+from train_distributed.flower import causes, frames
 from train_distributed.flower.envelope import Foreign
 from train_distributed.flower.fleet import Fleet, Refused
 from train_distributed.flower.sandbox import confine, leash
@@ -121,7 +121,7 @@ def _step(fleet: Fleet, answer: Answer, tell: Callable[[str], None], poll: float
 def _cause(error: httpx.HTTPError) -> str:
     text = str(error)
     if "certificate" in text.lower():
-        return f"the operator's certificate is not the CA's, or not for this address: {text}"
+        return causes.of_tls(text)
     if isinstance(error, httpx.HTTPStatusError):
         return f"the operator refuses: {error.response.status_code}"
     if isinstance(error, httpx.TimeoutException):

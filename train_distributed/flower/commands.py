@@ -1,77 +1,106 @@
-"""`keys`, `certificates`, `agree`, `server`, `client`: a federation from set-up to the model."""
+"""`federation join|init|start|status|renew`: from keys to the model, and nothing by hand."""
 
-import sys
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from embed import EmbeddingSet, PublicTransform
-from pretrain.output import default_directory, refuse_existing
-from train_distributed.flower.certificates import write_certificates
-from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.node import Node, serve
-from train_distributed.flower.operate import Operation, operate
-from train_distributed.flower.party import read_private, read_public, write_party
-from train_distributed.flower.record import settle
-from train_distributed.flower.state import party_state
-from train_distributed.flower.task import ModelTask, transform_hash
+from pretrain.output import new_directory
+from train_distributed.flower.certificates import CA, renew_certificates
+from train_distributed.flower.party import (
+    MOST_ROWS,
+    NAME,
+    NAME_RULE,
+    PRIVATE,
+    SUFFIX,
+    Party,
+    node_key,
+    read_private,
+    write_party,
+)
+from train_distributed.flower.setup import INVITATION, TLS, ProtocolName, fill
+from train_distributed.flower.terms import MethodName
 from train_distributed.method_options import MethodOptions
-from train_distributed.methods import build_method
 from train_distributed.privacy import Privacy
-from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 @dataclass(frozen=True)
-class Keys:
-    """Make one party's keys: for signing, for sealing, and for its Flower node."""
+class Join:
+    """A party: make keys, and the one file to give to the operator."""
 
     folder: Path
-    """Where to: public.json and node-key.pub are to be given out, private.json and node-key not."""
+    """This party's own: keys, journal and runs stay in it. Keys that are there are kept."""
+    name: str
+    """How the party is called: a-z, 0-9, dots and dashes."""
+    rows: int | None = None
+    """Training rows of a user, public; counted in `embeddings` if left out."""
+    embeddings: Path | None = None
+    """The user's embedding set, whose training rows are counted."""
+    server: bool = False
+    """A computation server of the protocols with shares, not a user."""
 
     def run(self) -> None:
-        """Writes the files; existing keys are never overwritten."""
-        write_party(self.folder)
-        print(f"give out {self.folder}/public.json and {self.folder}/node-key.pub, nothing else")
+        """Writes the files.
+
+        Raises:
+            ValueError: a setting out of range, or keys that cannot be read.
+        """
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"name must be {NAME_RULE}, got {self.name!r}")
+        rows = self._rows()
+        made = (self.folder / PRIVATE).exists()
+        keys = read_private(self.folder) if made else write_party(self.folder)
+        public = keys.public
+        out = self.folder / f"{self.name}{SUFFIX}"
+        Party(
+            name=self.name,
+            role="server" if self.server else "user",
+            rows=rows,
+            verifying=public.verifying.hex(),
+            sealing=public.sealing.hex(),
+            node=node_key(self.folder),
+        ).write(out, keys)
+        print(f"give {out} to the operator, and nothing else in {self.folder}")
+
+    def _rows(self) -> int:
+        given = [value for value in (self.rows, self.embeddings) if value is not None]
+        if self.server:
+            if given:
+                raise ValueError(f"rows and embeddings must be left out for a server, got {given}")
+            return 0
+        if len(given) != 1:
+            raise ValueError(f"exactly one of rows and embeddings must be given, got {given}")
+        rows = self.rows
+        if self.embeddings is not None:
+            from embed.store import TRAIN, EmbeddingSet
+
+            rows = int((EmbeddingSet.open(self.embeddings).split == TRAIN).sum())
+        if rows is None or not 1 <= rows <= MOST_ROWS:
+            raise ValueError(f"rows must be from 1 to {MOST_ROWS}, got {rows}")
+        return rows
 
 
 @dataclass(frozen=True)
-class Certificates:
-    """Make the operator's TLS certificate and the authority that users check it against."""
+class Init:
+    """The operator: make a federation of the parties' files, and the folder to hand out."""
 
     folder: Path
-    """Where to: ca.pem is given to every party, server.key stays."""
-    hosts: tuple[str, ...] = ("localhost", "127.0.0.1")
-    """Names and addresses under which the parties reach the operator."""
-
-    def run(self) -> None:
-        """Writes the files; an existing key is never overwritten."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_certificates(self.folder, list(self.hosts))
-
-
-@dataclass(frozen=True)
-class Agree:
-    """Write federation.json, which every party reads and keeps."""
-
-    users: tuple[Path, ...]
-    """Folders with the users' public.json; the first is user 0."""
-    servers: tuple[Path, ...]
-    """Folders with the servers' public.json, the operator's first; `shares` needs two or more,
-    `shares-replicated` three or more."""
-    sizes: tuple[int, ...]
-    """Training rows of each user, public."""
+    """The operator's own: keys, certificates, journal and runs stay in it. It must not exist."""
+    parties: tuple[Path, ...]
+    """The files that the parties gave: users are numbered in this order."""
     transform: Path
-    """The public transform, the same file at every party."""
-    num_classes: int
-    """K."""
-    out: Path = Path("federation.json")
-    """File to write."""
-    protocol: Literal["shares", "shares-replicated", "secagg"] = "secagg"
-    """`shares`: several servers, one message per user. `shares-replicated`: three servers or more,
-    one of which may lie or be lost. `secagg`: one server, dropouts tolerated."""
-    method: Literal["class-sums", "least-squares", "softmax", "svm", "logistic"] = "class-sums"
+    """The public transform (`python -m embed fit-transform`)."""
+    hosts: tuple[str, ...]
+    """Names and addresses under which the parties reach the operator; they use the first."""
+    port: int = 9092
+    """Port under which they do."""
+    num_classes: int | None = None
+    """K, where classes have no names."""
+    class_names: tuple[str, ...] = ()
+    """Of the K classes, in the order of the labels."""
+    protocol: ProtocolName = "secagg"
+    """`secagg`: one server, dropouts tolerated. `shares`: several servers that do not collude.
+    `shares-replicated`: three or more, one of which may lie or be lost."""
+    method: MethodName = "class-sums"
     """What every user submits."""
     options: MethodOptions = field(default_factory=MethodOptions)
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
@@ -85,163 +114,104 @@ class Agree:
     """Users that may drop out (`secagg`)."""
 
     def run(self) -> None:
-        """Writes the file after checking that the task can be done.
+        """Writes the folder, whole or not at all, after checking that the task can be done.
 
         Raises:
-            ValueError: a setting out of range.
+            ValueError: a party file that is bad or given twice, or a setting out of range.
         """
-        refuse_existing(self.out, overwrite=False)
-        if len(self.sizes) != len(self.users):
-            raise ValueError(
-                f"sizes must be {len(self.users)}, one per user, got {len(self.sizes)}"
-            )
-        self.privacy.validate()
-        options = self.options.given()
-        transform = PublicTransform.load(self.transform)
-        method = build_method(self.method, transform, self.num_classes, options)
-        count = len(self.users)
-        federation = Federation(
-            protocol=self.protocol,
-            dimension=method.dimension,
-            minimum=-(-4 * count // 5) if self.minimum is None else self.minimum,
-            users={i: read_public(folder)["verifying"] for i, folder in enumerate(self.users)},
-            servers=tuple(map(read_public, self.servers)),
-            sessions=self.sessions,
-            corrupt_fraction=self.corrupt_fraction,
-            dropout_fraction=self.dropout_fraction,
-            task={
-                "method": self.method,
-                "options": options,
-                "num_classes": self.num_classes,
-                "sizes": {str(i): size for i, size in enumerate(self.sizes)},
-                "epsilon": self.privacy.epsilon,
-                "delta": self.privacy.delta,
-                "honest_fraction": float(self.privacy.fraction(count)),
-                "unit": self.privacy.unit,
-                "group_size": self.privacy.group_size,
-                "transform": transform_hash(self.transform),
-            },
-        )
-        ModelTask.of(federation, self.transform)
-        federation.session(bytes(32))
-        federation.save(self.out)
+        if not self.hosts:
+            raise ValueError("hosts must hold the operator's names or addresses, got none")
+        if not 0 < self.port < 2**16:
+            raise ValueError(f"port must be from 1 to 65535, got {self.port}")
+        with new_directory(self.folder) as partial:
+            partial.chmod(0o700)
+            federation = fill(partial, self)
+        print(f"{len(federation.users)} users, sums of {federation.minimum} and more")
+        print(f"hand {self.folder / INVITATION} to every party")
+        print(f"tell them by another way: digest {federation.digest.hex()}")
 
 
 @dataclass(frozen=True)
-class Server:
-    """Run one session of a federation and write the model; the operator's command."""
+class Start:
+    """Run a session as the operator; with an invitation, take part as the party of this folder."""
 
-    federation: Path
-    """The federation.json that all parties agreed on."""
-    keys: Path
-    """The operator's folder of `keys`."""
-    nodes: tuple[Path, ...]
-    """The parties' node-key.pub files: nobody else may connect."""
-    certificates: Path
-    """Folder of `certificates`."""
-    transform: Path
-    """The public transform that was agreed on."""
-    journal: Path | None = None
-    """Absolute directory for what was opened, kept for ever; your state directory if left out."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = 9092
-    """Port to listen on."""
-    timeout: float = 300.0
-    """Seconds that the parties have to connect, and to answer each of at most six questions."""
-    out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
-
-    def run(self) -> None:
-        """Runs the session; without a sum, an error names who is missing, and nothing is written.
-
-        Raises:
-            ValueError: a setting out of range, or a session that cannot be completed.
-        """
-        out = default_directory("server") if self.out is None else self.out
-        refuse_existing(out, overwrite=False)
-        federation = Federation.load(self.federation)
-        task = ModelTask.of(federation, self.transform)
-        state = party_state(federation.digest, "operator", self.journal)
-        operation = Operation(
-            federation=federation,
-            keys=read_private(self.keys),
-            nodes=self.nodes,
-            certificates=self.certificates,
-            host=self.host,
-            port=self.port,
-            seconds=self.timeout,
-            state=state,
-            run=out.with_name(out.name + ".run"),
-            ready=lambda: print("parties may connect", file=sys.stderr, flush=True),
-        )
-        opened, log = operate(operation)
-        released = task.released(opened)
-        released.report["missing"] = {str(user): step for user, step in log.missing.items()}
-        released.save(out)
-        settle(state)
-        print(f"{len(opened.users)} of {len(federation.users)} users in {out}")
-        for user, step in sorted(log.missing.items()):
-            print(f"user {user} was lost at: {step}")
-
-
-@dataclass(frozen=True)
-class Client:
-    """Take part in a federation, as a user or as a computation server; runs until stopped."""
-
-    federation: Path
-    """The federation.json that all parties agreed on."""
-    keys: Path
-    """This party's folder of `keys`."""
-    ca: Path
-    """The operator's ca.pem."""
-    identity: int
-    """Number of this user; of this computation server with `--computation-server`."""
-    superlink: str = "127.0.0.1:9092"
-    """Address of the operator."""
+    folder: Path
+    """Of `init` or of `join`."""
+    invitation: Path | None = None
+    """A party: the folder that the operator handed out."""
     embeddings: Path | None = None
-    """Directory of this user's embedding set."""
-    transform: Path | None = None
-    """The public transform that was agreed on."""
-    computation_server: bool = False
-    """Serve as computation server number `identity` (1, 2, ...) of `shares` or its replicas."""
-    journal: Path | None = None
-    """Absolute directory for the sessions taken part in, kept for ever; your state directory if
-    left out."""
+    """A user: its embedding set."""
+    digest: str = ""
+    """A party: the federation's digest, or how it begins, as told by another way."""
+    budget: float | None = None
+    """A user: epsilon of all federations of this folder; that of this one alone if left out."""
+    superlink: str | None = None
+    """A party: HOST:PORT instead of the invitation's."""
     patience: float = 3600.0
-    """Seconds since the last contact with the operator after which the command ends."""
+    """A party: seconds without the operator after which it gives up."""
+    host: str = "0.0.0.0"
+    """The operator: address to listen on."""
+    port: int | None = None
+    """The operator: port to listen on; the invitation's if left out."""
+    timeout: float = 300.0
+    """The operator: seconds that the parties have to connect, and to answer each question."""
+    out: Path | None = None
+    """The operator: directory of the model; in the run's own, under the folder, if left out."""
 
     def run(self) -> int:
-        """Serves until all agreed sessions are over (exit code 0) or the operator is gone (1).
+        """Ends with 0 when the session is done, with 1 where it is not.
 
         Raises:
-            ValueError: a setting out of range.
+            ValueError: a setting or file that does not fit; nothing was sent.
         """
-        federation = Federation.load(self.federation)
-        desk = self._server(federation) if self.computation_server else self._user(federation)
-        return serve(Node(desk, self.superlink, self.ca, self.keys, self.patience))
+        if self.invitation is None:
+            from train_distributed.flower.hosting import run_session
 
-    def _server(self, federation: Federation) -> Desk:
-        journal = self._journal(federation, f"server{self.identity}")
-        party = FIRST_SERVER + self.identity
-        return ComputationDesk(federation, party, read_private(self.keys), journal)
+            return run_session(self)
+        from train_distributed.flower.taking_part import take_part
 
-    def _user(self, federation: Federation) -> Desk:
-        if self.embeddings is None or self.transform is None:
-            raise ValueError("embeddings and transform must be given for a user, got none")
-        task = ModelTask.of(federation, self.transform)
-        encoded = task.encoded(self.identity, EmbeddingSet.open(self.embeddings))
-        journal = self._journal(federation, f"user{self.identity}")
-        keys = read_private(self.keys)
-        return UserDesk(federation, self.identity, keys, lambda: task.noised(encoded), journal)
+        return take_part(self)
 
-    def _journal(self, federation: Federation, party: str) -> DurableJournal:
-        """This party's own, found writable before anything is promised.
+
+@dataclass(frozen=True)
+class Status:
+    """Say what a folder's federation is doing: who is in, who is missing, what was refused."""
+
+    folder: Path
+    """Of `init` or of `join`."""
+
+    def run(self) -> None:
+        """Prints it.
 
         Raises:
-            ValueError: a relative path.
-            OSError: it cannot be written.
+            ValueError: no such folder, or a file in it that was changed.
         """
-        journal = DurableJournal(party_state(federation.digest, party, self.journal))
-        journal.check()
-        return journal
+        from train_distributed.flower.inspection import lines_of
+
+        for line in lines_of(self.folder):
+            print(line)
+
+
+@dataclass(frozen=True)
+class Renew:
+    """The operator: a new certificate from the same authority; parties notice nothing."""
+
+    folder: Path
+    """Of `init`."""
+    hosts: tuple[str, ...] = ()
+    """Names and addresses of the operator; as before if left out."""
+    authority: bool = False
+    """A new authority as well: every party must get the new ca.pem of the invitation."""
+
+    def run(self) -> None:
+        """Writes the certificate and its key. What was agreed on stays, and with it all journals.
+
+        Raises:
+            ValueError: no operator's folder, or its authority has expired.
+        """
+        tls = self.folder / TLS
+        until = renew_certificates(tls, list(self.hosts), anew=self.authority)
+        print(f"valid until {until:%Y-%m-%d}")
+        if self.authority:
+            shutil.copyfile(tls / CA, self.folder / INVITATION / CA)
+            print(f"hand {self.folder / INVITATION / CA} to every party")

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.output import new_file
+from train_distributed.flower.document import LARGE, Document, read_document
+from train_distributed.flower.party import KEY, KEY_RULE, NAME, NAME_RULE
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
@@ -16,10 +18,11 @@ from train_distributed.secure_sum.session import FIRST_SERVER, Session, name_of
 
 __all__ = ["Federation", "name_of"]
 
-SERVERS = {"shares": (2, 2**16), "shares-replicated": (3, 2**16), "secagg": (1, 1)}  # of each
+SERVERS = {"shares": (2, 100), "shares-replicated": (3, 100), "secagg": (1, 1)}  # of each
 BATCH_BYTES = 2**25  # of users' shares that a request to a computation server carries
 REFUSALS_BYTES = 2**20  # of its refusals of the messages in one
-_KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
+MOST_NUMBERS = 2**28  # of a vector: 2 GiB
+_PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,9 @@ class Federation:
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
     corrupt_fraction: float = 0.1  # protocols "secagg" and "shares-replicated"
     dropout_fraction: float = 0.2  # protocol "secagg"
-    nodes: dict[int, str] = field(default_factory=dict)  # party -> its node key's fingerprint
-    task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `ModelTask`
+    task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
+    nodes: dict[int, str] = field(default_factory=dict)  # party -> fingerprint of its node's key
+    names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
 
     def __post_init__(self) -> None:
         if self.protocol not in SERVERS:
@@ -55,40 +59,75 @@ class Federation:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value!r}")
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
-            if not _KEY.fullmatch(key):
+            if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
-        for party, fingerprint in self.nodes.items():
-            if self.verifying_key(party) is None or not _KEY.fullmatch(fingerprint):
-                raise ValueError(f"nodes must be fingerprints of parties, got {party}")
+        self._check_distinct()
+
+    def _check_distinct(self) -> None:
+        """No two parties share a key, a node or a name, and all of them exist."""
+        keys = self.verifying
+        for what, given in {"key": keys, "node": self.nodes, "name": self.names}.items():
+            owner: dict[str, int] = {}
+            for party, value in given.items():
+                if party not in keys:
+                    raise ValueError(f"{what}s must be of parties of the federation, got {party}")
+                other = owner.setdefault(value, party)
+                if other != party:
+                    raise ValueError(
+                        f"every party must have a {what} of its own, got one of "
+                        f"{self.call(other)} and {self.call(party)}"
+                    )
+
+    @cached_property
+    def verifying(self) -> dict[int, str]:
+        """Party -> Ed25519 public key, users and servers."""
+        servers = enumerate(self.servers)
+        return self.users | {FIRST_SERVER + j: keys["verifying"] for j, keys in servers}
+
+    def holder(self, verifying: str) -> int | None:
+        """The party with this key; None for a stranger."""
+        return next((party for party, key in self.verifying.items() if key == verifying), None)
+
+    def call(self, party: int) -> str:
+        """A party as people know it: "user 3 (hospital-a)"."""
+        name = self.names.get(party)
+        return name_of(party) + (f" ({name})" if name else "")
 
     @staticmethod
     def load(path: Path) -> "Federation":
         """Reads the JSON file.
 
         Raises:
-            ValueError: a field missing, unknown or out of range.
-            OSError: no readable file.
+            ValueError: naming file, field, rule and value.
         """
+        document = read_document(path, LARGE)
+        document.only([each.name for each in fields(Federation)])
+        users, servers = document.part("users"), document.list("servers", SERVERS["shares"][1])
         try:
-            fields = json.loads(path.read_text())
-            fields["users"] = {int(user): key for user, key in fields["users"].items()}
-            fields["servers"] = tuple(fields["servers"])
-            fields["nodes"] = {int(p): key for p, key in fields.get("nodes", {}).items()}
-            return Federation(**fields)
-        except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"federation must have the fields of a Federation, {path}: {error}"
-            ) from error
+            federation = Federation(
+                protocol=document.text("protocol"),  # pyright: ignore[reportArgumentType]
+                dimension=document.whole("dimension", 1, MOST_NUMBERS),
+                minimum=document.whole("minimum", 1, FIRST_SERVER),
+                users=_by_party(users, KEY, KEY_RULE),
+                servers=tuple(_server(servers.part(place)) for place in servers.values),
+                sessions=document.whole("sessions", 1, 2**31),
+                task=document.part("task").values,
+                corrupt_fraction=document.number("corrupt_fraction", -1.0, 1.0),
+                dropout_fraction=document.number("dropout_fraction", -1.0, 1.0),
+                nodes=_by_party(document.part("nodes"), _PRINT, _PRINT_RULE),
+                names=_by_party(document.part("names"), NAME, NAME_RULE),
+            )
+            federation.session(bytes(32))
+            return federation
+        except ValueError as error:
+            if str(error).startswith(str(path)):
+                raise
+            raise ValueError(f"{path}: {error}") from error
 
     def save(self, path: Path) -> None:
         """Writes the JSON file, whole or not at all."""
         with new_file(path) as partial:
             partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
-
-    @cached_property
-    def digest(self) -> bytes:
-        """SHA-256 of all of the above; part of every session."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
 
     @property
     def may_be_absent(self) -> int:
@@ -113,12 +152,13 @@ class Federation:
 
     def verifying_key(self, party: int) -> bytes | None:
         """The key that must have signed a party's messages; None for a stranger."""
-        if party in self.users:
-            return bytes.fromhex(self.users[party])
-        place = party - FIRST_SERVER
-        if 0 <= place < len(self.servers):
-            return bytes.fromhex(self.servers[place]["verifying"])
-        return None
+        key = self.verifying.get(party)
+        return None if key is None else bytes.fromhex(key)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all of the above; part of every session."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
 
     def session(self, nonce: bytes) -> Session:
         """The session with this nonce.
@@ -166,6 +206,15 @@ class Federation:
             servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
             context=b"shares" + self.digest,
         )
+
+
+def _by_party(part: Document, pattern: re.Pattern[str], rule: str) -> dict[int, str]:
+    return {party: part.text(name, pattern, rule) for party, name in part.identities()}
+
+
+def _server(keys: Document) -> dict[str, str]:
+    keys.only(["verifying", "sealing"])
+    return {name: keys.text(name, KEY, KEY_RULE) for name in ("verifying", "sealing")}
 
 
 def _public(keys: dict[str, str]) -> PublicKeys:

@@ -1,6 +1,7 @@
 """A node's connection to a SuperLink: the fleet calls that a node without apps needs."""
 
 import contextlib
+import datetime
 import time
 from dataclasses import dataclass
 from typing import Any, Self
@@ -29,6 +30,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from train_distributed.flower import causes
 from train_distributed.flower.envelope import QUERY, Foreign, unwrap, wrap
 from train_distributed.flower.frames import Beat
 
@@ -83,7 +85,9 @@ class Fleet:
         except httpx.HTTPStatusError as error:
             self._client.close()
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
-                raise Refused("this node's key is not registered, or its clock is wrong") from error
+                date = error.response.headers.get("date")
+                now = datetime.datetime.now(datetime.UTC)
+                raise Refused(causes.of_unauthorized(date, now)) from error
             raise Refused("another node with this key is connected, or was until now") from error
         except BaseException:
             self._client.close()

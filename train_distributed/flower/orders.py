@@ -13,7 +13,7 @@ was sent to: an answer shown from another node says so.
 import struct
 
 from train_distributed.flower.federation import Federation, name_of
-from train_distributed.secure_sum.errors import MalformedMessage, WrongSender
+from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, WrongSender
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES, PrivateKeys, sign, verify
 from train_distributed.secure_sum.session import FIRST_SERVER
 
@@ -47,7 +47,13 @@ def read_order(federation: Federation, kind: int, signed: bytes, size: int) -> b
         raise MalformedMessage(f"order must be {size + SIGNATURE_BYTES} bytes, got {len(signed)}")
     body, signature = signed[:size], signed[size:]
     operator = bytes.fromhex(federation.servers[0]["verifying"])
-    verify(operator, signature, _ORDER + federation.digest + bytes([kind]) + body)
+    try:
+        verify(operator, signature, _ORDER + federation.digest + bytes([kind]) + body)
+    except BadSignature as error:
+        raise BadSignature(
+            f"order must be signed by the operator of federation {federation.digest.hex()[:16]}, "
+            "is not: has the operator another copy of federation.json? Compare digests"
+        ) from error
     return body
 
 

@@ -1,23 +1,102 @@
-"""A party's folder: its private keys, and the public ones that others put into the federation."""
+"""A party: its folder of private keys, and the one file that it gives out."""
 
-import hashlib
 import json
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_public_key,
+from pretrain.output import new_file
+from train_distributed.flower.document import Document, read_document, read_file
+from train_distributed.flower.key_files import (
+    fingerprint,
+    node_key_of,
+    write_node_key,
+    write_secret,
+)
+from train_distributed.secure_sum.errors import BadSeal, BadSignature
+from train_distributed.secure_sum.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    PrivateKeys,
+    PublicKeys,
+    agree,
+    exchange_key,
+    sign,
+    verify,
 )
 
-from train_distributed.flower.certificates import write_node_key, write_secret
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
+PRIVATE, NODE_KEY, SUFFIX = "private.json", "node-key", ".party.json"
+MOST_ROWS = 2**40
+NAME = re.compile("[a-z0-9][a-z0-9._-]{0,39}")
+NAME_RULE = "1 to 40 of a-z 0-9 . _ -, the first a letter or digit"
+KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
+KEY_RULE = f"{KEY_BYTES} bytes in hexadecimal"
+NODE = re.compile("ecdsa-sha2-nistp384 [A-Za-z0-9+/]{100,200}={0,2}")
+NODE_RULE = "an OpenSSH key, ecdsa-sha2-nistp384"
+_SIGNATURE = re.compile(f"[0-9a-f]{{{2 * SIGNATURE_BYTES}}}")
+_DOMAIN = b"blind averaging, party file, version 1\n"
 
-PRIVATE, PUBLIC, NODE_KEY = "private.json", "public.json", "node-key"
+
+@dataclass(frozen=True)
+class Party:
+    """What a party gives out, signed by itself: nobody can offer another's keys as his own."""
+
+    name: str
+    role: Literal["user", "server"]  # "server": a computation server
+    rows: int  # training rows of a user, public; 0 for a server
+    verifying: str  # Ed25519, hexadecimal
+    sealing: str  # X25519, hexadecimal
+    node: str  # the public key of its Flower node, OpenSSH
+
+    @staticmethod
+    def read(path: Path) -> "Party":
+        """Reads a party file.
+
+        Raises:
+            ValueError: naming file, field, rule and value.
+        """
+        document = read_document(path)
+        document.only([*Party.__dataclass_fields__, "signature"])
+        role = document.text("role", re.compile("user|server"), '"user" or "server"')
+        party = Party(
+            name=document.text("name", NAME, NAME_RULE),
+            role="user" if role == "user" else "server",
+            rows=document.whole("rows", 1, MOST_ROWS)
+            if role == "user"
+            else document.whole("rows", 0, 0),
+            verifying=document.text("verifying", KEY, KEY_RULE),
+            sealing=document.text("sealing", KEY, KEY_RULE),
+            node=document.text("node", NODE, NODE_RULE),
+        )
+        signature = document.text(
+            "signature", _SIGNATURE, f"{SIGNATURE_BYTES} bytes in hexadecimal"
+        )
+        try:
+            fingerprint(party.node)
+        except ValueError as error:
+            document.refuse("node", NODE_RULE, str(error))
+        try:
+            agree(exchange_key(bytes(range(KEY_BYTES))), bytes.fromhex(party.sealing))
+        except BadSeal as error:
+            document.refuse("sealing", "a key of full order", str(error))
+        try:
+            verify(bytes.fromhex(party.verifying), bytes.fromhex(signature), party._signed())
+        except BadSignature as error:
+            document.refuse("signature", "the party's own, by its verifying key", str(error))
+        return party
+
+    def write(self, path: Path, keys: PrivateKeys) -> None:
+        """Writes the file, signed, whole or not at all."""
+        signature = sign(keys.signing, self._signed()).hex()
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(asdict(self) | {"signature": signature}, indent=1) + "\n")
+
+    def _signed(self) -> bytes:
+        return _DOMAIN + json.dumps(asdict(self), sort_keys=True).encode()
 
 
-def write_party(folder: Path) -> None:
+def write_party(folder: Path) -> PrivateKeys:
     """Makes all keys of a party.
 
     Raises:
@@ -28,46 +107,57 @@ def write_party(folder: Path) -> None:
     private = {"signing": keys.signing.hex(), "opening": keys.opening.hex()}
     write_secret(folder / PRIVATE, json.dumps(private).encode())
     write_node_key(folder)
-    public = {"verifying": keys.public.verifying.hex(), "sealing": keys.public.sealing.hex()}
-    (folder / PUBLIC).write_text(json.dumps(public) + "\n")
+    return keys
 
 
 def read_private(folder: Path) -> PrivateKeys:
     """Reads a party's private keys.
 
     Raises:
-        ValueError: not such a file.
-        OSError: no readable file.
+        ValueError: not such a file; what it holds is never shown.
     """
-    path = folder / PRIVATE
-    try:
-        fields = json.loads(path.read_text())
-        keys = PrivateKeys(bytes.fromhex(fields["signing"]), bytes.fromhex(fields["opening"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} must hold a party's keys: {error!r}") from error
-    if (len(keys.signing), len(keys.opening)) != (KEY_BYTES, KEY_BYTES):
-        raise ValueError(f"{path} must hold keys of {KEY_BYTES} bytes")
-    return keys
+    document = read_document(folder / PRIVATE)
+    document.only(["signing", "opening"])
+    return PrivateKeys(_secret(document, "signing"), _secret(document, "opening"))
+
+
+def public_keys(keys: PublicKeys) -> dict[str, str]:
+    """As they stand in a federation."""
+    return {"verifying": keys.verifying.hex(), "sealing": keys.sealing.hex()}
 
 
 def read_public(folder: Path) -> dict[str, str]:
-    """Reads what a party publishes, as it stands in a federation."""
-    fields = json.loads((folder / PUBLIC).read_text())
-    if set(fields) != {"verifying", "sealing"}:
-        raise ValueError(f"{folder / PUBLIC} must hold verifying and sealing, got {sorted(fields)}")
-    return fields
+    """The public halves of a party's keys, as they stand in a federation.
+
+    Raises:
+        ValueError: as `read_private`.
+    """
+    return public_keys(read_private(folder).public)
+
+
+def node_key(folder: Path) -> str:
+    """The public half of a folder's node key, as it stands in a federation.
+
+    Raises:
+        ValueError: no such key.
+    """
+    return node_key_of(folder / NODE_KEY)
+
+
+def _secret(document: Document, name: str) -> bytes:
+    value = document.values[name]
+    if not isinstance(value, str) or not KEY.fullmatch(value):
+        document.refuse(name, KEY_RULE, "something else")
+    return bytes.fromhex(value)
 
 
 def node_fingerprint(path: Path) -> str:
-    """SHA-256 of a node-key.pub (its SubjectPublicKeyInfo), hexadecimal.
+    """SHA-256, hexadecimal, of a public node key: of its SubjectPublicKeyInfo.
 
     Raises:
-        ValueError: not such a file.
-        OSError: no readable file.
+        ValueError: no OpenSSH key of a node there.
     """
     try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{path} must hold a node's public key: {error}") from error
-    spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(spki).hexdigest()
+        return fingerprint(read_file(path).decode().strip())
+    except ValueError as error:
+        raise ValueError(f"{path} must be {NODE_RULE}, got: {error}") from error

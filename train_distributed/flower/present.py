@@ -189,6 +189,7 @@ class Present:
     def _read(self, party: int, answer: bytes, longest: int | None) -> list[bytes] | None:
         most = self._federation.largest_frame if longest is None else longest
         who = name_of(party)
+        self._log.bytes_of[party] = self._log.bytes_of.get(party, 0) + len(answer)
         if answer[:1] != DONE:
             self._log.refuse(who, b"refused: " + answer[1:REFUSAL_BYTES])
             return None

@@ -26,6 +26,7 @@ class Log:
     received: int = field(default=0, compare=False)  # bytes of answers
     sent: int = field(default=0, compare=False)  # bytes of requests
     seconds: float = field(default=0.0, compare=False)
+    bytes_of: dict[int, int] = field(default_factory=dict, compare=False)  # party -> of its answers
 
     def lost(self, users: Iterable[int], step: str) -> None:
         """Notes users that did not get past a step; the first note stays."""

@@ -2,8 +2,9 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,20 +13,34 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed import accounting
+from train_distributed.flower.document import LARGE, read_file, shown
 from train_distributed.flower.federation import Federation
+from train_distributed.flower.terms import Terms
 from train_distributed.guarantee import Guarantee
 from train_distributed.intake import admit, provenance
 from train_distributed.methods import Method, build_method
 from train_distributed.partition import split
-from train_distributed.privacy import Privacy
 from train_distributed.release import Release, suitability, versions
 from train_distributed.secure_sum import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
-from train_distributed.summation import IntegerSum
+from train_distributed.summation import Integers
 from train_distributed.users import EmbeddingUsers
 
-PROMISE = ("epsilon", "delta", "honest_fraction", "unit", "group_size")  # fields of a Privacy
+SUMS = {
+    "secagg": "SecAgg+ among the users, one server",
+    "shares": "additive shares among the computation servers",
+    "shares-replicated": "additive shares, each held by all computation servers but one",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of one session beside its sum; a model's report cannot be made without."""
+
+    session: str  # its digest, hexadecimal: the same in every party's messages
+    bytes_per_user: int  # sent by the user that sent most
+    missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
 
 
 @dataclass(frozen=True)
@@ -33,47 +48,30 @@ class ModelTask:
     """The federation's `task`, made from public numbers and the public transform alone."""
 
     federation: Federation
+    terms: Terms
     transform: PublicTransform
     method: Method
     guarantee: Guarantee
-    integers: IntegerSum
+    integers: Integers
 
     @staticmethod
     def of(federation: Federation, transform: Path) -> "ModelTask":
         """Reads the task.
 
         Args:
-            federation: its `task` holds method, options, num_classes, sizes (rows of each user),
-                epsilon, delta, honest_fraction, unit, group_size, and transform (SHA-256 of the
-                file).
+            federation: its `task` holds `Terms`.
             transform: the file of the public transform.
 
         Raises:
             ValueError: a field missing or out of range, or another transform than was agreed.
         """
-        task = federation.task
-        check_transform(transform, str(task.get("transform")))
-        loaded = PublicTransform.load(transform)
+        terms = Terms.read(federation.task, set(federation.users), Path("federation"))
+        check_transform(transform, terms.transform)
+        loaded = read_transform(transform)
         try:
-            sizes = _sizes([task["sizes"][str(user)] for user in sorted(federation.users)])
-            method = build_method(
-                task["method"], loaded, task["num_classes"], dict(task["options"])
-            )
-            privacy = Privacy(*(task[name] for name in PROMISE))
-            privacy.validate()
-        except KeyError as error:
-            raise ValueError(f"task must hold {error}, got {sorted(task)}") from error
-        except TypeError as error:
-            raise ValueError(f"task must hold what `agree` writes, got {task}: {error}") from error
-        if not privacy.private:
-            raise ValueError(f"epsilon must be finite in a federation, got {privacy.epsilon}")
-        guarantee = Guarantee.of(sizes, method, privacy, federation.minimum)
-        integers = IntegerSum.of(method, guarantee, sizes)
-        if federation.dimension != method.dimension:
-            raise ValueError(
-                f"dimension must be the method's {method.dimension}, got {federation.dimension}"
-            )
-        return ModelTask(federation, loaded, method, guarantee, integers)
+            return _computed(federation, terms, loaded)
+        except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
+            raise ValueError(f"federation must be one that can be computed: {error}") from error
 
     def encoded(self, identity: int, embeddings: EmbeddingSet) -> NDArray[np.uint64]:
         """Trains on a user's own rows: what it submits, (d,) uint64, before its noise.
@@ -88,19 +86,15 @@ class ModelTask:
                 f"identity must be one of {sorted(self.federation.users)}, got {identity}"
             )
         train = embeddings.split == TRAIN
-        names = self.federation.task.get("class_names") or ()
+        names = self.terms.class_names
         admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)
-        agreed = self.federation.task["sizes"][str(identity)]
+        agreed = self.terms.sizes[identity]
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
         partition = split(torch.from_numpy(embeddings.labels[train]), 1)
         (chunk,) = EmbeddingUsers(embeddings, self.transform, partition).chunks()
         rows = chunk.rounded(self.integers.grid)
-        scaled = (self.method.submit(rows) * self.method.scale)[0].numpy()
-        code, plan = self.integers.code, self.integers.plan
-        if self.integers.grid is None:
-            return code.encode(scaled)
-        return code.encode_exact(np.rint(scaled / plan.step))
+        return self.integers.encode((self.method.submit(rows) * self.method.scale)[0].numpy())
 
     def noised(
         self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
@@ -108,20 +102,33 @@ class ModelTask:
         """A submission with this user's fresh share of the noise."""
         return add_noise(encoded, self.integers.plan.stds_in_steps, sampler)
 
-    def released(self, opened: Opened) -> Release:
+    def released(self, opened: Opened, facts: Facts) -> Release:
         """The model, from the sum of the survivors."""
-        decoded = self.integers.code.decode(opened.total)
-        scaled = decoded if self.integers.grid is None else decoded * self.integers.plan.step
-        rows = sum(self.federation.task["sizes"][str(user)] for user in opened.users)
+        scaled = self.integers.decode(opened.total)
+        rows = sum(self.terms.sizes[user] for user in opened.users)
         std = self.integers.local_std * math.sqrt(len(opened.users))
-        weights = self.method.classifier(torch.from_numpy(scaled) / self.method.scale, rows, std)
-        names = self.federation.task.get("class_names") or map(str, range(self.method.num_classes))
-        report = self.guarantee.report() | self.integers.report()
-        report |= {"users": len(self.federation.users), "survivors": len(opened.users)}
-        report |= {"rows": rows, "protocol": self.federation.protocol}
-        report |= provenance(self.transform) | self._all_sessions() | self._collusion()
+        weights = self.method.classifier(scaled / self.method.scale, rows, std)
+        names = self.terms.class_names or tuple(map(str, range(self.method.num_classes)))
+        report = self.guarantee.report() | self.integers.report() | {"rows": rows, "rounds": 1}
+        report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
+        report |= provenance(self.transform)
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
-        return Release(weights, self.transform, tuple(names), report | {"versions": versions()})
+        return Release(weights, self.transform, names, report | {"versions": versions()})
+
+    def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
+        """Who is in the sum, how it was taken, and what it cost a user."""
+        federation = self.federation
+        return {
+            "protocol": federation.protocol,
+            "secure_sum": SUMS[federation.protocol],
+            "federation": federation.digest.hex(),
+            "session": facts.session,
+            "users": len(federation.users),
+            "survivors": len(opened.users),
+            "surviving_users": [federation.call(user) for user in sorted(opened.users)],
+            "missing": {federation.call(u): step for u, step in sorted(facts.missing.items())},
+            "bytes_per_user": facts.bytes_per_user,
+        }
 
     def _collusion(self) -> dict[str, str]:
         """With whom the operator may collude, beside the honest fraction that the noise assumes."""
@@ -142,16 +149,35 @@ class ModelTask:
         return {"sessions": sessions, "epsilon_of_all_sessions": epsilon}
 
 
-def _sizes(given: list[object]) -> torch.Tensor:
-    for size in given:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"sizes must be whole numbers >= 1, got {size!r}")
-    return torch.tensor(given)
+def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:
+    method = build_method(terms.method, transform, terms.num_classes, terms.options)
+    if federation.dimension != method.dimension:
+        raise ValueError(
+            f"dimension must be the method's {method.dimension}, got {federation.dimension}"
+        )
+    sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
+    guarantee = Guarantee.of(sizes, method, terms.privacy, federation.minimum)
+    integers = Integers.of(method, guarantee, sizes)
+    return ModelTask(federation, terms, transform, method, guarantee, integers)
+
+
+def read_transform(path: Path) -> PublicTransform:
+    """Reads the file of a public transform.
+
+    Raises:
+        ValueError: naming the file, whatever it holds.
+    """
+    read_file(path, LARGE)
+    try:
+        return PublicTransform.load(path)
+    except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
+        words = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} must be a public transform, got: {shown(words)}") from error
 
 
 def transform_hash(path: Path) -> str:
     """SHA-256 of a transform's file, hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_file(path, LARGE)).hexdigest()
 
 
 def check_transform(path: Path, agreed: str) -> None:

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.flower.commands import Agree, Certificates, Keys
+from train_distributed.flower.commands import Init, Join
 from train_distributed.flower.coordinate import Log
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.operate import Operation, operate
 from train_distributed.flower.party import read_private
 from train_distributed.flower.processes import free_port
-from train_distributed.flower.task import ModelTask
+from train_distributed.flower.task import Facts, ModelTask
 from train_distributed.privacy import Privacy
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened
@@ -50,28 +50,29 @@ def _embeddings(seed: int, rows: int) -> EmbeddingSet:
 @pytest.fixture
 def make_federation(tmp_path: Path) -> Callable[..., Path]:
     def make(protocol: str, sessions: int = 1) -> Path:
-        Certificates(tmp_path / "tls").run()
-        servers = ["server0", "server1"][: 1 + (protocol == "shares")]
-        for i in range(W):
-            Keys(tmp_path / f"user{i}").run()
-            _embeddings(i, ROWS).save(tmp_path / f"user{i}" / "embeddings")
-        for server in servers:
-            Keys(tmp_path / server).run()
+        parties = [f"user{i}" for i in range(W)] + ["server1"] * (protocol == "shares")
+        for i, party in enumerate(parties):
+            server = party.startswith("server")
+            Join(tmp_path / party, party, rows=None if server else ROWS, server=server).run()
+            if not server:
+                _embeddings(i, ROWS).save(tmp_path / party / "embeddings")
         transform = PublicTransform.fit(_embeddings(99, 50), clip_norm=1.5)
-        transform.save(tmp_path / "transform.safetensors")
-        Agree(
-            users=tuple(tmp_path / f"user{i}" for i in range(W)),
-            servers=tuple(tmp_path / server for server in servers),
-            sizes=(ROWS,) * W,
-            transform=tmp_path / "transform.safetensors",
+        transform.save(tmp_path / "public.safetensors")
+        Init(
+            folder=tmp_path / "fed",
+            parties=tuple(tmp_path / party / f"{party}.party.json" for party in parties),
+            transform=tmp_path / "public.safetensors",
+            hosts=("127.0.0.1",),
             num_classes=K,
-            out=tmp_path / "federation.json",
             protocol=protocol,  # pyright: ignore[reportArgumentType]
             method="softmax",
             privacy=Privacy(5.0, 1e-5, 0.8),
             minimum=4,
             sessions=sessions,
         ).run()
+        for name in ("federation.json", "transform.safetensors", "tls"):
+            (tmp_path / name).symlink_to(tmp_path / "fed" / name)
+        (tmp_path / "server0").symlink_to(tmp_path / "fed")
         return tmp_path
 
     return make
@@ -154,8 +155,9 @@ def test_five_nodes_sum_what_one_process_sums(
     assert (opened.users, log) == (frozenset(range(W)), Log())
     assert np.array_equal(opened.total, alone.total)
     task = _task(folder)
-    model = task.released(opened)
-    same = task.released(Opened(alone.total, frozenset(range(W))))
+    facts = Facts(session=log.session, bytes_per_user=max(log.bytes_of.values()))
+    model = task.released(opened, facts)
+    same = task.released(Opened(alone.total, frozenset(range(W))), facts)
     assert torch.equal(model.weights, same.weights)
     assert model.report["suitable_for_release"]
 
@@ -228,18 +230,10 @@ _OPERATOR = """
 import sys
 from pathlib import Path
 from pretrain.command import run_command
-from train_distributed.flower.commands import Server
+from train_distributed.flower.commands import Start
 
 folder, port, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-sys.exit(run_command(lambda: Server(
-    federation=folder / "federation.json",
-    keys=folder / "server0",
-    nodes=tuple(sorted(folder.glob("user*/node-key.pub"))),
-    certificates=folder / "tls",
-    transform=folder / "transform.safetensors",
-    journal=folder / "journal-server",
-    port=port,
-    timeout=seconds,
-    out=folder / "model",
+sys.exit(run_command(lambda: Start(
+    folder=folder / "fed", host="127.0.0.1", port=port, timeout=seconds, out=folder / "model",
 )))
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from train_distributed.flower import frames
-from train_distributed.flower.certificates import write_node_key
+from train_distributed.flower.key_files import write_node_key
 from train_distributed.flower.processes import child, free_port
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="prctl and Landlock are Linux's")

@@ -1,0 +1,64 @@
+"""A federation of three users in folders of their own, made by the commands themselves."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed.flower.commands import Init, Join
+from train_distributed.privacy import Privacy
+
+ROWS, P, CLASSES = 12, 6, ("a", "b", "c")
+
+
+def embeddings(seed: int, rows: int = ROWS) -> EmbeddingSet:
+    draw = np.random.default_rng(seed)
+    return EmbeddingSet(
+        embeddings=draw.normal(size=(rows, P)).astype(np.float32),
+        labels=draw.integers(0, len(CLASSES), rows),
+        split=np.zeros(rows, np.int8),
+        meta={"class_names": list(CLASSES)},
+    )
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Makes folders user0, user1, ... and server1, ... with keys; returns the party files."""
+
+    def make(users: int = 3, servers: int = 0) -> list[Path]:
+        files = []
+        for i in range(users):
+            embeddings(i).save(tmp_path / f"user{i}" / "embeddings")
+            Join(tmp_path / f"user{i}", f"hospital-{i}", rows=ROWS).run()
+            files.append(tmp_path / f"user{i}" / f"hospital-{i}.party.json")
+        for j in range(1, servers + 1):
+            Join(tmp_path / f"server{j}", f"adder-{j}", server=True).run()
+            files.append(tmp_path / f"server{j}" / f"adder-{j}.party.json")
+        transform = PublicTransform.fit(embeddings(99, 50), clip_norm=1.5)
+        transform.save(tmp_path / "public.safetensors")
+        return files
+
+    return make
+
+
+@pytest.fixture
+def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[..., Path]:
+    """Makes the operator's folder, `fed`; returns the folder that holds all the others."""
+
+    def make(users: int = 3, servers: int = 0, **settings: Any) -> Path:
+        fixed: dict[str, Any] = {
+            "folder": tmp_path / "fed",
+            "transform": tmp_path / "public.safetensors",
+            "hosts": ("127.0.0.1",),
+            "class_names": CLASSES,
+            "protocol": ("secagg", "shares", "shares-replicated")[servers],
+            "privacy": Privacy(5.0, 1e-5, 0.8),
+            "minimum": users,
+        }
+        Init(parties=tuple(joined(users, servers)), **(fixed | settings)).run()
+        return tmp_path
+
+    return make

@@ -1,0 +1,105 @@
+"""The whole flow as people run it: commands as processes, TLS, three users, one model.
+
+Each test takes a minute or two on two busy cores.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from train_distributed.flower.commands import Renew
+from train_distributed.flower.processes import free_port
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs the flower extra"),
+]
+ROOT = Path(__file__).parents[4]
+SECONDS = 240
+
+
+class Commands:
+    """Commands as processes, all of which end with the test."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._running: list[subprocess.Popen[str]] = []
+
+    def party(self, name: str, *more: str) -> subprocess.Popen[str]:
+        rows = [] if name.startswith("server") else ["--embeddings", f"{name}/embeddings"]
+        invitation = [] if "--invitation" in more else ["--invitation", "fed/invitation"]
+        return self._start("--folder", name, *invitation, *rows, *more)
+
+    def operator(self, *more: str) -> subprocess.Popen[str]:
+        return self._start("--folder", "fed", "--host", "127.0.0.1", *more)
+
+    def end(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.communicate()
+
+    def _start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "ignore", "-m", "train_distributed", "federation", "start"]
+        process = subprocess.Popen(
+            [*command, *arguments],
+            cwd=self._home,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._running.append(process)
+        return process
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    found = Commands(tmp_path)
+    yield found
+    found.end()
+
+
+def _ended(process: subprocess.Popen[str], code: int) -> str:
+    said, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, said
+    return said
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2])
+def test_from_join_to_model(
+    servers: int, initiated: Callable[..., Path], commands: Commands
+) -> None:
+    home = initiated(users=3, servers=servers, port=free_port())
+    names = ["user0", "user1", "user2", *(f"server{j}" for j in range(1, servers + 1))]
+    parties = [commands.party(name) for name in names]
+    said = _ended(commands.operator("--timeout", "120", "--out", "model"), 0)
+    assert "2147483649" not in said
+    for party in parties:
+        assert "over: " in _ended(party, 0)
+    report = json.loads((home / "model" / "report.json").read_text())
+    assert report["surviving_users"] == [f"user {i} (hospital-{i})" for i in range(3)]
+    assert report["protocol"] == ("secagg", "shares", "shares-replicated")[servers]
+    assert report["bytes_per_user"] > 8 * 21
+    assert report["suitable_for_release"]
+    commands.party("user0", "--patience", "30")
+    said = _ended(commands.operator("--timeout", "15"), 2)
+    assert "user 0: takes part in no further session: all are used up" in said
+
+
+def test_a_party_is_told_why_it_is_not_let_in(
+    initiated: Callable[..., Path], commands: Commands
+) -> None:
+    home = initiated(users=3, port=free_port())
+    shutil.copytree(home / "fed" / "invitation", home / "old")
+    Renew(home / "fed", authority=True).run()
+    operator = commands.operator("--timeout", "40")
+    said = _ended(commands.party("user0", "--invitation", "old", "--patience", "30"), 1)
+    assert "certificate is not this ca.pem's" in said
+    _ended(operator, 2)

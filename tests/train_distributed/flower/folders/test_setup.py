@@ -1,0 +1,256 @@
+"""From keys to invitation: what the commands write, what they refuse, and what they load."""
+
+import datetime
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from train_distributed.flower import certificates
+from train_distributed.flower.certificates import check_server, hosts_of, read_authority
+from train_distributed.flower.commands import Init, Join, Renew
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.invitation import Invitation
+from train_distributed.flower.key_files import fingerprint
+from train_distributed.flower.party import Party, node_key, read_private
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+ROOT = Path(__file__).parents[4]
+FEW_SECONDS = 3.0  # of the processor; torch and timm alone take more
+
+
+def test_join_makes_one_file_to_give_out(tmp_path: Path) -> None:
+    Join(tmp_path / "me", "hospital-a", rows=50).run()
+    party = Party.read(tmp_path / "me" / "hospital-a.party.json")
+    keys = read_private(tmp_path / "me")
+    assert (party.name, party.role, party.rows) == ("hospital-a", "user", 50)
+    assert party.verifying == keys.public.verifying.hex()
+    assert party.sealing == keys.public.sealing.hex()
+    assert party.node == node_key(tmp_path / "me")
+    for name in ("private.json", "node-key"):
+        assert stat.S_IMODE((tmp_path / "me" / name).stat().st_mode) == 0o600
+    Join(tmp_path / "me", "hospital-a", rows=60).run()  # other rows, the same keys
+    again = Party.read(tmp_path / "me" / "hospital-a.party.json")
+    assert (again.rows, again.verifying, again.node) == (60, party.verifying, party.node)
+
+
+def test_join_counts_the_training_rows(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+    joined(1)
+    Join(tmp_path / "user0", "other", embeddings=tmp_path / "user0" / "embeddings").run()
+    assert Party.read(tmp_path / "user0" / "other.party.json").rows == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "Hospital A", "rows": 1}, "name must be 1 to 40 of a-z"),
+        ({"name": "../a", "rows": 1}, "name must be 1 to 40 of a-z"),
+        ({"name": "a"}, "exactly one of rows and embeddings must be given"),
+        ({"name": "a", "rows": 0}, "rows must be from 1 to"),
+        ({"name": "a", "rows": 1, "server": True}, "must be left out for a server"),
+    ],
+)
+def test_join_refuses(settings: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        Join(tmp_path / "me", **settings).run()  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "me").exists()
+
+
+@pytest.mark.parametrize("field", ["name", "rows", "verifying", "sealing", "node"])
+def test_nobody_changes_or_borrows_a_party_file(field: str, tmp_path: Path) -> None:
+    Join(tmp_path / "me", "me", rows=5).run()
+    Join(tmp_path / "you", "you", rows=6).run()
+    mine, path = tmp_path / "me" / "me.party.json", tmp_path / "you" / "you.party.json"
+    changed = json.loads(path.read_text()) | {field: json.loads(mine.read_text())[field]}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="signature must be the party's own"):
+        Party.read(path)
+
+
+def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> None:
+    home = initiated(users=3, servers=1)
+    fed = home / "fed"
+    federation = Federation.load(fed / "federation.json")
+    invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:12])
+    assert invitation.federation == federation
+    assert invitation.superlink == "127.0.0.1:9092"
+    assert invitation.transform.read_bytes() == (home / "public.safetensors").read_bytes()
+    assert federation.call(1) == "user 1 (hospital-1)"
+    assert federation.call(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
+    assert federation.call(FIRST_SERVER) == "operator"
+    for number, folder in enumerate(["user0", "user1", "user2"]):
+        assert invitation.identify(read_private(home / folder), home / folder) == number
+    server = home / "server1"
+    assert invitation.identify(read_private(server), server) == FIRST_SERVER + 1
+    keys = {path.stem: path.read_text().strip() for path in (fed / "nodes").iterdir()}
+    assert {federation.names[p]: print_ for p, print_ in federation.nodes.items()} == {
+        name: fingerprint(key) for name, key in keys.items()
+    }
+    for secret in ("private.json", "tls/ca.key", "tls/server.key"):
+        assert stat.S_IMODE((fed / secret).stat().st_mode) == 0o600
+    assert stat.S_IMODE(fed.stat().st_mode) == 0o700
+    told = sorted(path.name for path in (fed / "invitation").iterdir())
+    assert told == ["ca.pem", "federation.json", "operator.json", "transform.safetensors"]
+
+
+def test_init_writes_all_or_nothing(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+    files = tuple(joined(2))
+    init = Init(tmp_path / "fed", files, tmp_path / "public.safetensors", ("sum.example.org",))
+    with pytest.raises(ValueError, match="exactly one of class_names and num_classes"):
+        init.run()
+    with pytest.raises(ValueError, match="hosts must be names or addresses"):
+        Init(init.folder, files, init.transform, ("Müller",), num_classes=3).run()
+    with pytest.raises(ValueError, match=r"missing.safetensors must be a file"):
+        Init(init.folder, files, tmp_path / "missing.safetensors", ("a",), num_classes=3).run()
+    assert not init.folder.exists()
+
+
+def test_duplicates_are_named_by_their_files(
+    joined: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    first, second = joined(2)
+    Join(tmp_path / "user0", "again", rows=5).run()
+    again = tmp_path / "user0" / "again.party.json"
+    transform = tmp_path / "public.safetensors"
+    for files, words in {
+        (first, second, again): f"verifying key of its own, {first} and {again} share one",
+        (first, first): "a file twice",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            Init(tmp_path / "fed", files, transform, ("localhost",), num_classes=3).run()
+
+
+def test_servers_must_fit_the_protocol(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+    *users, server = joined(2, 1)
+    transform = tmp_path / "public.safetensors"
+    init = Init(tmp_path / "fed", (*users, server), transform, ("localhost",), num_classes=3)
+    with pytest.raises(ValueError, match="secagg must have 0 to 0 computation servers"):
+        init.run()
+    with pytest.raises(ValueError, match="shares must have 1 to 99 computation servers"):
+        Init(init.folder, tuple(users), transform, ("a",), num_classes=3, protocol="shares").run()
+
+
+def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> None:
+    home = initiated()
+    folder, user = home / "fed" / "invitation", home / "user0"
+    invitation = Invitation.read(folder)
+    Join(home / "stranger", "stranger", rows=12).run()
+    stranger = home / "stranger"
+    with pytest.raises(ValueError, match=r"keys in .*stranger must be registered in"):
+        invitation.identify(read_private(stranger), stranger)
+    for name in ("node-key", "node-key.pub"):
+        (stranger / name).replace(user / name)
+    with pytest.raises(ValueError, match="must be the one registered for user 0"):
+        invitation.identify(read_private(user), user)
+    with pytest.raises(ValueError, match="is the operator's: leave out invitation"):
+        invitation.identify(read_private(home / "fed"), home / "fed")
+    with pytest.raises(ValueError, match="must have the digest that you were told, 00ff"):
+        Invitation.read(folder, "00ff")
+    changed = json.loads((folder / "federation.json").read_text()) | {"minimum": 2}
+    (folder / "federation.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"digest that operator.json says"):
+        Invitation.read(folder)
+
+
+def test_a_certificate_is_renewed_by_the_same_authority(initiated: Callable[..., Path]) -> None:
+    fed = initiated() / "fed"
+    before, digest = _server(fed), Federation.load(fed / "federation.json").digest
+    ca = (fed / "tls" / "ca.pem").read_bytes()
+    Renew(fed).run()
+    after = _server(fed)
+    assert after.serial_number != before.serial_number
+    assert hosts_of(fed / "tls" / "server.pem") == ["127.0.0.1"]
+    check_server(fed / "tls")
+    assert (fed / "tls" / "ca.pem").read_bytes() == ca
+    assert Federation.load(fed / "federation.json").digest == digest
+    Renew(fed, hosts=("sum.example.org", "10.0.0.7"), authority=True).run()
+    assert hosts_of(fed / "tls" / "server.pem") == ["sum.example.org", "10.0.0.7"]
+    told = (fed / "invitation" / "ca.pem").read_bytes()
+    assert told == (fed / "tls" / "ca.pem").read_bytes() != ca
+    check_server(fed / "tls")
+
+
+def _server(fed: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((fed / "tls" / "server.pem").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("days", "server", "authority"),
+    [
+        (400, "expired on .*: run `federation renew`", None),
+        (4000, "expired on .*: ask the operator", "expired on .*: ask the operator"),
+        (-1, "this machine's clock says .*: set the clock", "set the clock"),
+    ],
+)
+def test_dates_are_named(
+    days: int,
+    server: str,
+    authority: str | None,
+    initiated: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed = initiated() / "fed"
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    monkeypatch.setattr(certificates, "_now", lambda: then)
+    with pytest.raises(ValueError, match=server):
+        check_server(fed / "tls")
+    if authority is None:
+        read_authority(fed / "tls" / "ca.pem")
+    else:
+        with pytest.raises(ValueError, match=authority):
+            read_authority(fed / "tls" / "ca.pem")
+
+
+def test_files_of_another_authority_are_named(initiated: Callable[..., Path]) -> None:
+    tls = initiated() / "fed" / "tls"
+    server, key = (tls / "server.pem").read_bytes(), (tls / "server.key").read_bytes()
+    Renew(tls.parent).run()
+    (tls / "server.key").write_bytes(key)
+    with pytest.raises(ValueError, match=r"server.key must be the key of server.pem"):
+        check_server(tls)
+    Renew(tls.parent, authority=True).run()
+    (tls / "server.pem").write_bytes(server)
+    with pytest.raises(ValueError, match=r"server.pem must be signed by ca.pem"):
+        check_server(tls)
+    with pytest.raises(ValueError, match=r"server.pem must be an authority's certificate"):
+        read_authority(tls / "server.pem")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["join", "--folder", "me", "--name", "a", "--rows", "5"],
+        ["status", "--folder", "user0"],
+        ["status", "--folder", "fed"],
+        ["renew", "--folder", "fed"],
+    ],
+)
+def test_commands_without_mathematics_load_none(
+    arguments: list[str], initiated: Callable[..., Path]
+) -> None:
+    code = (
+        "import resource, runpy, sys\n"
+        "sys.argv[0] = 'train_distributed'\n"
+        "try:\n    runpy.run_module('train_distributed', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'timm', 'torchvision', 'flwr', 'sklearn'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(used.ru_utime + used.ru_stime)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, "federation", *arguments],
+        cwd=initiated(),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.splitlines()[-1]) < FEW_SECONDS

@@ -1,0 +1,261 @@
+"""`start`, `status` and the ledger, with the network cut off: checks come first, logs stay."""
+
+import datetime
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from train_distributed.flower import causes, hosting, taking_part
+from train_distributed.flower.commands import Init, Join, Start, Status
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.ledger import read_ledger, remember
+from train_distributed.flower.node import Node
+from train_distributed.flower.operate import Operation
+from train_distributed.flower.record import settle
+from train_distributed.flower.status import Log
+from train_distributed.privacy import Privacy
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.opening import Opened
+
+
+class Engine:
+    """In place of the network: an operator that opens zeros, a node that is used up at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.operations: list[Operation] = []
+        self.nodes: list[Node] = []
+        self.failure: Exception | None = None
+        monkeypatch.setattr(hosting, "operate", self.operate)
+        monkeypatch.setattr(taking_part, "serve", self.serve)
+        monkeypatch.setattr(hosting, "settle", lambda state: settle(state))
+
+    def operate(self, operation: Operation) -> tuple[Opened, Log]:
+        self.operations.append(operation)
+        operation.say("stage: 3 of 3")
+        if self.failure is not None:
+            raise self.failure
+        users = frozenset(operation.federation.users) - {1}
+        log = Log(missing={1: "masked input"}, refused=["user 1: refused: \\x1b"])
+        log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
+        return Opened(np.zeros(operation.federation.dimension, np.uint64), users), log
+
+    def serve(self, node: Node) -> int:
+        self.nodes.append(node)
+        node.say("connected")
+        return 0
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    return Engine(monkeypatch)
+
+
+def _run(folder: Path) -> Path:
+    return max((folder / "runs").iterdir())
+
+
+def test_the_operator_writes_model_report_and_log(
+    engine: Engine, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = initiated(minimum=2)
+    monkeypatch.chdir(home)
+    assert Start(Path("fed")).run() == 0
+    (operation,) = engine.operations
+    assert operation.port == 9092
+    assert [path.stem for path in operation.nodes] == ["hospital-0", "hospital-1", "hospital-2"]
+    assert all(path.is_absolute() for path in (*operation.nodes, operation.certificates))
+    assert operation.state.is_absolute()
+    run = _run(home / "fed")
+    report = json.loads((run / "model" / "report.json").read_text())
+    federation = Federation.load(home / "fed" / "federation.json")
+    assert report["session"] == federation.session(bytes.fromhex("ab" * 32)).digest.hex()
+    assert report["surviving_users"] == ["user 0 (hospital-0)", "user 2 (hospital-2)"]
+    assert (report["bytes_per_user"], report["survivors"]) == (700, 2)
+    log = (run / "log.txt").read_text()
+    assert "stage: 3 of 3" in log
+    assert "refused: user 1: refused: \\x1b" in log
+    assert "user 1 (hospital-1) was lost at: masked input" in log
+
+
+def test_nodes_of_computation_servers_are_not_left_out(
+    engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    Start(initiated(users=3, servers=1, minimum=2) / "fed").run()
+    names = [path.stem for path in engine.operations[0].nodes]
+    assert names == ["hospital-0", "hospital-1", "hospital-2", "adder-1"]
+
+
+def test_a_failed_session_leaves_its_log_and_no_model(
+    engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    engine.failure = ValueError("TooFewUsers: users present must be >= 3, got 0")
+    fed = initiated() / "fed"
+    with pytest.raises(ValueError, match="TooFewUsers"):
+        Start(fed).run()
+    run = _run(fed)
+    assert "ended by ValueError: TooFewUsers" in (run / "log.txt").read_text()
+    assert not (run / "model").exists()
+
+
+def _break_out(home: Path, start: Start) -> Start:
+    (home / "file").touch()
+    return replace(start, out=home / "file" / "model")
+
+
+def _break_keys(home: Path, start: Start) -> Start:
+    (home / "user0" / "private.json").replace(home / "fed" / "private.json")
+    return start
+
+
+def _break_certificate(home: Path, start: Start) -> Start:
+    pem = home / "fed" / "tls" / "server.pem"
+    pem.write_bytes((home / "fed" / "tls" / "ca.pem").read_bytes())
+    return start
+
+
+@pytest.mark.parametrize("spoil", [_break_out, _break_keys, _break_certificate])
+def test_nobody_is_asked_before_everything_is_good(
+    spoil: Callable[[Path, Start], Start], engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    home = initiated()
+    with pytest.raises((ValueError, OSError)):
+        spoil(home, Start(home / "fed")).run()
+    assert not engine.operations
+
+
+def test_the_disk_must_hold_the_model(
+    engine: Engine, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "SPARE", 1 << 60)
+    with pytest.raises(OSError):  # noqa: PT011
+        Start(initiated() / "fed").run()
+    assert not engine.operations
+
+
+def _party(home: Path, name: str) -> Start:
+    rows = None if name.startswith("server") else home / name / "embeddings"
+    return Start(home / name, invitation=home / "fed" / "invitation", embeddings=rows)
+
+
+def test_a_party_finds_its_number_and_keeps_its_log(
+    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = initiated(users=3, servers=1)
+    assert _party(home, "user2").run() == 0
+    assert _party(home, "server1").run() == 0
+    assert "computation server 1 (adder-1)" in capsys.readouterr().err
+    user, server = engine.nodes
+    assert (user.superlink, user.keys) == ("127.0.0.1:9092", home / "user2")
+    assert "connected" in (_run(home / "user2") / "log.txt").read_text()
+    status = json.loads((_run(home / "server1") / "status.json").read_text())
+    assert status["party"] == "computation server 1 (adder-1)"
+    assert "2147483649" not in json.dumps(status)
+    assert server.desk.answer(b"")[:1] == b"\1"  # refused, and said so
+    assert "refused what the operator asked" in (_run(home / "server1") / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embeddings": None}, r"embeddings must be given for user 0 \(hospital-0\)"),
+        ({"out": Path("x")}, "out must be left out with an invitation"),
+        ({"budget": -1.0}, "budget must be > 0"),
+        ({"patience": 0.0}, "patience must be > 0"),
+        ({"digest": "00"}, "must have the digest that you were told"),
+    ],
+)
+def test_a_party_is_told_what_does_not_fit(
+    change: dict[str, object], message: str, engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    start = _party(initiated(), "user0")
+    with pytest.raises(ValueError, match=message):
+        replace(start, **change).run()  # pyright: ignore[reportArgumentType]
+    assert not engine.nodes
+
+
+def test_the_operator_s_options_are_its_own(initiated: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="digest must be left out without an invitation"):
+        Start(initiated() / "fed", digest="00").run()
+
+
+def test_epsilon_adds_up_over_federations(
+    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = initiated()
+    user, first = home / "user0", Federation.load(home / "fed" / "federation.json")
+    _party(home, "user0").run()
+    journal = DurableJournal(remember(user, first, 0))
+    journal.claim(first.digest, "session0", b"n" * 32)
+    Join(user, "hospital-0", rows=12).run()
+    files = tuple(sorted(home.glob("user*/*.party.json")))
+    promise = Privacy(2.0, 1e-5, 0.8)
+    transform = home / "public.safetensors"
+    Init(home / "two", files, transform, ("localhost",), num_classes=3, privacy=promise).run()
+    start = replace(_party(home, "user0"), invitation=home / "two" / "invitation")
+    words = r"budget must be >= 7, got 2: epsilon 5 was given away in 1 other federation"
+    with pytest.raises(ValueError, match=words):
+        start.run()
+    with pytest.raises(ValueError, match=r"budget must be >= 7, got 6\.9"):
+        replace(start, budget=6.9).run()
+    assert replace(start, budget=7.0).run() == 0
+    spent = {entry.digest: (entry.used, entry.spent) for entry in read_ledger(user)}
+    second = Federation.load(home / "two" / "federation.json")
+    assert spent == {first.digest.hex(): (1, 5.0), second.digest.hex(): (0, 0.0)}
+    capsys.readouterr()
+    Status(user).run()
+    shown = capsys.readouterr().out
+    assert "sessions: 1 used, 0 left; epsilon 5 of 5" in shown
+    assert "sessions: 0 used, 1 left; epsilon 0 of 2" in shown
+    assert "epsilon of all federations of this folder: 5" in shown
+
+
+def test_status_escapes_what_others_wrote(
+    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fed = initiated(minimum=2) / "fed"
+    Status(fed).run()
+    assert "never started" in capsys.readouterr().out
+    Start(fed).run()
+    (_run(fed) / "status.json").write_text(json.dumps({"refused": ["\x1b[2Jgone"], "n": {"a": 1}}))
+    with (_run(fed) / "log.txt").open("a") as log:
+        log.write("\x1b[31mred\n")
+    capsys.readouterr()
+    Status(fed).run()
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "refused: \\x1b[2Jgone" in shown
+    assert "certificate valid until" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("certificate verify failed: unable to get local issuer", "is not this ca.pem's"),
+        ("certificate verify failed: self-signed certificate in chain", "is not this ca.pem's"),
+        ("certificate verify failed: certificate has expired", "has expired"),
+        ("certificate verify failed: certificate is not yet valid", "clock is behind"),
+        ("Hostname mismatch, certificate is not valid for 'x'", "is not for this address"),
+        ("IP address mismatch, certificate is not valid for '::1'", "is not for this address"),
+    ],
+)
+def test_a_failed_handshake_is_named(words: str, cause: str) -> None:
+    assert cause in causes.of_tls(words)
+
+
+@pytest.mark.parametrize(
+    ("date", "cause"),
+    [
+        ("Sun, 22 Nov 2026 05:00:00 GMT", "key is not registered"),
+        ("Sun, 22 Nov 2026 04:50:00 GMT", "clock is 600 s ahead of the operator's: set it"),
+        ("Sun, 22 Nov 2026 06:00:00 GMT", "clock is 3600 s behind the operator's: set it"),
+        ("nonsense", "key is not registered"),
+        (None, "key is not registered"),
+    ],
+)
+def test_a_refused_signature_is_named(date: str | None, cause: str) -> None:
+    now = datetime.datetime(2026, 11, 22, 5, 0, tzinfo=datetime.UTC)
+    assert cause in causes.of_unauthorized(date, now)

@@ -1,0 +1,199 @@
+"""A model from a federation is the model of its survivors' plain sum, and what was agreed holds."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.task import Facts, ModelTask, transform_hash
+from train_distributed.method_options import MethodOptions
+from train_distributed.methods import build_method
+from train_distributed.partition import split
+from train_distributed.privacy import Privacy
+from train_distributed.secure_sum import simulate_sum
+from train_distributed.secure_sum.opening import Opened
+from train_distributed.users import Chunk, EmbeddingUsers
+
+W, ROWS, K = 4, 12, 3
+PROMISE = Privacy(1.0, 1e-5, 0.75)
+FACTS = Facts(session="5e" * 32, bytes_per_user=1234, missing={1: "masked input"})
+
+
+def _silent(std: float, count: int) -> NDArray[np.int64]:
+    assert std >= 1
+    return np.zeros(count, np.int64)
+
+
+@pytest.fixture
+def make(initiated: Callable[..., Path]) -> Callable[..., ModelTask]:
+    def task(method: str = "softmax", **settings: object) -> ModelTask:
+        fixed = {"privacy": PROMISE, "minimum": 3, "method": method} | settings
+        folder = initiated(W, **fixed) / "fed"
+        federation = Federation.load(folder / "federation.json")
+        return ModelTask.of(federation, folder / "transform.safetensors")
+
+    return task
+
+
+def _embeddings(tmp_path: Path, i: int) -> EmbeddingSet:
+    return EmbeddingSet.open(tmp_path / f"user{i}" / "embeddings")
+
+
+@pytest.mark.parametrize("method", ["class-sums", "least-squares", "softmax", "svm"])
+def test_without_noise_the_model_is_that_of_the_plain_sum(
+    method: str, make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    task, path = make(method), tmp_path / "public.safetensors"
+    encoded = [task.encoded(i, _embeddings(tmp_path, i)) for i in range(W)]
+    sent = np.stack([task.noised(words, _silent) for words in encoded])
+    result = simulate_sum(sent, "shares", drop={2: [1]})
+    opened = Opened(result.total, frozenset(result.survivors))
+    model = task.released(opened, FACTS)
+    plain = build_method(method, PublicTransform.load(path), K, {})
+    expected = torch.zeros(plain.dimension, dtype=torch.float64)
+    for i in (0, 2, 3):
+        expected += plain.submit(_chunk(task, _embeddings(tmp_path, i)))[0]
+    std = task.integers.local_std * 3**0.5
+    torch.testing.assert_close(
+        model.weights, plain.classifier(expected, 3 * ROWS, std), rtol=2e-3, atol=2e-3
+    )
+    assert model.class_names == ("a", "b", "c")
+    assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)
+    twice = ModelTask.of(replace(task.federation, sessions=2), path).released(opened, FACTS)
+    assert 1.3 < twice.report["epsilon_of_all_sessions"] < 2
+    assert model.report["noise"] == "discrete"
+    assert model.report["suitable_for_release"]
+
+
+def _chunk(task: ModelTask, embeddings: EmbeddingSet) -> Chunk:
+    partition = split(torch.from_numpy(np.array(embeddings.labels)), 1)
+    (chunk,) = EmbeddingUsers(embeddings, task.transform, partition).chunks()
+    return chunk.rounded(task.integers.grid)
+
+
+@pytest.mark.parametrize("servers", [0, 1, 2])
+def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., ModelTask]) -> None:
+    """Protocol, survivors, session, bytes and whom it holds against: as they were, not a guess."""
+    task = make(servers=servers)
+    words = np.zeros(task.federation.dimension, np.uint64)
+    report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
+    assert report["protocol"] == ("secagg", "shares", "shares-replicated")[servers]
+    assert "single user" not in report["secure_sum"]
+    assert ("shares" in report["secure_sum"]) == bool(servers)
+    assert (report["users"], report["survivors"]) == (4, 3)
+    assert report["surviving_users"] == [f"user {i} (hospital-{i})" for i in (0, 2, 3)]
+    assert report["missing"] == {"user 1 (hospital-1)": "masked input"}
+    assert (report["session"], report["bytes_per_user"]) == ("5e" * 32, 1234)
+    assert report["federation"] == task.federation.digest.hex()
+    assert "server" in report["holds_against"]
+
+
+def test_noise_is_fresh_and_as_wide_as_planned(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    task = make()
+    encoded = task.encoded(0, _embeddings(tmp_path, 0))
+    drawn = np.stack([(task.noised(encoded) - encoded).view(np.int64) for _ in range(200)])
+    std = float(task.integers.plan.stds_in_steps)
+    assert np.std(drawn.astype(float)) == pytest.approx(std, rel=0.1)
+    assert len(np.unique(drawn[:, 0])) > 150
+
+
+def test_what_was_agreed_is_checked(make: Callable[..., ModelTask], tmp_path: Path) -> None:
+    task, path = make(), tmp_path / "public.safetensors"
+    few = _embeddings(tmp_path, 0).subset(slice(8))
+    with pytest.raises(ValueError, match="training rows must be 12 as agreed, got 8"):
+        task.encoded(0, few)
+    with pytest.raises(ValueError, match=r"identity must be one of \[0, 1, 2, 3\], got 9"):
+        task.encoded(9, _embeddings(tmp_path, 0))
+    other = tmp_path / "other.safetensors"
+    PublicTransform.fit(_embeddings(tmp_path, 1), clip_norm=1.5).save(other)
+    with pytest.raises(ValueError, match="transform must have SHA-256"):
+        ModelTask.of(task.federation, other)
+    with pytest.raises(ValueError, match="dimension must be the method's"):
+        ModelTask.of(replace(task.federation, dimension=4), path)
+
+
+def test_a_user_s_own_rows_are_looked_at_before_its_noise(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    task = make()
+    good = _embeddings(tmp_path, 0)
+    broken = np.array(good.embeddings)
+    broken[4, 2] = np.nan
+    with pytest.raises(ValueError, match="embeddings must be finite, got nan in row 4"):
+        task.encoded(0, replace(good, embeddings=broken))
+    broken[4, 2] = 3e38
+    task.encoded(0, replace(good, embeddings=broken))
+    with pytest.raises(ValueError, match=r"class_names must be \('a', 'b', 'c'\) as agreed"):
+        task.encoded(0, replace(good, labels=good.labels % 2, meta={"class_names": ["a", "c"]}))
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 8"):
+        task.encoded(0, replace(good, labels=good.labels + 6, meta={}))
+    swapped = replace(task, terms=replace(task.terms, class_names=("a", "c", "b")))
+    with pytest.raises(ValueError, match=r"class_names must be \('a', 'c', 'b'\) as agreed"):
+        swapped.encoded(0, good)
+
+
+def _swap(home: Path, transform: PublicTransform) -> ModelTask:
+    """The federation as if its operator had chosen this transform."""
+    fed, path = home / "fed", home / "public.safetensors"
+    transform.save(path)
+    federation = Federation.load(fed / "federation.json")
+    changed = federation.task | {"transform": transform_hash(path)}
+    return ModelTask.of(replace(federation, task=changed), path)
+
+
+def test_a_transform_that_knows_a_user_s_rows_is_refused_by_that_user(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    make()
+    seen = _embeddings(tmp_path, 2)
+    rows = np.random.default_rng(99).normal(size=(50, seen.dim)).astype(np.float32)
+    both = np.concatenate([rows, seen.embeddings[:1]])
+    public = EmbeddingSet(embeddings=both, labels=np.zeros(51, np.int64))
+    task = _swap(tmp_path, PublicTransform.fit(public, clip_norm=1.5))
+    task.encoded(1, _embeddings(tmp_path, 1))
+    with pytest.raises(ValueError, match="transform must not have seen private rows, got 1 of 12"):
+        task.encoded(2, seen)
+
+
+def test_a_transform_that_says_nothing_of_its_rows_is_refused(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    fitted = make().transform
+    mute = PublicTransform.from_tensors(fitted.tensors(), fitted_on=fitted.fitted_on)
+    task = _swap(tmp_path, mute)
+    with pytest.raises(ValueError, match="transform must say which rows it has seen"):
+        task.encoded(0, _embeddings(tmp_path, 0))
+
+
+def test_options_reach_the_method(make: Callable[..., ModelTask]) -> None:
+    task = make(options=MethodOptions(l2_reg=7.0))
+    assert task.federation.task["options"] == {"l2_reg": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("unit", "group", "times", "words"),
+    [
+        ("record", 1, 1, "replace one record"),
+        ("record", 2, 2, "replace 2 records"),
+        ("user", 2, 2 * ROWS, "replace 2 users"),
+    ],
+)
+def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
+    unit: str, group: int, times: int, words: str, make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    """`--unit user --group-size 2` must add the noise of two users, not of one record."""
+    promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
+    task = make("class-sums", privacy=promise)
+    one = replace(task.terms, privacy=PROMISE)
+    federation = replace(task.federation, task=one.as_task())
+    single = ModelTask.of(federation, tmp_path / "public.safetensors")
+    assert task.guarantee.sensitivity == pytest.approx(times * single.guarantee.sensitivity)
+    assert words in task.guarantee.report()["neighbouring"]

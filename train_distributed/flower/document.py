@@ -1,0 +1,168 @@
+"""JSON that somebody else wrote: every field is looked at, every refusal names file, field, value.
+
+Stricter than JSON: UTF-8 only, no name twice, no NaN or infinity, no number of hundreds of digits,
+no unknown fields. What is read is bounded before it is parsed.
+"""
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+SMALL, LARGE = 1 << 20, 1 << 28  # bytes of one party's files; of a federation of 100,000 users
+DIGITS = 20  # of a whole number
+SHOWN = 60  # characters of a refused value
+ANY_TEXT = re.compile(r".{1,200}")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON object of a file, or a part of one."""
+
+    path: Path
+    values: dict[str, Any]
+    inside: str = ""  # where in the file, "task."
+
+    def only(self, required: Collection[str], optional: Collection[str] = ()) -> None:
+        """Raises ValueError for a field that is missing or unknown."""
+        for name in required:
+            if name not in self.values:
+                self.refuse(name, "given", "nothing")
+        for name in self.values:
+            if name not in required and name not in optional:
+                self.refuse(
+                    name, f"left out: fields are {sorted({*required, *optional})}", "a value"
+                )
+
+    def text(self, name: str, pattern: re.Pattern[str] = ANY_TEXT, rule: str = "") -> str:
+        """A string that can be printed and matches the pattern from end to end."""
+        value = self._of(name)
+        if not isinstance(value, str) or not value.isprintable() or not pattern.fullmatch(value):
+            self.refuse(name, rule or "a line of text", value)
+        return value
+
+    def whole(self, name: str, least: int, most: int) -> int:
+        """A whole number, no truth value, in a closed range."""
+        value = self._of(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.refuse(name, f"a whole number from {least} to {most}", value)
+        return value
+
+    def number(self, name: str, above: float, below: float) -> float:
+        """A number in an open range."""
+        value = self._of(name)
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not above < value < below:
+            self.refuse(name, f"a number between {above:g} and {below:g}", value)
+        return float(value)
+
+    def part(self, name: str) -> "Document":
+        """An object within."""
+        value = self._of(name)
+        if not isinstance(value, dict):
+            self.refuse(name, "an object", value)
+        return Document(self.path, value, f"{self.inside}{name}.")
+
+    def list(self, name: str, most: int) -> "Document":
+        """A list within, as a part whose fields are its places: "0", "1", ..."""
+        value = self._of(name)
+        if not isinstance(value, list) or len(value) > most:
+            self.refuse(name, f"a list of at most {most}", value)
+        values = {str(place): each for place, each in enumerate(value)}
+        return Document(self.path, values, f"{self.inside}{name}.")
+
+    def identities(self) -> Iterator[tuple[int, str]]:
+        """Number and field of every field; numbers below 2^32, written in one way only."""
+        for name in self.values:
+            if not re.fullmatch("0|[1-9][0-9]{0,9}", name) or int(name) >= 2**32:
+                self.refuse(name, "the number of a party", name)
+            yield int(name), name
+
+    def refuse(self, name: str, rule: str, value: object) -> NoReturn:
+        """Raises the ValueError that names file, field, rule and value."""
+        raise ValueError(
+            f"{self.path}: {self.inside}{shown(name)} must be {rule}, got {_cut(value)}"
+        )
+
+    def _of(self, name: str) -> Any:
+        if name not in self.values:
+            self.refuse(name, "given", "nothing")
+        return self.values[name]
+
+
+def read_document(path: Path, largest: int = SMALL) -> Document:
+    """Reads a file that must hold one JSON object.
+
+    Raises:
+        ValueError: no such file, longer than `largest` bytes, or not such JSON.
+    """
+    content = read_file(path, largest)
+    try:
+        values = json.loads(
+            content.decode(),
+            object_pairs_hook=_distinct,
+            parse_int=_whole,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
+    except RecursionError as error:
+        raise ValueError(f"{path} must be JSON of few levels, got too many") from error
+    except ValueError as error:
+        raise ValueError(f"{path} must be strict JSON, got: {_cut(str(error))}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {_cut(values)}")
+    return Document(path, values)
+
+
+def read_file(path: Path, largest: int = SMALL) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        ValueError: there is none, it is not an ordinary one, or longer than `largest` bytes.
+    """
+    try:
+        if not path.is_file():
+            kind = "something else" if path.exists() else "nothing there"
+            raise ValueError(f"{path} must be a file, got {kind}")
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+    except OSError as error:
+        raise ValueError(f"{path} must be a readable file, got: {error.strerror}") from error
+    if len(content) > largest:
+        raise ValueError(f"{path} must be at most {largest} bytes, got more")
+    return content
+
+
+def shown(text: str) -> str:
+    """Text from elsewhere as it may stand on a terminal: control characters escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _cut(value: object) -> str:
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"field {_cut(twice)} twice")
+    return fields
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{_cut(number)}, which is not finite")
+    return value

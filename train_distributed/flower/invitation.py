@@ -1,0 +1,103 @@
+"""What the operator hands to every party: one folder, and who a party is in it."""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from train_distributed.flower.certificates import CA, read_authority
+from train_distributed.flower.document import read_document
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.key_files import fingerprint
+from train_distributed.flower.party import KEY, NODE_KEY, node_key
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+FEDERATION, TRANSFORM, OPERATOR = "federation.json", "transform.safetensors", "operator.json"
+ADDRESS = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """The federation, the transform, the authority, and where the operator listens."""
+
+    folder: Path
+    federation: Federation
+    superlink: str  # host:port
+
+    @property
+    def ca(self) -> Path:
+        """The authority's certificate."""
+        return self.folder / CA
+
+    @property
+    def transform(self) -> Path:
+        """The public transform."""
+        return self.folder / TRANSFORM
+
+    def write(self, ca: Path, transform: Path) -> None:
+        """Writes the folder, which must not exist."""
+        self.folder.mkdir()
+        self.federation.save(self.folder / FEDERATION)
+        shutil.copyfile(ca, self.ca)
+        shutil.copyfile(transform, self.transform)
+        told = {"superlink": self.superlink, "federation": self.federation.digest.hex()}
+        (self.folder / OPERATOR).write_text(json.dumps(told, indent=1) + "\n")
+
+    @staticmethod
+    def read(folder: Path, digest: str = "") -> "Invitation":
+        """Reads the folder.
+
+        Args:
+            folder: what the operator handed out.
+            digest: the federation's, as heard over a second channel, or how it begins.
+
+        Raises:
+            ValueError: naming the file that is missing, bad, or of another federation.
+        """
+        document = read_document(folder / OPERATOR)
+        document.only(["superlink", "federation"])
+        told = document.text("federation", KEY, "a SHA-256 in hexadecimal")
+        federation = Federation.load(folder / FEDERATION)
+        found = federation.digest.hex()
+        for what, expected in {f"{OPERATOR} says": told, "you were told": digest.lower()}.items():
+            if not found.startswith(expected):
+                raise ValueError(
+                    f"{folder / FEDERATION} must have the digest that {what}, {expected}, "
+                    f"got {found}: it is a copy of another federation"
+                )
+        read_authority(folder / CA)
+        superlink = document.text("superlink", ADDRESS, "HOST:PORT")
+        return Invitation(folder, federation, superlink)
+
+    def identify(self, keys: PrivateKeys, folder: Path) -> int:
+        """Which party has these keys.
+
+        Args:
+            keys: the party's own.
+            folder: the party's, with its node key.
+
+        Raises:
+            ValueError: none, or it was registered with another sealing or node key.
+        """
+        federation, public = self.federation, keys.public
+        party = federation.holder(public.verifying.hex())
+        if party is None:
+            raise ValueError(
+                f"keys in {folder} must be registered in {self.folder}, are not: ask the operator "
+                f"for an invitation made with the party file of this folder"
+            )
+        if party == FIRST_SERVER:
+            raise ValueError(f"{folder} must be a party's, is the operator's: leave out invitation")
+        agreed = federation.nodes.get(party)
+        if agreed not in (None, fingerprint(node_key(folder))):
+            raise ValueError(
+                f"{folder / NODE_KEY} must be the one registered for {federation.call(party)}, is "
+                f"another: was it made anew after the party file was given out?"
+            )
+        if party > FIRST_SERVER:
+            sealing = federation.servers[party - FIRST_SERVER]["sealing"]
+            if sealing != public.sealing.hex():
+                raise ValueError(f"sealing key in {folder} must be the registered one, is another")
+        return party

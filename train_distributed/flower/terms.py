@@ -1,0 +1,122 @@
+"""A federation's `task`: what every user submits and what is promised, read without trust."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from train_distributed.flower.document import Document
+from train_distributed.flower.party import MOST_ROWS
+from train_distributed.method_options import MethodOptions
+from train_distributed.privacy import Privacy
+
+MethodName = Literal["class-sums", "least-squares", "softmax", "svm", "logistic"]
+MOST_CLASSES, MOST_STEPS = 2**20, 2**31
+LONGEST_NAME = 100
+_HASH = re.compile("[0-9a-f]{64}")
+_CLASS = re.compile(f".{{1,{LONGEST_NAME}}}")
+_REQUIRED = (
+    *("method", "options", "num_classes", "sizes", "transform"),
+    *("epsilon", "delta", "honest_fraction", "unit", "group_size"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What was agreed on, by type; whether it can be computed, `ModelTask.of` finds out."""
+
+    method: MethodName
+    options: dict[str, Any]  # those of `MethodOptions` that were set
+    num_classes: int  # K
+    sizes: dict[int, int]  # user -> training rows
+    privacy: Privacy
+    transform: str  # SHA-256 of the public transform's file, hexadecimal
+    class_names: tuple[str, ...] = ()
+
+    def as_task(self) -> dict[str, Any]:
+        """JSON-ready, as it stands in a federation."""
+        privacy = self.privacy
+        task: dict[str, Any] = {
+            "method": self.method,
+            "options": self.options,
+            "num_classes": self.num_classes,
+            "sizes": {str(user): size for user, size in self.sizes.items()},
+            "transform": self.transform,
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "honest_fraction": float(privacy.fraction(len(self.sizes))),
+            "unit": privacy.unit,
+            "group_size": privacy.group_size,
+        }
+        return task | ({"class_names": list(self.class_names)} if self.class_names else {})
+
+    @staticmethod
+    def read(task: dict[str, Any], users: set[int], path: Path) -> "Terms":
+        """Reads what `as_task` made.
+
+        Args:
+            task: of a federation.
+            users: whose sizes it must hold.
+            path: of the federation, for errors.
+
+        Raises:
+            ValueError: naming file, field, rule and value.
+        """
+        document = Document(path, task, "task.")
+        document.only(_REQUIRED, ["class_names"])
+        classes = document.whole("num_classes", 2, MOST_CLASSES)
+        sizes = document.part("sizes")
+        rows = {user: sizes.whole(name, 1, MOST_ROWS) for user, name in sizes.identities()}
+        if rows.keys() != users:
+            odd = sorted(rows.keys() ^ users)[:10]
+            document.refuse("sizes", "of the federation's users", f"others, difference {odd}")
+        return Terms(
+            method=_choice(document, "method", get_args(MethodName)),
+            options=_options(document.part("options")),
+            num_classes=classes,
+            sizes={user: rows[user] for user in sorted(users)},
+            privacy=_privacy(document),
+            transform=document.text("transform", _HASH, "a SHA-256 in hexadecimal"),
+            class_names=_class_names(document, classes) if "class_names" in task else (),
+        )
+
+
+def _privacy(document: Document) -> Privacy:
+    return Privacy(
+        document.number("epsilon", 0, math.inf),
+        document.number("delta", 0, 1),
+        document.number("honest_fraction", 0, math.nextafter(1, 2)),
+        _choice(document, "unit", ("record", "user")),
+        document.whole("group_size", 1, MOST_ROWS),
+    )
+
+
+def _class_names(document: Document, classes: int) -> tuple[str, ...]:
+    names = document.list("class_names", classes)
+    found = tuple(names.text(place, _CLASS, "a short line of text") for place in names.values)
+    if len(set(found)) != classes:
+        document.refuse("class_names", f"{classes} distinct names", found)
+    return found
+
+
+def _options(document: Document) -> dict[str, Any]:
+    """Options of a method that is summed, by the types that `MethodOptions` states."""
+    hints = {name: get_args(hint) for name, hint in get_type_hints(MethodOptions).items()}
+    document.only([], [name for name, kinds in hints.items() if Path not in kinds])
+    return {name: _option(document, name, hints[name]) for name in document.values}
+
+
+def _option(document: Document, name: str, kinds: tuple[Any, ...]) -> Any:
+    if int in kinds:
+        return document.whole(name, 0, MOST_STEPS)
+    if float in kinds:
+        return document.number(name, -1e30, 1e30)
+    return _choice(document, name, get_args(kinds[0]))
+
+
+def _choice(document: Document, name: str, choices: tuple[Any, ...]) -> Any:
+    value = document.text(name)
+    if value not in choices:
+        document.refuse(name, f"one of {', '.join(choices)}", value)
+    return value

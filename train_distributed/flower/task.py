@@ -20,7 +20,7 @@ from train_distributed.privacy import Privacy
 from train_distributed.release import Release, suitability, versions
 from train_distributed.secure_sum import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.summation import IntegerSum
+from train_distributed.summation import Integers
 from train_distributed.users import EmbeddingUsers
 
 PROMISE = ("epsilon", "delta", "honest_fraction", "unit", "group_size")  # fields of a Privacy
@@ -34,7 +34,7 @@ class ModelTask:
     transform: PublicTransform
     method: Method
     guarantee: Guarantee
-    integers: IntegerSum
+    integers: Integers
 
     @staticmethod
     def of(federation: Federation, transform: Path) -> "ModelTask":
@@ -66,7 +66,7 @@ class ModelTask:
         if not privacy.private:
             raise ValueError(f"epsilon must be finite in a federation, got {privacy.epsilon}")
         guarantee = Guarantee.of(sizes, method, privacy, federation.minimum)
-        integers = IntegerSum.of(method, guarantee, sizes)
+        integers = Integers.of(method, guarantee, sizes)
         if federation.dimension != method.dimension:
             raise ValueError(
                 f"dimension must be the method's {method.dimension}, got {federation.dimension}"

@@ -1,6 +1,6 @@
 """The operator's side: runs one session over a relay that may lose anyone at any time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import words
@@ -44,6 +44,7 @@ def coordinate(
     record: Record | None = None,
     status: Status | None = None,
     seconds: float = 0.0,
+    exclude: frozenset[int] = frozenset(),
 ) -> Opened:
     """One session: parties are counted, the protocol runs, the sum is opened once.
 
@@ -60,8 +61,10 @@ def coordinate(
         record: where the session is written down, to be resumed after a crash.
         status: is told how it goes.
         seconds: to wait for parties.
+        exclude: users that a new session does without: culprits of an earlier one.
 
     Raises:
+        Misbehaviour: users' fault; a session without them may succeed. Nothing is released.
         ProtocolError: the sum could not be opened; nothing is released.
         ConnectionError, OSError: the relay is gone, or the disk full: it can be resumed.
         CannotResume: the record is of another protocol.
@@ -75,7 +78,7 @@ def coordinate(
     session = federation.session(nonce)
     present = Present(federation, nonce, keys, relay, record, status, log, seconds)
     if resumed is None:
-        users = _enough(federation, present, log)
+        users = _enough(federation, present, log, exclude)
         if record is not None:
             record.begin(nonce + session.bitmap(users))
     else:
@@ -90,7 +93,9 @@ def coordinate(
     return opened
 
 
-def _enough(federation: Federation, present: Present, log: Log) -> frozenset[int]:
+def _enough(
+    federation: Federation, present: Present, log: Log, exclude: frozenset[int]
+) -> frozenset[int]:
     """The users that are here.
 
     Raises:
@@ -98,9 +103,10 @@ def _enough(federation: Federation, present: Present, log: Log) -> frozenset[int
         OutOfOrder: a computation server is not here that the protocol cannot do without.
     """
     servers = [FIRST_SERVER + j for j in range(len(federation.servers))][1:]
-    present.gather(frozenset([*federation.users, *servers]))
-    users = frozenset(present.here & federation.users.keys())
-    log.lost(federation.users.keys() - users, "be present")
+    wanted = federation.users.keys() - exclude
+    present.gather(frozenset([*wanted, *servers]))
+    users = frozenset(present.here & wanted)
+    log.lost(wanted - users, "be present")
     absent = [name_of(server) for server in servers if server not in present.here]
     if len(absent) > federation.may_be_absent:
         raise OutOfOrder(f"all computation servers must be present, missing {', '.join(absent)}")
@@ -120,8 +126,9 @@ def _run(
 ) -> Opened:
     if federation.protocol == "secagg":
         present.start(users)
-        server = SecAggServer(federation.secagg(nonce), keys, journal)
-        return _run_secagg(federation, server, present, log)
+        absent = federation.users.keys() - users
+        server = SecAggServer(federation.secagg(nonce), keys, journal, exclude=absent)
+        return _run_secagg(server, present, log)
     desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
     present.host(FIRST_SERVER, desk)
     present.start(users)
@@ -140,23 +147,24 @@ def _say_goodbye(federation: Federation, present: Present, *, opened: bool) -> N
         return
 
 
-def _run_secagg(federation: Federation, server: SecAggServer, present: Present, log: Log) -> Opened:
-    answers = {u: m for u, m in present.first.items() if u in federation.users}
+def _run_secagg(server: SecAggServer, present: Present, log: Log) -> Opened:
+    """One message per user and round; a message is taken as it comes, then forgotten."""
+    answers: Iterable[tuple[int, list[bytes]]] = present.first.items()
     while True:
-        _take(server.receive, answers, log)
+        for party, messages in answers:
+            _take(server.receive, party, messages, log)
         log.lost(server.waiting_for, _STEPS[server.expects])
         if server.expects is Kind.REVEAL:
             return server.finish()
         questions = server.advance()
-        answers = present.ask(
+        answers = present.ask_each(
             {u: bytes([Request.DELIVER]) + join([q]) for u, q in questions.items()}
         )
 
 
-def _take(receive: Callable[[bytes], None], answers: dict[int, list[bytes]], log: Log) -> None:
-    for party, messages in sorted(answers.items()):
-        for message in messages:
-            try:
-                receive(message)
-            except ProtocolError as error:
-                log.refuse(name_of(party), words(error))
+def _take(receive: Callable[[bytes], None], party: int, messages: list[bytes], log: Log) -> None:
+    for message in messages:
+        try:
+            receive(message)
+        except ProtocolError as error:
+            log.refuse(name_of(party), words(error))

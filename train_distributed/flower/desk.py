@@ -51,7 +51,12 @@ class Desk(Protocol):
 
 
 class UserDesk(Clerk):
-    """A user's: submits one vector per session, in as many sessions as were agreed."""
+    """A user's: submits one vector per session, in as many sessions as were agreed.
+
+    Where one session was agreed, a vector may be masked again in another session of `secagg`, as
+    after the fault of a user that is then left out, if this user has not signed a set of survivors:
+    any two quorums of signers share an honest user, which signs once, so one sum is opened at most.
+    """
 
     def __init__(
         self,
@@ -64,16 +69,23 @@ class UserDesk(Clerk):
         super().__init__(federation, identity, keys, journal)
         self._submission = submission
         self._user: SecAggUser | Submitter | None = None
+        self._drawn: NDArray[np.uint64] | None = None  # masked, in no session that was signed
 
     def _handlers(self) -> Handlers:
         return {Request.DELIVER: self._deliver, Request.NEXT: self._next}
 
     def _willing(self, nonce: bytes) -> bool:
-        return self._ticket() is not None
+        return self._can_submit
+
+    @property
+    def _can_submit(self) -> bool:
+        unsigned = not (isinstance(self._user, SecAggUser) and self._user.agreed)
+        return (unsigned and self._drawn is not None) or self._ticket() is not None
 
     def _start(self, nonce: bytes) -> list[bytes]:
         federation = self._federation
-        if self._ticket() is None:
+        self._leave()
+        if not self._can_submit:
             raise _spent(federation)
         if federation.protocol == "secagg":
             self._user = SecAggUser(
@@ -102,19 +114,36 @@ class UserDesk(Clerk):
         return [self._user.receive(message) for message in split(body)]
 
     def _last(self, opened: bool) -> bool:
+        self._leave()
+        if opened:
+            self._drawn = None
+        return not self._can_submit
+
+    def _leave(self) -> None:
+        """Signs nothing more in the session under way."""
+        if isinstance(self._user, SecAggUser) and self._user.agreed:
+            self._drawn = None
         self._user = None
-        return self._ticket() is None
 
     def _vector(self, nonce: bytes) -> NDArray[np.uint64]:
         """Uses up one of the agreed sessions, then draws the noise that it is accounted for with.
 
+        Returns:
+            (d,) uint64; the one drawn before, if no session that this user signed has used it.
+
         Raises:
             AlreadyOpened: there is none left.
         """
+        if self._drawn is not None:
+            return self._drawn
+        federation = self._federation
         while (ticket := self._ticket()) is not None:
             try:
-                self._journal.claim(self._federation.digest, ticket, nonce)
-                return self._submission()
+                self._journal.claim(federation.digest, ticket, nonce)
+                vector = self._submission()
+                if federation.protocol == "secagg" and federation.sessions == 1:
+                    self._drawn = vector
+                return vector
             except AlreadyOpened:  # another process of this user was faster
                 continue
         raise _spent(self._federation)

@@ -10,7 +10,7 @@ from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import FlowerRelay, open_relay
 from train_distributed.flower.status import Log, Status, to_terminal
-from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -92,8 +92,10 @@ def _session(
     """The session under way, if there is one, and if it cannot be finished or was none, a new one.
 
     A session that fails is given up: its nonce is never used again. Where users have spent a ticket
-    on it they will not take part in more than was agreed, and say so.
+    on it they will not take part in more than was agreed, and say so. Users by whose fault a
+    session failed are left out of the next one.
     """
+    excluded = frozenset[int]()
     while True:
         resumed = record.session is not None
         try:
@@ -107,7 +109,17 @@ def _session(
                 record=record,
                 status=status,
                 seconds=operation.seconds,
+                exclude=excluded,
             )
+        except Misbehaviour as error:
+            record.forget()
+            if error.culprits.keys() <= excluded:
+                raise
+            excluded |= error.culprits.keys()
+            for user, what in error.culprits.items():
+                log.refuse(name_of(user), f"left out: {what}")
+            names = ", ".join(name_of(user) for user in sorted(error.culprits))
+            operation.say(f"a new session starts without {names}")
         except (ProtocolError, CannotResume) as error:
             record.forget()
             if not resumed:

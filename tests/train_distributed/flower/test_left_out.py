@@ -1,0 +1,166 @@
+"""A user by whose fault a session fails is left out of the next; no noise is in two sums."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train_distributed.flower import operate
+from train_distributed.flower.blobs import join, split
+from train_distributed.flower.clerk import DONE
+from train_distributed.flower.desk import UserDesk
+from train_distributed.flower.operate import _session
+from train_distributed.flower.record import Record
+from train_distributed.flower.status import Log, Status
+from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.packets import Link
+from train_distributed.secure_sum.secagg import SERVER, Advert
+from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER
+from train_distributed.secure_sum.wire import Kind, kind_of, payload_of, write
+
+INSIDER = 2
+Change = Callable[[Any, bytes], bytes]
+
+
+class Insider:
+    """A user's desk whose messages of one kind are changed and signed again."""
+
+    def __init__(self, desk: UserDesk, signing: bytes, kind: Kind, change: Change) -> None:
+        self.desk, self.signing, self.kind, self.change = desk, signing, kind, change
+        self.started = 0
+
+    def answer(self, request: bytes) -> bytes:
+        answer = self.desk.answer(request)
+        if answer[:1] != DONE:
+            return answer
+        messages = split(answer[1:])
+        if not messages or len(messages[0]) < 100 or kind_of(messages[0]) != self.kind.name.lower():
+            return answer
+        self.started += 1
+        machine: Any = self.desk._user
+        receiver = EVERYONE if self.kind is Kind.ADVERTISE else SERVER
+        payload = self.change(machine, payload_of(messages[0]))
+        session = machine._session
+        return DONE + join([write(session, self.kind, INSIDER, receiver, payload, self.signing)])
+
+
+def _garbage_for_everyone(machine: Any, payload: bytes) -> bytes:
+    """Packets whose ciphertexts nobody can open."""
+    return _garbage(machine, set(machine._sent))
+
+
+def _garbage_for_one(machine: Any, payload: bytes) -> bytes:
+    return _garbage(machine, {0})
+
+
+def _garbage(machine: Any, victims: set[int]) -> bytes:
+    bad = dict(machine._sent)
+    for peer in victims:
+        packet = bad[peer]
+        body = packet[:40] + bytes([packet[40] ^ 1]) + packet[41:-64]
+        link = _link(machine, peer)
+        bad[peer] = body + machine._signing.sign(link.context + body)
+    return b"".join(bad[peer] for peer in sorted(bad))
+
+
+def _link(machine: Any, peer: int) -> Any:
+    adverts = machine._advert, machine._peers[peer]
+    return Link(machine._setup, INSIDER, peer, adverts)
+
+
+def _wrong_commitment(machine: Any, payload: bytes) -> bytes:
+    wrong = payload[:64] + bytes(32) + payload[96:]
+    machine._advert = Advert(wrong)
+    return wrong
+
+
+def _run(fake: ModuleType, relay: Any, state: Path, log: Log):
+    operation: Any = SimpleNamespace(
+        federation=relay.federation,
+        keys=fake.KEYS[FIRST_SERVER],
+        seconds=0.0,
+        say=lambda line: None,
+    )
+    with Record(state) as record:
+        journal = DurableJournal(state / "journal")
+        return _session(operation, relay, record, journal, log, Status(log))
+
+
+def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) -> Any:
+    relay = fake.volatile(fake.agreement("secagg", dropout_fraction=0.2, **changes))
+    insider = Insider(relay.desks[10 + INSIDER], fake.KEYS[INSIDER].signing, kind, change)
+    relay.desks[10 + INSIDER] = insider
+    return relay
+
+
+def test_a_dealer_of_garbage_is_named_and_the_others_sum_with_the_vectors_they_drew(
+    fake: ModuleType, tmp_path: Path
+) -> None:
+    relay = _with_insider(fake, Kind.KEY_SHARES, _garbage_for_everyone)
+    log = Log()
+    opened = _run(fake, relay, tmp_path, log)
+    honest = [user for user in range(fake.W) if user != INSIDER]
+    assert opened.users == frozenset(honest)
+    assert np.array_equal(opened.total, fake.VECTORS[honest].sum(0))
+    assert all(relay.drawn[user] == 1 for user in honest)
+    assert relay.desks[10 + INSIDER].started == 1
+    assert any(f"user {INSIDER}: left out" in line for line in log.refused)
+
+
+def test_what_shows_only_when_the_sum_is_opened_costs_an_agreed_session(
+    fake: ModuleType, tmp_path: Path
+) -> None:
+    relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment)
+    log = Log()
+    with pytest.raises(ProtocolError, match="users present must be >= 3"):
+        _run(fake, relay, tmp_path, log)
+    assert any(f"user {INSIDER}: left out" in line for line in log.refused)
+    assert max(relay.drawn.values()) == 1
+
+
+def test_a_second_agreed_session_goes_on_without_the_culprit_and_with_fresh_noise(
+    fake: ModuleType, tmp_path: Path
+) -> None:
+    relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment, sessions=2)
+    opened = _run(fake, relay, tmp_path, Log())
+    honest = [user for user in range(fake.W) if user != INSIDER]
+    assert opened.users == frozenset(honest)
+    assert all(relay.drawn[user] == 2 for user in honest)
+
+
+def test_where_several_sessions_are_agreed_no_noise_is_in_two_of_them(
+    fake: ModuleType, tmp_path: Path
+) -> None:
+    relay = _with_insider(fake, Kind.KEY_SHARES, _garbage_for_one, sessions=2)
+    masked = [user for user in range(fake.W) if user not in (INSIDER, 0)]
+    _run(fake, relay, tmp_path, Log())
+    assert [relay.drawn[user] for user in masked] == [2] * len(masked)
+    assert relay.drawn[0] == 1  # it complained in place of masking
+
+
+def test_a_user_whose_vector_is_masked_again_has_signed_nothing_before(
+    fake: ModuleType, tmp_path: Path
+) -> None:
+    relay = _with_insider(fake, Kind.KEY_SHARES, _garbage_for_one)
+    opened = _run(fake, relay, tmp_path, Log())
+    assert INSIDER not in opened.users
+    assert all(relay.drawn[user] == 1 for user in opened.users)
+
+
+def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def always(*_: Any, exclude: frozenset[int], **__: Any):
+        tries.append(exclude)
+        raise Misbehaviour({INSIDER: "broke it"})
+
+    monkeypatch.setattr(operate, "coordinate", always)
+    with pytest.raises(Misbehaviour):
+        _run(fake, fake.volatile(fake.agreement("secagg")), tmp_path, Log())
+    assert tries == [frozenset(), frozenset({INSIDER})]

@@ -130,7 +130,7 @@ def holds(name: str, seed: int) -> bool:
     about = f"seed {seed}: {method}"
     assert all(part.isfinite().all() for part in sent)
     assert moved(method, *sent) <= guarantee.joint_sensitivity, about
-    words = [summation._encode((part * method.scale)[0].numpy()) for part in sent]
+    words = [summation.encode((part * method.scale)[0].numpy()) for part in sent]
     steps = words[0].view(np.int64) - words[1].view(np.int64)
     charged = guarantee.joint_sensitivity
     if summation.grid is None:

@@ -47,9 +47,18 @@ def project_ball_(weights: Tensor, radius: float, dims: tuple[int, ...]) -> Tens
         if not norms.isfinite().all():
             raise ValueError("weights must have finite norms, got NaN or infinity")
         if (norms > aim).any():
-            wide = part.double()
-            part.copy_(torch.where(norms > aim, wide / norms * aim, wide))
+            _shrink(part, norms, aim)
     return weights
+
+
+def _shrink(weights: Tensor, norms: Tensor, aim: float) -> None:
+    """W ← W · aim/‖W‖ where ‖W‖ > aim: two roundings, or quotient first where that underflows."""
+    factor = ball_scale(norms, aim)
+    if factor.min() > math.sqrt(torch.finfo(weights.dtype).tiny):
+        weights.mul_(factor.to(weights.dtype))
+    else:
+        wide = weights.double()
+        weights.copy_(torch.where(norms > aim, wide / norms * aim, wide))
 
 
 def ball_margin(length: int, dtype: torch.dtype) -> float:

@@ -13,7 +13,7 @@ def project_ball(weights: Tensor, radius: float, dims: tuple[int, ...] = (-2, -1
     """argmin_V ‖V − W‖ subject to ‖V‖ ≤ R: scales only what lies outside, never expands.
 
     The exact norm of the returned floats is at most R, without an allowance. A norm is a float64
-    sum of d + K terms at most in a row, so it is known to (d + K)/2 + 2 units u = 2⁻⁵³, quotient
+    sum of d + K terms at most in a row, so it is known to (d + K)/2 + 4 units u = 2⁻⁵³, quotient
     and product add two, the result's own type one of its eps/2. So the ball that is aimed at has
     radius R(1 − `ball_margin`), which is more than all of them.
 
@@ -47,9 +47,18 @@ def project_ball_(weights: Tensor, radius: float, dims: tuple[int, ...]) -> Tens
         if not norms.isfinite().all():
             raise ValueError("weights must have finite norms, got NaN or infinity")
         if (norms > aim).any():
-            wide = part.double()
-            part.copy_(torch.where(norms > aim, wide / norms * aim, wide))
+            _shrink(part, norms, aim)
     return weights
+
+
+def _shrink(weights: Tensor, norms: Tensor, aim: float) -> None:
+    """W ← W · aim/‖W‖ where ‖W‖ > aim: two roundings, or quotient first where that underflows."""
+    factor = ball_scale(norms, aim)
+    if factor.min() > math.sqrt(torch.finfo(weights.dtype).tiny):
+        weights.mul_(factor.to(weights.dtype))
+    else:
+        wide = weights.double()
+        weights.copy_(torch.where(norms > aim, wide / norms * aim, wide))
 
 
 def ball_margin(length: int, dtype: torch.dtype) -> float:
@@ -67,14 +76,19 @@ def weight_norms(weights: Tensor, dims: tuple[int, ...]) -> Tensor:
 
     One dimension is summed after the other, so no sum has more terms than their lengths together.
     """
-    wide = weights.double()
-    norms = sum_over(wide.square(), dims).sqrt()
+    norms = _norms(weights, dims)
     if weights.dtype == torch.float64 and ((norms < 1 / SAFE) | (norms > SAFE)).any():
-        largest = wide.abs().amax(dims, keepdim=True)
+        largest = weights.abs().amax(dims, keepdim=True)
         exponent = torch.frexp(largest).exponent.clamp(min=-1000)
         power = torch.ldexp(torch.ones_like(largest), exponent)
-        norms = sum_over((wide / power).square(), dims).sqrt() * power
+        norms = _norms(weights / power, dims) * power
     return norms
+
+
+def _norms(values: Tensor, dims: tuple[int, ...]) -> Tensor:
+    for dim in dims:
+        values = torch.linalg.vector_norm(values, dim=dim, keepdim=True, dtype=torch.float64)
+    return values
 
 
 def sum_over(values: Tensor, dims: tuple[int, ...]) -> Tensor:

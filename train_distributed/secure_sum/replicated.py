@@ -23,7 +23,7 @@ of them honest. (Two of three servers alone would not do: a relay that lies tell
 honest servers that the other is lost, and with a liar's COMMIT both open, one of them without
 user i.)
 
-**Privacy** against one server, the relay and any other users together. Server j lacks part j of
+**Privacy** against one server, the relay and such users together. Server j lacks part j of
 every user. For j < S-1 that is a seed, whose stream masks every word of part S-1; for j = S-1 the
 parts it holds are seeds drawn independently of the vector. The hash of a part it lacks hides it:
 seed and salt are 32 random bytes (SHA-256 as a random oracle). All it ever learns of the missing
@@ -38,7 +38,10 @@ wherever all reports agree once one server's are left out, and only one server c
 for S >= 4 this names the liar always (each part has two honest reports to outvote it), for S = 3
 unless it lies about one of its two parts only: then nothing is released, and the two servers that
 differ are named. One server that is lost leaves S-2 reports of each part or more. For S = 3 that
-is one report of two of the parts: the sum opens, unchecked, and the log says so.
+is one report of two of the parts: the sum opens, unchecked, and the log says so. An operator that
+is relay and server in one and lies can always refuse to finish, or publish another number than
+`tally` finds in the COMMIT and the OPENINGs: whoever is shown those can repeat it. A server can
+also deny that it holds a user's share: the user is left out, and both are named.
 
 A user's message is forgotten as soon as its parts are added: S-1 vectors, 40 bytes per user, and
 one batch of messages, however many users.

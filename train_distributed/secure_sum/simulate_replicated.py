@@ -1,5 +1,6 @@
 """All parties of the replicated protocol in one process, round by round."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
@@ -62,10 +63,8 @@ def run_replicated(
     machines = {s: ReplicaServer(setup, s, k, VolatileJournal()) for s, k in keys.items()}
     for batch in _batches(len(users), max(map(setup.share_bytes, keys))):
         for i in batch:
-            user = ReplicatedUser(setup, i, users[i], VolatileJournal())
-            parts = meter.at(i, lambda u=user, v=vectors[i]: u.submit(v))
-            for _ in range(reached[i]):
-                server, message = meter.at(i, lambda p=parts: next(p))
+            parts = _submitted(setup, i, users[i], vectors[i], meter)
+            for server, message in itertools.islice(parts, reached[i]):
                 meter.sent(message, i, server)
                 meter.at(server, lambda s=server, m=message: machines[s].receive(m))
         _exchange(machines, ReplicaServer.hold, meter)
@@ -77,6 +76,16 @@ def run_replicated(
         for server, machine in machines.items()
     }
     return meter.at(FIRST_SERVER, lambda: tally(setup, commit, openings).opened)
+
+
+def _submitted(
+    setup: Replicated, i: int, keys: PrivateKeys, vector: NDArray[np.uint64], meter: Meter
+) -> Iterator[tuple[int, bytes]]:
+    """User i's messages; its time is booked as they are made."""
+    user = ReplicatedUser(setup, i, keys, VolatileJournal())
+    parts = meter.at(i, lambda: user.submit(vector))
+    for _ in setup.servers:
+        yield meter.at(i, lambda: next(parts))
 
 
 def _exchange(

@@ -52,18 +52,7 @@ def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Ta
     named = read(setup.session, commit, EVERYONE, {Kind.COMMIT: setup.commit_bytes})
     if named.sender not in setup.session.servers:
         raise WrongSender(f"COMMIT must come from a server, got {named.sender}")
-    reports: Reports = {}
-    faults: dict[int, str] = {}
-    for server in setup.servers:
-        try:
-            if server not in openings:
-                raise OutOfOrder("sent no OPENING")
-            reports[server] = _report(setup, server, openings[server], named.payload)
-        except ProtocolError as error:
-            faults[server] = f"{type(error).__name__}: {error}"
-    if len(reports) < len(setup.servers) - 1:
-        words = "; ".join(f"{name_of(server)}: {why}" for server, why in faults.items())
-        raise OutOfOrder(f"all servers but one must open, got {words}")
+    reports, faults = _reports(setup, openings, named.payload)
     suspects = _suspects(reports)
     if suspects:
         if len(suspects) > 1:
@@ -80,6 +69,29 @@ def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Ta
         total += _words(setup, next(iter(sums.values())))
     unchecked = tuple(part for part, sums in holders.items() if len(sums) == 1)
     return Tally(Opened(total, setup.users_of(named.payload)), faults, unchecked)
+
+
+def _reports(
+    setup: Replicated, openings: Mapping[int, bytes], commit: bytes
+) -> tuple[Reports, dict[int, str]]:
+    """What the servers report, and why the others do not count.
+
+    Raises:
+        OutOfOrder: more than one does not.
+    """
+    reports: Reports = {}
+    faults: dict[int, str] = {}
+    for server in setup.servers:
+        try:
+            if server not in openings:
+                raise OutOfOrder("sent no OPENING")
+            reports[server] = _report(setup, server, openings[server], commit)
+        except ProtocolError as error:
+            faults[server] = f"{type(error).__name__}: {error}"
+    if len(faults) > 1:
+        words = "; ".join(f"{name_of(server)}: {why}" for server, why in faults.items())
+        raise OutOfOrder(f"all servers but one must open, got {words}")
+    return reports, faults
 
 
 def _report(setup: Replicated, server: int, opening: bytes, commit: bytes) -> dict[int, bytes]:

@@ -1,6 +1,6 @@
 """The operator's side: runs one session over a relay that may lose anyone at any time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import words
@@ -137,20 +137,22 @@ def _say_goodbye(federation: Federation, present: Present, *, opened: bool) -> N
 
 
 def _run_secagg(federation: Federation, server: SecAggServer, present: Present, log: Log) -> Opened:
-    answers = {u: m for u, m in present.first.items() if u in federation.users}
-    while True:
+    answers: Iterable[tuple[int, list[bytes]]] = present.first.items()
+    while True:  # every answer is taken as it comes: one vector at a time is in memory
         _take(server.receive, answers, log)
         log.lost(server.waiting_for, _STEPS[server.expects])
         if server.expects is Kind.REVEAL:
             return server.finish()
         questions = server.advance()
-        answers = present.ask(
+        answers = present.ask_each(
             {u: bytes([Request.DELIVER]) + join([q]) for u, q in questions.items()}
         )
 
 
-def _take(receive: Callable[[bytes], None], answers: dict[int, list[bytes]], log: Log) -> None:
-    for party, messages in sorted(answers.items()):
+def _take(
+    receive: Callable[[bytes], None], answers: Iterable[tuple[int, list[bytes]]], log: Log
+) -> None:
+    for party, messages in answers:
         for message in messages:
             try:
                 receive(message)

@@ -19,6 +19,7 @@ from train_distributed.flower.status import Log
 from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 
@@ -265,3 +266,27 @@ def test_a_replayed_session_spends_and_reveals_nothing(protocol: str, fake: Modu
     relay.after = lambda node, request, answer: None
     assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
     assert relay.drawn[2] == 2
+
+
+def test_the_coordinator_holds_one_vector_at_a_time(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next answer is fetched only when the last one has been added."""
+    relay = fake.volatile(fake.agreement("secagg"))
+    taken, yielded, receive = 0, 0, SecAggServer.receive
+
+    def counted(self: SecAggServer, message: bytes) -> None:
+        nonlocal taken
+        taken += 1
+        receive(self, message)
+
+    def count(node: int, request: bytes, answer: bytes) -> None:
+        nonlocal yielded
+        if request[0] == Request.DELIVER:
+            assert taken == fake.W + yielded
+            yielded += 1
+
+    monkeypatch.setattr(SecAggServer, "receive", counted)
+    relay.after = count
+    _operate(fake, relay, Log())
+    assert yielded >= 4 * fake.W

@@ -87,6 +87,8 @@ class UserDesk(Clerk):
         self._leave()
         if not self._can_submit:
             raise _spent(federation)
+        if self._journal.detail(federation.session(nonce).digest, "submit") is not None:
+            raise AlreadyOpened("session must be a new one, got one this user has taken part in")
         if federation.protocol == "secagg":
             self._user = SecAggUser(
                 federation.secagg(nonce),

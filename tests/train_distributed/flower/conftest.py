@@ -61,12 +61,12 @@ class Field:
 
     def node(self, party: str, patience: float = 600, keys: str | None = None):
         arguments = [party, str(self.port), str(patience), *([keys] if keys else [])]
-        return self._start("plain_node", arguments, f"{party}.log")
+        return self.run("plain_node", arguments, f"{party}.log")
 
     def operator(self, seconds: float = 40) -> subprocess.Popen[bytes]:
-        return self._start("plain_operator", [str(self.port), str(seconds)], "operator.log")
+        return self.run("plain_operator", [str(self.port), str(seconds)], "operator.log")
 
-    def _start(self, name: str, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
+    def run(self, name: str, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
         root = str(HERE.parents[2])
         environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-W", "ignore", str(HERE / f"{name}.py"), str(self.folder)]

@@ -19,6 +19,7 @@ from train_distributed.flower.status import Log
 from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 
@@ -41,12 +42,13 @@ def test_orders_of_anyone_but_the_operator_do_nothing(
     start, present = bytes(32) + everyone, bytes(72)
     journal = DurableJournal(tmp_path / "journal")
     desk = UserDesk(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
+    good = _order(fake, federation, Request.START, start, FIRST_SERVER)
     forged = [
         b"\0" + bytes(32),  # what began a session, and spent it, when nobody had to sign
         b"\0" + start + bytes(64),
         _order(fake, federation, Request.START, start, 1),
         _order(fake, other, Request.START, start, FIRST_SERVER),
-        _order(fake, federation, Request.START, start, FIRST_SERVER)[:-1] + b"\0",
+        good[:-1] + bytes([good[-1] ^ 1]),
         bytes([Request.START]) + _order(fake, federation, Request.END, start, FIRST_SERVER)[1:],
         bytes([Request.PRESENT]) + present + bytes(64),
         _order(fake, federation, Request.PRESENT, present, 1),
@@ -247,3 +249,44 @@ def test_a_full_disk_of_a_user_is_said_at_both_ends(
     assert sorted(opened.users) == [0, 1, 3, 4]
     assert relay.drawn[2] == 0
     assert any("user 2: refused: OSError" in t and "No space left" in t for t in log.refused)
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_a_replayed_session_spends_and_reveals_nothing(protocol: str, fake: ModuleType) -> None:
+    """All that was asked of user 2, asked again when the session is over; two were agreed."""
+    relay = fake.volatile(fake.agreement(protocol, sessions=2))
+    asked: list[bytes] = []
+    relay.after = lambda node, request, answer: asked.append(request) if node == 12 else None
+    _operate(fake, relay, Log())
+    for desk in (relay.desks[12], relay.user(2)):  # as it is, and started again
+        for request in asked:
+            answer = desk.answer(request)
+            assert request[0] == Request.PRESENT or answer[:1] != DONE
+    assert relay.drawn[2] == 1
+    relay.after = lambda node, request, answer: None
+    assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
+    assert relay.drawn[2] == 2
+
+
+def test_the_coordinator_holds_one_vector_at_a_time(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next answer is fetched only when the last one has been added."""
+    relay = fake.volatile(fake.agreement("secagg"))
+    taken, yielded, receive = 0, 0, SecAggServer.receive
+
+    def counted(self: SecAggServer, message: bytes) -> None:
+        nonlocal taken
+        taken += 1
+        receive(self, message)
+
+    def count(node: int, request: bytes, answer: bytes) -> None:
+        nonlocal yielded
+        if request[0] == Request.DELIVER:
+            assert taken == fake.W + yielded
+            yielded += 1
+
+    monkeypatch.setattr(SecAggServer, "receive", counted)
+    relay.after = count
+    _operate(fake, relay, Log())
+    assert yielded >= 4 * fake.W

@@ -201,7 +201,7 @@ def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     changed = _federation("shares", task={"step": 0.25, "method": "x"})
     assert changed.session(b"n" * 32).digest != federation.session(b"n" * 32).digest
     (tmp_path / "bad.json").write_text('{"protocol": "shares"}')
-    with pytest.raises(ValueError, match="bad.json: dimension must be given, got nothing"):
+    with pytest.raises(ValueError, match=r"bad\.json: dimension must be given, got nothing"):
         Federation.load(tmp_path / "bad.json")
     for changes, message in [
         ({"protocol": "plain"}, "protocol must be"),

@@ -1,7 +1,7 @@
 """What a secure sum costs: bytes and seconds per client and server, and the server's memory.
 
     python tests/benchmarks/bench_secure_sum.py
-    python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000
+    python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000 --dropped 0 0.19
     python tests/benchmarks/bench_secure_sum.py --write results/secure_sum/cost.json
 
 All parties run in one process, one after the other, on one thread; set-up of keys is not counted.
@@ -9,6 +9,7 @@ Every user submits the same vector, so that the inputs take no memory.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -28,11 +29,16 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+from train_distributed.secure_sum.simulate import MASKED_INPUT
 
-HEADER = "protocol               w        d   client bytes   server bytes   client s   server s"
+HEADER = (
+    "protocol               w  dropped        d   client bytes   server bytes   client s   server s"
+)
 
 
-def measure(protocol: str, users: int, dimension: int, fractions: tuple[float, float]) -> dict:
+def measure(
+    protocol: str, users: int, dimension: int, fractions: tuple[float, float], dropped: float = 0
+) -> dict:
     """One run of a protocol; the sum is checked.
 
     Args:
@@ -40,20 +46,24 @@ def measure(protocol: str, users: int, dimension: int, fractions: tuple[float, f
         users: w.
         dimension: d.
         fractions: corrupt and dropout fraction of "secagg".
+        dropped: fraction of users whose vector never comes though they have shared keys.
     """
+    gone = int(dropped * users)
     row = np.random.default_rng(0).integers(0, 2**64, dimension, np.uint64)
     corrupt, dropout = fractions
     result = simulate_sum(
         np.broadcast_to(row, (users, dimension)),
         protocol,  # pyright: ignore[reportArgumentType]
+        drop={MASKED_INPUT: range(gone)},
         corrupt_fraction=corrupt,
         dropout_fraction=dropout,
     )
-    if not np.array_equal(result.total, row * np.uint64(users)):
+    if not np.array_equal(result.total, row * np.uint64(users - gone)):
         raise RuntimeError(f"the sum of {users} users by {protocol} is wrong")
     return {
         "protocol": protocol,
         "users": users,
+        "dropped": gone,
         "dimension": dimension,
         "bytes_per_client": result.bytes_per_client,
         "bytes_server": result.bytes_server,
@@ -124,22 +134,23 @@ def main() -> None:
     parser.add_argument("--protocols", nargs="+", default=["shares", "secagg"])
     parser.add_argument("--corrupt-fraction", type=float, default=0.1)
     parser.add_argument("--dropout-fraction", type=float, default=0.2)
+    parser.add_argument("--dropped", type=float, nargs="+", default=[0.0])
     parser.add_argument("--memory", type=int, nargs="*", default=[100, 10_000])
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()
     fractions = options.corrupt_fraction, options.dropout_fraction
     print(HEADER)
     rows = []
-    for protocol in options.protocols:
-        for users in options.users:
-            row = measure(protocol, users, options.dimension, fractions)
-            rows.append(row)
-            print(
-                f"{protocol:17} {users:6} {row['dimension']:8} {row['bytes_per_client']:14} "
-                f"{row['bytes_server']:14} {row['seconds_per_client']:10.4f} "
-                f"{row['seconds_server']:10.3f}",
-                flush=True,
-            )
+    cases = itertools.product(options.protocols, options.users, options.dropped)
+    for protocol, users, dropped in cases:
+        row = measure(protocol, users, options.dimension, fractions, dropped)
+        rows.append(row)
+        print(
+            f"{protocol:17} {users:6} {row['dropped']:8} {row['dimension']:8} "
+            f"{row['bytes_per_client']:14} {row['bytes_server']:14} "
+            f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f}",
+            flush=True,
+        )
     memory = [server_memory(users, options.dimension) for users in options.memory]
     for row in memory:
         print(

@@ -17,6 +17,16 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.wire import Kind
+
+_STEPS = {
+    Kind.ADVERTISE: "advertise keys",
+    Kind.KEY_SHARES: "share keys",
+    Kind.MASKED: "masked input",
+    Kind.DEFENCE: "answer complaints",
+    Kind.AGREED: "agree on survivors",
+    Kind.REVEAL: "unmask",
+}
 
 __all__ = ["Log", "Relay", "coordinate"]
 
@@ -132,16 +142,15 @@ def _say_goodbye(federation: Federation, present: Present, *, opened: bool) -> N
 
 def _run_secagg(federation: Federation, server: SecAggServer, present: Present, log: Log) -> Opened:
     answers = {u: m for u, m in present.first.items() if u in federation.users}
-    for step in ("advertise keys", "share keys", "masked input", "agree on survivors"):
+    while True:
         _take(server.receive, answers, log)
-        log.lost(server.waiting_for, step)
+        log.lost(server.waiting_for, _STEPS[server.expects])
+        if server.expects is Kind.REVEAL:
+            return server.finish()
         questions = server.advance()
         answers = present.ask(
             {u: bytes([Request.DELIVER]) + join([q]) for u, q in questions.items()}
         )
-    _take(server.receive, answers, log)
-    log.lost(server.waiting_for, "unmask")
-    return server.finish()
 
 
 def _take(receive: Callable[[bytes], None], answers: dict[int, list[bytes]], log: Log) -> None:

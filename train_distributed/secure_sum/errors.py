@@ -4,6 +4,8 @@ A refusal never changes the state of the machine that refuses: the next good mes
 if the bad one had not been sent.
 """
 
+from collections.abc import Mapping
+
 
 class ProtocolError(ValueError):
     """A message or request was refused; nothing was revealed, counted or released."""
@@ -67,6 +69,19 @@ class InconsistentShares(ProtocolError):
 
 class ServersDisagree(ProtocolError):
     """Computation servers report different sums of the same part: one of them lies."""
+
+
+class Misbehaviour(ProtocolError):
+    """Parties broke the protocol so that it cannot be completed; a session without them can.
+
+    Attributes:
+        culprits: party -> what it did, in words.
+    """
+
+    def __init__(self, culprits: Mapping[int, str]) -> None:
+        self.culprits = dict(culprits)
+        told = "; ".join(f"{party}: {what}" for party, what in sorted(self.culprits.items()))
+        super().__init__(f"parties must follow the protocol, these did not: {told}")
 
 
 class AlreadyOpened(ProtocolError):

@@ -1,79 +1,96 @@
-"""Who shares secrets with whom in SecAgg+ (Bell et al., CCS 2020), and how many shares open one.
+"""Who shares secrets with whom in SecAgg (Bell et al., CCS 2020, against a malicious server).
 
-Users stand on a ring in an order drawn from the session's digest; each has k/2 neighbours on either
-side. Everyone can compute the graph, so the server cannot choose anyone's neighbours.
+Every user draws 32 fresh bytes and signs them with its keys; its *list* is k of the other users,
+drawn from those bytes. It shares its secrets with its list, and masks with its list and with all
+who have it on theirs. An honest user's list is therefore uniform and depends on nobody else's
+choice, the server's nonce included: there is nothing to grind. Everyone who has a user's
+advertisement can draw its list again.
 
-With C corrupt and at most D dropped of w users in random places, and X ~ hypergeometric(w-1, C, k)
-corrupt neighbours, Y ~ hypergeometric(w-1, D, k) dropped ones, (k, t) is the sparsest choice for
-which these are improbable for all users together:
+Of w users at most C are corrupt, all of them the server's. What makes a session safe:
 
-- *some user has more than c corrupt neighbours*: w P[X > c] ≤ 2^-40. Then t > (k + c)/2 keeps a
-  user's two secrets apart even from a server that tells neighbours different stories: c corrupt
-  neighbours give shares of both, each honest one of the k - c gives one, and two times t shares
-  would need 2t ≤ 2c + (k - c).
-- *the honest survivors are not connected*: only k/2 consecutive corrupt or dropped users cut the
-  ring, probability at most w ((C + D)/w)^(k/2) ≤ 2^-40. The server would learn each part's sum.
-- *some user loses so many neighbours that its mask cannot be opened*: w P[Y > k - t] ≤ 2^-20. This
-  costs the run, never privacy: it aborts and nothing is revealed.
+- *Signers.* A user reveals shares only for a pair (who shared keys U, who survived V) that
+  `signers` >= (w + C)/2 + 1/2 users have signed. Two such quorums share more than C users, so an
+  honest one, and it signs once: all honest users that reveal do so for one (U, V), and each secret
+  of a user is revealed by honest users either as a survivor's or as a dropped user's.
+- *Threshold.* Fewer than t users of an honest user's list are corrupt, so the secret that honest
+  users do not reveal stays secret, and the other is revealed only if an honest user agrees, which
+  it does for a survivor only if at least t of the survivor's list survived.
+- *One sum.* Honest survivors are an edge apart if one is on the other's list: both masked along
+  it, see `secagg.py`. A set S of honest survivors is opened alone if no edge leaves it, and only
+  if S is closed in the sense of `separation.py`, whose bounds exclude small closed sets, and more
+  than j honest signers outside a larger one. So what is opened is one sum, and it contains all
+  honest signers but j: at least m_min - C honest users, as `signers` >= m_min + j.
 
-k grows with log w. Where no ring satisfies all three, all users are neighbours and the counts are
-exact: c = C, and D dropouts leave w - 1 - D ≥ t.
+(k, t) is the sparsest choice for which all of this fails with probability at most 2^-40 over all
+users, whatever the server suppresses, and for which a session within the stated dropouts aborts,
+some user's list left with fewer than t, with probability at most 2^-20; j is at most a hundredth of
+w. Where no list shorter than half of the others will do, everyone is on everyone's list: counts are
+exact, no edge is missing, and nothing can fail.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import gammaln
 
 from train_distributed.secure_sum.fixed_point import WORD
-from train_distributed.secure_sum.prg import derive, stream
+from train_distributed.secure_sum.prg import stream
+from train_distributed.secure_sum.separation import log_closed, log_strays, log_tail, log_tails
 
 SECRECY_BITS = 40  # -log2 of the probability that secrecy is lost, over all users
 ABORT_BITS = 20  # likewise that a run within the stated dropouts aborts
+_LN2 = math.log(2)
 
 
 @dataclass(frozen=True)
 class Degree:
-    """A graph's parameters."""
+    """A graph's parameters, and what they promise."""
 
-    degree: int  # k, neighbours of a user
+    degree: int  # k, users on a list
     threshold: int  # t, shares that open a secret
+    signers: int  # users that must sign a set of survivors before anyone reveals
+    strays: int  # j, signers that a malicious server may keep out of the sum
+    log2_insecure: float  # of the probability that any of the above fails; -inf where none can
+    log2_aborts: float  # likewise that a run within the stated dropouts aborts
 
 
-def choose_degree(users: int, corrupt_fraction: float, dropout_fraction: float) -> Degree:
+@lru_cache(maxsize=64)
+def choose_degree(
+    users: int, corrupt_fraction: float, dropout_fraction: float, minimum: int = 1
+) -> Degree:
     """The sparsest graph that is safe and survives the stated dropouts.
 
     Args:
         users: w >= 2.
         corrupt_fraction: of the users, rounded down to whole users; in [0, 1).
         dropout_fraction: likewise.
+        minimum: m_min, fewest users in a sum that is opened; in [1, w].
 
     Raises:
         ValueError: an argument outside its range, or fractions that no graph survives.
     """
     if users < 2:
         raise ValueError(f"users must be >= 2, got {users}")
+    if not 1 <= minimum <= users:
+        raise ValueError(f"minimum must be in [1, {users} users], got {minimum}")
     corrupt = whole_users(users, corrupt_fraction, "corrupt_fraction")
     dropped = whole_users(users, dropout_fraction, "dropout_fraction")
-    lost, aborted = 2.0**-SECRECY_BITS / users, 2.0**-ABORT_BITS / users
-    for degree in range(2, users - 1, 2):
-        most_corrupt = _exceeded_with(users - 1, corrupt, degree, lost)
-        threshold = (degree + most_corrupt) // 2 + 1
-        most_dropped = _exceeded_with(users - 1, dropped, degree, aborted)
-        connected = ((corrupt + dropped) / users) ** (degree / 2) <= lost
-        if connected and degree - most_dropped >= threshold:
-            return Degree(degree, threshold)
-    threshold = (users - 1 + corrupt) // 2 + 1
-    if users - 1 - dropped < threshold:
+    quorum = (users + corrupt) // 2 + 1
+    if users - dropped < quorum or users - 1 - dropped <= corrupt:
         raise ValueError(
-            f"corrupt_fraction + 2 dropout_fraction must leave {threshold} of {users - 1} "
-            f"neighbours, got {corrupt_fraction} + 2 * {dropout_fraction} for {users} users"
+            f"corrupt_fraction + 2 dropout_fraction must leave {quorum} of {users} users to sign, "
+            f"got {corrupt_fraction} + 2 * {dropout_fraction}"
         )
-    return Degree(users - 1, threshold)
+    degree = 2
+    while 2 * degree < users - 1:
+        found = _graph(users, corrupt, dropped, degree, quorum, minimum)
+        if found:
+            return found
+        degree += max(1, degree // 64)
+    threshold = min(quorum, users - 1 - dropped)
+    return Degree(users - 1, threshold, max(quorum, minimum), 0, -math.inf, -math.inf)
 
 
 def whole_users(users: int, fraction: float, name: str) -> int:
@@ -87,38 +104,55 @@ def whole_users(users: int, fraction: float, name: str) -> int:
     return math.floor(Fraction(str(fraction)) * users)
 
 
-def neighbours(digest: bytes, order: Sequence[int], degree: int) -> dict[int, frozenset[int]]:
-    """The graph of a session.
+def draw_list(seed: bytes, others: int, degree: int) -> list[int]:
+    """The list that 32 bytes stand for: `degree` of the numbers below `others`, as drawn.
+
+    They are words of the seed's stream modulo `others`, repetitions left out. A word has 2^64
+    values, so no list is more than 1 + 2^-30 times as likely as another.
 
     Args:
-        digest: of the session; fixes everyone's place.
-        order: all users.
-        degree: k, even unless all are neighbours.
-
-    Returns:
-        User -> its neighbours.
+        seed: 32 bytes.
+        others: w - 1.
+        degree: k; all numbers, in order, if there are no more.
     """
-    if degree >= len(order) - 1:
-        everyone = frozenset(order)
-        return {user: everyone - {user} for user in order}
-    keys = np.concatenate([w.copy() for _, w in stream(derive(digest, b"graph"), len(order))])
-    ring = [order[i] for i in np.argsort(keys.view(WORD), kind="stable")]
-    near = [*range(-(degree // 2), 0), *range(1, degree // 2 + 1)]
-    size = len(ring)
-    return {u: frozenset(ring[(p + o) % size] for o in near) for p, u in enumerate(ring)}
+    if degree >= others:
+        return list(range(others))
+    count = 2 * degree + 32
+    while True:
+        words = np.concatenate([words.copy() for _, words in stream(seed, count)])
+        drawn = dict.fromkeys((words.view(WORD) % np.uint64(others)).tolist())
+        if len(drawn) >= degree:
+            return list(drawn)[:degree]
+        count *= 2
 
 
-def _exceeded_with(population: int, marked: int, draws: int, allowed: float) -> int:
-    """The smallest c with P[X > c] <= allowed, X ~ hypergeometric(population, marked, draws)."""
-    x = np.arange(min(marked, draws) + 1)
-    logs = _log_choose(marked, x) + _log_choose(population - marked, draws - x)
-    mass = np.exp(logs - _log_choose(population, np.asarray(draws)))
-    at_least = np.cumsum(mass[::-1])[::-1]  # P[X >= x]
-    return int(np.count_nonzero(at_least > allowed)) - 1
+def _graph(
+    users: int, corrupt: int, dropped: int, degree: int, quorum: int, minimum: int
+) -> Degree | None:
+    """The graph of a degree if it keeps both promises; half of the probability for either bound."""
+    allowed = -(SECRECY_BITS + 1) * _LN2
+    aborts = log_tails(users - 1, dropped, degree) + math.log(users)
+    lost = int(np.count_nonzero(aborts > -ABORT_BITS * _LN2)) - 1  # of a list, at most
+    threshold = degree - lost
+    single = log_tail(users - 1, np.array([corrupt]), degree, threshold)[0]
+    if threshold < 1 or single + math.log(users - corrupt) > allowed:
+        return None
+    sums = log_closed(users, corrupt, degree, threshold)
+    closed = int(np.searchsorted(sums, allowed, "right"))
 
+    def failing(strays: int) -> float:
+        signers = max(quorum, minimum + strays)
+        return log_strays(users, corrupt, degree, strays, signers, closed)
 
-def _log_choose(n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    possible = (k >= 0) & (k <= n)
-    inside = np.clip(k, 0, n)
-    value = gammaln(n + 1) - gammaln(inside + 1) - gammaln(n - inside + 1)
-    return np.where(possible, value, -np.inf)
+    low, high = 0, users // 100
+    if failing(high) > allowed:
+        return None
+    while low < high:  # fewer strays are more likely exceeded
+        middle = (low + high) // 2
+        low, high = (low, middle) if failing(middle) <= allowed else (middle + 1, high)
+    signers = max(quorum, minimum + low)
+    if signers > users or signers - corrupt <= 2 * low:
+        return None
+    insecure = np.logaddexp(sums[closed - 1], failing(low)) / _LN2
+    aborted = aborts[lost + 1] / _LN2 if lost < degree else -math.inf
+    return Degree(degree, threshold, signers, low, float(insecure), float(aborted))

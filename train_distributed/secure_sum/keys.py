@@ -20,6 +20,12 @@ SIGNATURE_BYTES = 64
 TAG_BYTES = 16
 SEAL_BYTES = KEY_BYTES + TAG_BYTES  # what a seal adds to its plaintext
 _NONCE = bytes(12)
+_PRIME = 2**255 - 19
+_SMALL_ORDER = {  # of both the curve and its twist, with their unreduced forms (RFC 7748, 6.1)
+    *(0, 1, _PRIME - 1, _PRIME, _PRIME + 1),
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+}
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,19 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
         raise BadSeal(f"public key must not be of small order, got {public.hex()}") from error
 
 
+def check_order(public: bytes) -> None:
+    """Refuses the X25519 public keys with which every exchange gives zero.
+
+    Raises:
+        BadSeal: a public key of small order.
+    """
+    if int.from_bytes(public, "little") % 2**255 in _SMALL_ORDER:
+        raise BadSeal(f"public key must not be of small order, got {public.hex()}")
+
+
 def sign(signing: bytes, message: bytes) -> bytes:
     """Ed25519 signature (RFC 8032), 64 bytes."""
-    return Ed25519PrivateKey.from_private_bytes(signing).sign(message)
+    return _signer(signing).sign(message)
 
 
 def verify(verifying: bytes, signature: bytes, message: bytes) -> None:
@@ -131,6 +147,11 @@ def decrypt(key: bytes, ciphertext: bytes) -> bytes:
         return AESGCM(key).decrypt(_NONCE, ciphertext, None)
     except InvalidTag as error:
         raise BadSeal(f"ciphertext of {len(ciphertext)} bytes must open, does not") from error
+
+
+@lru_cache(maxsize=4)
+def _signer(signing: bytes) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(signing)
 
 
 @lru_cache(maxsize=4096)

@@ -1,22 +1,34 @@
-"""Protocol B: one server, dropouts tolerated: SecAgg+ (Bell et al., CCS 2020).
+"""Protocol B: one server, dropouts tolerated, self-chosen lists (Bell et al., CCS 2020).
 
 | user sends | server answers |
 |---|---|
-| ADVERTISE: two X25519 keys, a commitment to its self-mask seed | NEIGHBOURS: its neighbours' |
-| KEY_SHARES: shares of its seed and of its mask key, encrypted to each neighbour | INBOX |
-| MASKED: vector + stream(own seed) ± stream(seed shared with each neighbour) | SURVIVORS |
-| AGREED: its signature on the set of survivors | UNMASK: neighbours' signatures |
-| REVEAL: per neighbour *either* the seed's share (survivor) *or* the key's (dropped) | the sum |
+| ADVERTISE: two X25519 keys, a commitment to its self-mask seed, its list's seed | NEIGHBOURS |
+| KEY_SHARES: to its list, shares of its seed and its mask key; to all partners, its word | INBOX |
+| MASKED: vector + stream(own seed) ± stream(seed shared with each partner) | SURVIVORS |
+| AGREED: its signature on (who shared keys, who survived) | UNMASK |
+| REVEAL: per user *either* the seed's share (survivor) *or* the key's (dropped) | the sum |
 
-Shared streams of two survivors cancel. Both secrets of one user would strip its vector bare, so no
-user ever reveals shares of both: a request that names a peer twice is refused, so is any second
-request, and `graph.py` sets the threshold so that two stories told to different neighbours do not
-add up to both secrets. Survivors sign the set and check its size before they reveal anything.
+A user's partners are its list and those that have it on theirs (`graph.py`). Shared streams of two
+survivors cancel. Both secrets of one user would strip its vector bare, so no user reveals shares of
+both, and none reveals anything before `signers` users have signed the same two sets U and V.
 
-Against a server that follows the protocol and any coalition within the stated fractions, the sum
-of the survivors is all that is learnt. Malformed, unsigned or untimely messages are refused; a
-user's wrong shares are noticed against its commitment and key, and abort the run. A user that
-submits a wrong vector changes the sum, as it could in any sum.
+**Why what is opened is one sum, of one story.** Let an honest user reveal for (U, V). (1) Every
+other honest user that reveals does so for the same (U, V), as quorums overlap in an honest user and
+each signs once. (2) Whose seed is revealed has masked with exactly its partners in U: it signed
+that with its vector (`told`) or with the story, and the revealer checks this signature. (3) If an
+honest u has an honest v of U on its list, both masked along this edge: u goes on only with v's
+signed word, bound to both advertisements, that it masks with u. (4) So a set of honest survivors
+without an edge to the others is all that could be opened beside the sum, and `graph.py` bounds the
+probability that there is one. All checks are made by those that reveal or sign, never left to users
+that the server need not ask. One vector may be masked in several sessions as long as each user
+signs in one of them: at most one has a quorum.
+
+**Insiders.** What the server can see (keys of small order, lengths, signatures, false openings) it
+refuses, naming the sender and going on without it. A packet that does not open is seen by its
+receiver only: it complains in place of MASKED, the accused opens that one packet to the server
+(`packets.py`), and one of the two is named. A dealer so found ends the session before anyone has
+signed a set, and the next one excludes it. A dealer whose shares are each as published, yet not of
+what it advertised, is named when its secret is opened.
 """
 
 import hashlib
@@ -28,17 +40,43 @@ from functools import cached_property
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from train_distributed.secure_sum.errors import MalformedMessage
-from train_distributed.secure_sum.graph import Degree, choose_degree, neighbours
-from train_distributed.secure_sum.keys import KEY_BYTES, TAG_BYTES, PublicKeys, agree
+from train_distributed.secure_sum.graph import Degree, choose_degree, draw_list
+from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, agree
 from train_distributed.secure_sum.prg import derive
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
-from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import OVERHEAD
 
 SERVER = FIRST_SERVER
-ADVERTISE_BYTES = 3 * KEY_BYTES
-SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES  # both shares, encrypted to a neighbour
+ADVERTISE_BYTES = 4 * KEY_BYTES
 AGREED_BYTES = 32
+COMPLAINT_BYTES = 4 + 32  # the accused, and the packet's SHA-256
+
+
+@dataclass(frozen=True)
+class Advert:
+    """What a user advertises, read from its payload."""
+
+    payload: bytes  # ADVERTISE_BYTES
+
+    @property
+    def sealing(self) -> bytes:
+        """X25519 key under which packets for it are sealed."""
+        return self.payload[:KEY_BYTES]
+
+    @property
+    def masking(self) -> bytes:
+        """X25519 key of its pairwise masks."""
+        return self.payload[KEY_BYTES : 2 * KEY_BYTES]
+
+    @property
+    def commitment(self) -> bytes:
+        """To its self-mask seed."""
+        return self.payload[2 * KEY_BYTES : 3 * KEY_BYTES]
+
+    @property
+    def list_seed(self) -> bytes:
+        """What its list is drawn from."""
+        return self.payload[3 * KEY_BYTES :]
 
 
 @dataclass(frozen=True)
@@ -60,7 +98,7 @@ class SecAgg:
         dropout_fraction: float,
         context: bytes = b"",
     ) -> "SecAgg":
-        """Chooses the graph and binds it into the session.
+        """Chooses the graph's parameters and binds them into the session.
 
         Args:
             nonce: 32 fresh bytes.
@@ -75,28 +113,24 @@ class SecAgg:
         Raises:
             ValueError: an argument outside its range.
         """
-        graph = choose_degree(len(users), corrupt_fraction, dropout_fraction)
+        graph = choose_degree(len(users), corrupt_fraction, dropout_fraction, minimum)
+        numbers = struct.pack(">III", graph.degree, graph.threshold, graph.signers)
         session = Session(
             nonce=nonce,
             dimension=dimension,
             minimum=minimum,
             users=users,
             servers={SERVER: server},
-            context=struct.pack(">6sII", b"secagg", graph.degree, graph.threshold) + context,
+            context=b"secagg, self-chosen lists" + numbers + context,
         )
         return SecAgg(session, graph)
 
-    @cached_property
-    def neighbours(self) -> dict[int, frozenset[int]]:
-        """User -> its neighbours."""
-        return neighbours(self.session.digest, self.session.order, self.graph.degree)
-
-    def sealing_key(
-        self, private: X25519PrivateKey, public: bytes, sender: int, receiver: int
-    ) -> bytes:
-        """The key under which `sender` encrypts its shares for `receiver`, and no other message."""
-        purpose = b"shares" + self.session.digest + struct.pack(">II", sender, receiver)
-        return derive(agree(private, public), purpose)
+    def list_of(self, user: int, seed: bytes) -> tuple[int, ...]:
+        """A user's list, drawn from the seed that it advertised."""
+        own, order = self.session.place[user], self.session.order
+        purpose = b"list" + self.session.digest + struct.pack(">I", user)
+        drawn = draw_list(derive(seed, purpose), len(order) - 1, self.graph.degree)
+        return tuple(order[place + (place >= own)] for place in drawn)
 
     def pair_seed(self, private: X25519PrivateKey, public: bytes, user: int, peer: int) -> bytes:
         """The seed of the mask that `user` and `peer` share; either's key gives it."""
@@ -108,9 +142,18 @@ class SecAgg:
         place = struct.pack(">I", user)
         return hashlib.sha256(b"self-mask" + self.session.digest + place + seed).digest()
 
-    def agreed(self, bitmap: bytes) -> bytes:
-        """What users sign about a set of survivors."""
-        return hashlib.sha256(b"survivors" + self.session.digest + bitmap).digest()
+    def told(self, sharing: bytes) -> bytes:
+        """What a user signs with its vector: with whose keys it is masked (a bitmap)."""
+        return b"secure sum, masked with" + self.session.digest + sharing
+
+    def agreed(self, sharing: bytes, survivors: bytes) -> bytes:
+        """What users sign about who shared keys and who survived (bitmaps)."""
+        return hashlib.sha256(b"story" + self.session.digest + sharing + survivors).digest()
+
+    @cached_property
+    def set_bytes(self) -> int:
+        """Length of a bitmap."""
+        return (len(self.session.order) + 7) // 8
 
 
 def pack_entries(entries: Mapping[int, bytes]) -> bytes:
@@ -136,6 +179,22 @@ def unpack_entries(payload: bytes, size: int) -> dict[int, bytes]:
         entries[user] = payload[start + 4 : start + step]
         last = user
     return entries
+
+
+def cut(payload: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
+    """Splits what was joined by rising user, the length of each user's part being known.
+
+    Raises:
+        MalformedMessage: a length that does not fit.
+    """
+    expected = sum(sizes.values())
+    if len(payload) != expected:
+        raise MalformedMessage(f"{len(sizes)} parts must be {expected} bytes, got {len(payload)}")
+    parts, start = {}, 0
+    for user in sorted(sizes):
+        parts[user] = payload[start : start + sizes[user]]
+        start += sizes[user]
+    return parts
 
 
 def unpack_messages(payload: bytes, size: int) -> list[bytes]:

@@ -1,13 +1,15 @@
 """The server of protocol B, as a state machine: bytes in, bytes out, one vector of memory."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
+from train_distributed.secure_sum.complaints import Court
 from train_distributed.secure_sum.errors import (
-    InconsistentShares,
     MalformedMessage,
+    Misbehaviour,
     OutOfOrder,
+    ProtocolError,
     ReplayedMessage,
     SetMismatch,
     TooFewUsers,
@@ -15,61 +17,100 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, exchange_key
+from train_distributed.secure_sum.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    PrivateKeys,
+    check_order,
+    verify,
+)
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.prg import add_stream, subtract_stream
+from train_distributed.secure_sum.packets import Link, packet_bytes
+from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
     AGREED_BYTES,
-    SEALED_BYTES,
+    COMPLAINT_BYTES,
     SERVER,
+    Advert,
     SecAgg,
-    pack_entries,
+    cut,
     unpack_entries,
 )
-from train_distributed.secure_sum.shamir import SHARE_BYTES, reconstruct
-from train_distributed.secure_sum.wire import Kind, bytes_to_words, payload_of, read, write
+from train_distributed.secure_sum.shamir import SHARE_BYTES
+from train_distributed.secure_sum.unmasking import Unmasking, requests
+from train_distributed.secure_sum.wire import Kind, read, signature_of, write
 
-_ROUNDS = (Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.AGREED, Kind.REVEAL)
+_ROUNDS = (
+    Kind.ADVERTISE,
+    Kind.KEY_SHARES,
+    Kind.MASKED,
+    Kind.DEFENCE,  # only if somebody complains
+    Kind.AGREED,
+    Kind.REVEAL,
+)
+_PLACE = {kind: place for place, kind in enumerate(_ROUNDS)} | {Kind.COMPLAINT: 2}
 
 
 class SecAggServer:
     """Collects one message per user and round; `advance` ends a round.
 
+    Attributes:
+        culprits: user -> what it did that no honest user does, in words; it is out of the session.
+
+    Args:
+        setup: the session.
+        keys: the server's.
+        journal: remembers that the sum was opened.
+        exclude: users whose messages are not taken, such as an earlier session's culprits.
+
     Raises:
         ValueError: keys that are not those the session pins.
     """
 
-    def __init__(self, setup: SecAgg, keys: PrivateKeys, journal: Journal) -> None:
+    def __init__(
+        self, setup: SecAgg, keys: PrivateKeys, journal: Journal, exclude: Collection[int] = ()
+    ) -> None:
         if setup.session.servers[SERVER] != keys.public:
             raise ValueError("keys must be those that the session pins for the server")
         self._setup, self._session, self._keys, self._journal = setup, setup.session, keys, journal
-        self._round = 0
-        self._open = True
-        self._invited = frozenset(self._session.users)
+        self._round, self._open = 0, True
+        self._invited = frozenset(self._session.users) - frozenset(exclude)
         self._here: set[int] = set()
-        self._adverts: dict[int, bytes] = {}
-        self._outbox: dict[int, dict[int, bytes]] = {}  # receiver -> sender -> both shares, sealed
-        self._sharing = frozenset[int]()  # who shared keys
-        self._survivors = frozenset[int]()  # who sent a masked vector
+        self.culprits: dict[int, str] = {}
+        self._messages: dict[int, bytes] = {}  # ADVERTISE
+        self._roster = Roster(setup)
+        self._packets: dict[int, dict[int, bytes]] = {}  # sender -> receiver -> packet
+        self._sharing = self._statement = b""  # who shared keys (a bitmap); what users sign
+        self._told: dict[int, bytes] = {}  # who sent a masked vector -> its word on it
         self._total = np.zeros(self._session.dimension, np.uint64)
+        self._court = Court(self._packet)
         self._agreed: dict[int, bytes] = {}
-        self._revealed: dict[int, dict[int, bytes]] = {}  # owner -> holder's point -> share
-        degree = setup.graph.degree
+        self._unmasking = Unmasking(self._roster)
+        most = len(self._session.order) - 1
         self._sizes = {
             Kind.ADVERTISE: ADVERTISE_BYTES,
-            Kind.KEY_SHARES: degree * (4 + SEALED_BYTES),
-            Kind.MASKED: WORD.itemsize * self._session.dimension,
+            Kind.KEY_SHARES: most * packet_bytes(True),
+            Kind.MASKED: SIGNATURE_BYTES + WORD.itemsize * self._session.dimension,
+            Kind.COMPLAINT: COMPLAINT_BYTES,
+            Kind.DEFENCE: most * (4 + KEY_BYTES),
             Kind.AGREED: AGREED_BYTES,
-            Kind.REVEAL: degree * (4 + SHARE_BYTES),
+            Kind.REVEAL: most * (4 + SHARE_BYTES),
         }
         self._take: dict[Kind, Callable[[int, bytes, bytes], None]] = {
             Kind.ADVERTISE: self._take_advert,
             Kind.KEY_SHARES: self._take_key_shares,
             Kind.MASKED: self._take_masked,
+            Kind.COMPLAINT: self._court.complain,
+            Kind.DEFENCE: lambda user, payload, _: self._court.defend(user, payload),
             Kind.AGREED: self._take_agreed,
             Kind.REVEAL: self._take_reveal,
         }
+
+    @property
+    def expects(self) -> Kind:
+        """The kind of message that this round takes; after REVEAL comes `finish`."""
+        return _ROUNDS[self._round]
 
     @property
     def waiting_for(self) -> frozenset[int]:
@@ -80,20 +121,23 @@ class SecAggServer:
         """Takes one user's message of the current round.
 
         Raises:
-            ProtocolError: the message is refused; nothing has changed.
+            ProtocolError: the message is refused; nothing has changed, except that a user which
+                signed what no honest user signs is now a culprit.
         """
         envelope = read(self._session, message, SERVER, self._sizes)
-        kind = _ROUNDS[self._round]
-        if not self._open or envelope.kind > kind:
-            raise OutOfOrder(f"{envelope.kind.name} does not belong to the round of {kind.name}")
-        if envelope.kind < kind or envelope.sender in self._here:
-            raise ReplayedMessage(
-                f"{envelope.kind.name} of user {envelope.sender} came late or again"
-            )
-        if envelope.sender not in self._invited:
-            raise WrongSender(f"user {envelope.sender} has dropped out, got {kind.name}")
-        self._take[kind](envelope.sender, envelope.payload, message)
-        self._here.add(envelope.sender)
+        kind, user, place = envelope.kind, envelope.sender, _PLACE[envelope.kind]
+        if not self._open or place > self._round:
+            raise OutOfOrder(f"{kind.name} does not belong to the round of {self.expects.name}")
+        if place < self._round or user in self._here:
+            raise ReplayedMessage(f"{kind.name} of user {user} came late or again")
+        if user not in self._invited:
+            raise WrongSender(f"user {user} has dropped out, got {kind.name}")
+        try:
+            self._take[kind](user, envelope.payload, message)
+        except ProtocolError as error:
+            self._expel({user: f"{kind.name}: {type(error).__name__}: {error}"})
+            raise
+        self._here.add(user)
 
     def advance(self) -> dict[int, bytes]:
         """Ends the round; whoever has not answered has dropped out.
@@ -103,14 +147,23 @@ class SecAggServer:
 
         Raises:
             TooFewUsers: the session cannot be completed; it is closed, nothing is released.
+            Misbehaviour: likewise, for the fault of users that a session can do without.
             OutOfOrder: the last round is ended by `finish`.
         """
-        ends = (self._send_neighbours, self._send_inboxes, self._send_survivors, self._send_unmask)
-        if not self._open or self._round >= len(ends):
+        if not self._open or self.expects is Kind.REVEAL:
             raise OutOfOrder("advance must come before the last round")
-        self._check_minimum(self._here)
-        messages = ends[self._round]()
-        self._check_minimum(messages)
+        ends = {
+            Kind.ADVERTISE: self._send_neighbours,
+            Kind.KEY_SHARES: self._send_inboxes,
+            Kind.MASKED: self._send_accusations,
+            Kind.DEFENCE: self._send_survivors,
+            Kind.AGREED: self._send_unmask,
+        }
+        try:
+            messages = ends[self.expects]()
+        except ProtocolError:
+            self._open = False
+            raise
         self._invited, self._here = frozenset(messages), set()
         self._round += 1
         return messages
@@ -121,136 +174,122 @@ class SecAggServer:
         Raises:
             OutOfOrder: before the last round, or a second time.
             TooFewUsers: too few shares of some secret; nothing is released.
-            InconsistentShares: shares that do not give the secret; nothing is released.
+            Misbehaviour: users whose shares do not give what they advertised; nothing is released.
             AlreadyOpened: this session was opened before.
         """
-        if not self._open or _ROUNDS[self._round] != Kind.REVEAL:
+        if not self._open or self.expects is not Kind.REVEAL:
             raise OutOfOrder("finish must come once, after the last round")
         self._open = False
-        secrets = {user: self._secret(user) for user in sorted(self._sharing)}
-        bitmap = self._session.bitmap(self._survivors)
-        self._journal.claim(self._session.digest, "open", self._setup.agreed(bitmap))
-        for user, secret in secrets.items():
-            if user in self._survivors:
-                subtract_stream(self._total, secret)
-            else:
-                self._cancel(user, secret)
-        return Opened(self._total, self._survivors)
+        secrets, liars = self._unmasking.secrets()
+        if liars:
+            self._expel(liars)
+            raise Misbehaviour(liars)
+        self._journal.claim(self._session.digest, "open", self._statement)
+        self._unmasking.apply(self._total, secrets)
+        return Opened(self._total, self._unmasking.survivors)
 
     def _take_advert(self, user: int, payload: bytes, message: bytes) -> None:
         if len(payload) != ADVERTISE_BYTES:
             raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, got {len(payload)}")
-        self._adverts[user] = message
+        advert = Advert(payload)
+        check_order(advert.sealing)
+        check_order(advert.masking)
+        self._roster.add(user, advert)
+        self._messages[user] = message
 
     def _take_key_shares(self, user: int, payload: bytes, message: bytes) -> None:
-        entries = unpack_entries(payload, SEALED_BYTES)
-        self._check_peers(user, entries, self._invited)
-        for peer, sealed in entries.items():
-            self._outbox.setdefault(peer, {})[user] = sealed
+        points = self._roster.points[user]
+        sizes = {p: packet_bytes(p in points) for p in self._roster.partners[user]}
+        self._packets[user] = cut(payload, sizes)
 
     def _take_masked(self, user: int, payload: bytes, message: bytes) -> None:
-        self._total += bytes_to_words(payload, self._session.dimension)
+        if len(payload) != self._sizes[Kind.MASKED]:
+            raise MalformedMessage(f"vector must be {self._session.dimension} words and signed")
+        told = payload[:SIGNATURE_BYTES]
+        verify(self._session.users[user], told, self._setup.told(self._sharing))
+        self._total += np.frombuffer(payload, WORD, offset=SIGNATURE_BYTES)
+        self._told[user] = told
 
     def _take_agreed(self, user: int, payload: bytes, message: bytes) -> None:
-        if payload != self._setup.agreed(self._session.bitmap(self._survivors)):
+        if payload != self._statement:
             raise SetMismatch(f"user {user} must sign the survivors it was told, signed others")
-        self._agreed[user] = message
+        self._agreed[user] = signature_of(message)
 
     def _take_reveal(self, user: int, payload: bytes, message: bytes) -> None:
-        entries = unpack_entries(payload, SHARE_BYTES)
-        self._check_peers(user, entries, self._sharing)
-        for owner, share in entries.items():
-            self._revealed.setdefault(owner, {})[user + 1] = share
+        self._unmasking.reveal(user, unpack_entries(payload, SHARE_BYTES))
 
     def _send_neighbours(self) -> dict[int, bytes]:
-        users = self._connected(self._here)
+        self._roster.pair(self._roster.connected(self._enough(self._here)))
         return {
             user: self._write(
-                Kind.NEIGHBOURS,
-                user,
-                b"".join(self._adverts[peer] for peer in sorted(self._near(user, users))),
+                Kind.NEIGHBOURS, user, b"".join(self._messages[peer] for peer in peers)
             )
-            for user in users
+            for user, peers in self._roster.partners.items()
         }
 
     def _send_inboxes(self) -> dict[int, bytes]:
-        users = self._connected(self._here)
-        self._sharing = users
-        messages = {}
-        for user in users:
-            inbox = {p: s for p, s in self._outbox.pop(user).items() if p in users}
-            messages[user] = self._write(Kind.INBOX, user, pack_entries(inbox))
-        self._outbox.clear()
+        users = self._enough(self._roster.connected(self._here))
+        self._roster.share(users)
+        self._sharing, messages = self._session.bitmap(users), {}
+        for user in sorted(users):
+            peers = [peer for peer in self._roster.partners[user] if peer in users]
+            inbox = [self._packets[peer][user] for peer in peers]
+            messages[user] = self._write(Kind.INBOX, user, b"".join([self._sharing, *inbox]))
+        return messages
+
+    def _send_accusations(self) -> dict[int, bytes]:
+        """Asks for defences; if there is no need, the round after the next begins at once."""
+        accused = self._court.accusations()
+        if accused:
+            return {user: self._write(Kind.ACCUSED, user, told) for user, told in accused.items()}
+        messages = self._send_survivors()
+        self._round += 1
         return messages
 
     def _send_survivors(self) -> dict[int, bytes]:
-        self._survivors = frozenset(self._here)
-        bitmap = self._session.bitmap(self._survivors)
-        return {user: self._write(Kind.SURVIVORS, user, bitmap) for user in self._survivors}
+        self._court.close()
+        self._expel(self._court.liars | self._court.guilty)
+        if self._court.guilty:
+            raise Misbehaviour(self._court.guilty)
+        survivors = self._enough(self._told)
+        for user in sorted(self._roster.sharing):
+            kept = len(survivors & self._roster.points[user].keys())
+            if kept < self._setup.graph.threshold:
+                raise TooFewUsers(
+                    f"survivors of user {user}'s list must be >= {self._setup.graph.threshold}, "
+                    f"got {kept}"
+                )
+        self._unmasking.survivors = survivors
+        for user in self._roster.sharing:
+            self._unmasking.expect(user, self._packets[user])
+        self._packets.clear()
+        bitmap = self._session.bitmap(survivors)
+        self._statement = self._setup.agreed(self._sharing, bitmap)
+        return {user: self._write(Kind.SURVIVORS, user, bitmap) for user in sorted(survivors)}
 
     def _send_unmask(self) -> dict[int, bytes]:
-        dropped = self._sharing - self._survivors
-        sets = self._session.bitmap(self._survivors) + self._session.bitmap(dropped)
-        threshold, messages = self._setup.graph.threshold, {}
-        for user in self._here:
-            signers = sorted(self._near(user, self._here))[:threshold]
-            if len(signers) == threshold:
-                signed = b"".join(self._agreed[peer] for peer in signers)
-                messages[user] = self._write(Kind.UNMASK, user, sets + signed)
-        return messages
+        self._enough(self._agreed)
+        asked = requests(self._roster, self._unmasking.survivors, self._agreed, self._told)
+        return {user: self._write(Kind.UNMASK, user, asked[user]) for user in asked}
 
-    def _near(self, user: int, users: Iterable[int]) -> frozenset[int]:
-        return self._setup.neighbours[user].intersection(users)
+    def _packet(self, sender: int, receiver: int) -> tuple[Link, bytes] | None:
+        packet = self._packets.get(sender, {}).get(receiver)
+        if packet is None or sender not in self._roster.sharing:
+            return None
+        adverts = self._roster.adverts[sender], self._roster.adverts[receiver]
+        return Link(self._setup, sender, receiver, adverts), packet
 
-    def _connected(self, users: Iterable[int]) -> frozenset[int]:
-        """The users left when those with too few neighbours are taken out, again and again."""
-        left = frozenset(users)
-        while True:
-            keep = {u for u in left if len(self._near(u, left)) >= self._setup.graph.threshold}
-            if len(keep) == len(left):
-                return left
-            left = frozenset(keep)
+    def _enough(self, users: Iterable[int]) -> frozenset[int]:
+        left, least = frozenset(users), self._setup.graph.signers
+        if len(left) < least:
+            raise TooFewUsers(
+                f"users must be >= {least} after {self.expects.name}, got {len(left)}"
+            )
+        return left
 
-    def _check_peers(self, user: int, entries: dict[int, bytes], among: frozenset[int]) -> None:
-        expected = self._near(user, among)
-        if set(entries) != expected:
-            wrong = sorted(set(entries) ^ expected)
-            raise SetMismatch(f"user {user} must name each peer once, differs in {wrong[:10]}")
-
-    def _check_minimum(self, users: Iterable[int]) -> None:
-        count, minimum = len(set(users)), self._session.minimum
-        if count < minimum:
-            self._open = False
-            kind = _ROUNDS[self._round].name
-            raise TooFewUsers(f"users must be >= {minimum} after {kind}, got {count}")
-
-    def _secret(self, user: int) -> bytes:
-        """A survivor's self-mask seed or a dropped user's masking key, checked."""
-        shares = self._revealed.get(user, {})
-        try:
-            secret = reconstruct(shares, self._setup.graph.threshold)
-        except (TooFewUsers, InconsistentShares) as error:
-            raise type(error)(f"secret of user {user}: {error}") from error
-        advert = self._advertised(user)
-        if user in self._survivors:
-            good = self._setup.commitment(user, secret) == advert[2 * KEY_BYTES :]
-        else:
-            public = exchange_key(secret).public_key().public_bytes_raw()
-            good = public == advert[KEY_BYTES : 2 * KEY_BYTES]
-        if not good:
-            raise InconsistentShares(f"shares must give what user {user} advertised, they do not")
-        return secret
-
-    def _cancel(self, dropped: int, key: bytes) -> None:
-        """Takes out what the survivors added for the masks they share with a dropped user."""
-        private = exchange_key(key)
-        for peer in self._near(dropped, self._survivors):
-            public = self._advertised(peer)[KEY_BYTES : 2 * KEY_BYTES]
-            seed = self._setup.pair_seed(private, public, dropped, peer)
-            (subtract_stream if peer < dropped else add_stream)(self._total, seed)
-
-    def _advertised(self, user: int) -> bytes:
-        return payload_of(self._adverts[user])
+    def _expel(self, culprits: dict[int, str]) -> None:
+        self.culprits |= culprits
+        self._invited -= culprits.keys()
 
     def _write(self, kind: Kind, user: int, payload: bytes) -> bytes:
         return write(self._session, kind, SERVER, user, payload, self._keys.signing)

@@ -1,35 +1,48 @@
 """A user of protocol B, as a state machine: bytes in, bytes out."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import hashlib
+import struct
+from collections.abc import Callable, Collection
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import (
-    ContradictoryRequest,
     OutOfOrder,
+    ProtocolError,
     ReplayedMessage,
     SetMismatch,
     TooFewUsers,
+    WrongReceiver,
     WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, decrypt, encrypt, exchange_key
-from train_distributed.secure_sum.opening import set_bytes
-from train_distributed.secure_sum.prg import add_stream, new_seed, subtract_stream
+from train_distributed.secure_sum.keys import KEY_BYTES, SIGNATURE_BYTES, PrivateKeys, exchange_key
+from train_distributed.secure_sum.packets import (
+    KEY,
+    SEED,
+    Link,
+    check_signature,
+    open_deal,
+    packet_bytes,
+    write_deal,
+    write_word,
+)
+from train_distributed.secure_sum.prg import add_stream, derive, new_seed, subtract_stream
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
-    AGREED_BYTES,
-    SEALED_BYTES,
+    COMPLAINT_BYTES,
     SERVER,
+    Advert,
     SecAgg,
+    cut,
     pack_entries,
-    unpack_entries,
     unpack_messages,
 )
 from train_distributed.secure_sum.session import EVERYONE
-from train_distributed.secure_sum.shamir import SHARE_BYTES, split
+from train_distributed.secure_sum.shamir import split
+from train_distributed.secure_sum.story import Story
 from train_distributed.secure_sum.wire import (
     OVERHEAD,
     Kind,
@@ -39,194 +52,237 @@ from train_distributed.secure_sum.wire import (
     write,
 )
 
-
-@dataclass(frozen=True)
-class _Peer:
-    """A neighbour's advertised keys."""
-
-    sealing: bytes
-    masking: bytes
+_ORDER = (Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK)
+Vector = NDArray[np.uint64] | Callable[[], NDArray[np.uint64]]
 
 
 class SecAggUser:
-    """Answers each of the server's messages once, in order."""
+    """Answers each of the server's messages once, in order.
+
+    Nothing about the vector leaves before MASKED: only then is it asked for, after the session has
+    been claimed in the journal.
+
+    Args:
+        setup: the session.
+        user: this user's identity.
+        keys: its long-term keys.
+        vector: (d,) uint64, or what makes it when it is about to be sent.
+        journal: remembers that a masked vector was sent.
+
+    Raises:
+        ValueError: a vector that is not (d,) uint64.
+    """
 
     def __init__(
-        self,
-        setup: SecAgg,
-        user: int,
-        keys: PrivateKeys,
-        vector: NDArray[np.uint64] | Callable[[], NDArray[np.uint64]],
-        journal: Journal,
+        self, setup: SecAgg, user: int, keys: PrivateKeys, vector: Vector, journal: Journal
     ) -> None:
-        """Draws this session's keys; nothing is recorded or revealed yet.
-
-        Args:
-            setup: what was agreed.
-            user: this user's identity.
-            keys: its own.
-            vector: (d,) uint64, or what makes it: called once, at MASKED, the first message that
-                reveals anything.
-            journal: its own.
-
-        Raises:
-            ValueError: a vector that is not (d,) uint64.
-        """
         if not callable(vector):
             check_vector(vector, setup.session.dimension)
         self._setup, self._session = setup, setup.session
         self._user, self._keys, self._vector, self._journal = user, keys, vector, journal
+        self._signing = Ed25519PrivateKey.from_private_bytes(keys.signing)
         self._sealing, self._masking = exchange_key(new_seed()), exchange_key(new_seed())
-        self._seed = new_seed()
-        self._peers: dict[int, _Peer] = {}
-        self._inbox: dict[int, bytes] = {}
-        self._survivors = frozenset[int]()
+        self._seed, self._packet_seed, list_seed = new_seed(), new_seed(), new_seed()
+        public = [key.public_key().public_bytes_raw() for key in (self._sealing, self._masking)]
+        commitment = setup.commitment(user, self._seed)
+        self._advert = Advert(b"".join([*public, commitment, list_seed]))
+        self._list = setup.list_of(user, list_seed)
+        self._peers: dict[int, Advert] = {}
+        self._lists: dict[int, frozenset[int]] = {}  # of the users that have this one on theirs
+        self._sent: dict[int, bytes] = {}  # partner -> this user's packet for it
+        self._shares: dict[int, tuple[bytes, bytes]] = {}
+        self._story: Story | None = None
         self._expected: Kind | None = None
-        most = setup.graph.degree
-        sets = set_bytes(self._session)
+        self._agreed = False
+        sets, most = setup.set_bytes, len(self._session.order) - 1
         self._largest = {
             Kind.NEIGHBOURS: most * (OVERHEAD + ADVERTISE_BYTES),
-            Kind.INBOX: most * (4 + SEALED_BYTES),
+            Kind.INBOX: sets + most * packet_bytes(True),
             Kind.SURVIVORS: sets,
-            Kind.UNMASK: 2 * sets + most * (OVERHEAD + AGREED_BYTES),
-        }
-        self._answers: dict[Kind, Callable[[bytes], bytes]] = {
-            Kind.NEIGHBOURS: self._share_keys,
-            Kind.INBOX: self._mask,
-            Kind.SURVIVORS: self._agree,
-            Kind.UNMASK: self._reveal,
+            Kind.UNMASK: 4 * sets + (most + setup.graph.signers) * SIGNATURE_BYTES,
+            Kind.ACCUSED: most * (OVERHEAD + COMPLAINT_BYTES),
         }
 
+    @property
+    def agreed(self) -> bool:
+        """Whether this user has signed a set of survivors.
+
+        Until then its vector may be masked in another session: no quorum counts it here.
+        """
+        return self._agreed
+
     def start(self) -> bytes:
-        """ADVERTISE."""
+        """ADVERTISE: fresh keys, a commitment and a list's seed; nothing about the vector."""
         self._expected = Kind.NEIGHBOURS
-        keys = [key.public_key().public_bytes_raw() for key in (self._sealing, self._masking)]
-        commitment = self._setup.commitment(self._user, self._seed)
-        return self._write(Kind.ADVERTISE, b"".join([*keys, commitment]), EVERYONE)
+        return self._write(Kind.ADVERTISE, self._advert.payload, EVERYONE)
 
     def receive(self, message: bytes) -> bytes:
         """The answer to the server's next message.
 
         Raises:
             ProtocolError: the message is refused; nothing was revealed, nothing has changed.
+            AlreadyOpened: likewise; this user has sent a vector in this session before.
         """
         envelope = read(self._session, message, self._user, self._largest)
+        kind, payload = envelope.kind, envelope.payload
         if envelope.sender != SERVER:
             raise WrongSender(f"sender must be the server, got {envelope.sender}")
+        if kind is Kind.ACCUSED:
+            return self._defend(payload)
         if self._expected is None:
-            raise OutOfOrder(f"{envelope.kind.name} came outside a session")
-        if envelope.kind < self._expected:
-            raise ReplayedMessage(f"{envelope.kind.name} must come once, came again")
-        if envelope.kind > self._expected:
-            raise OutOfOrder(f"{self._expected.name} must come next, got {envelope.kind.name}")
-        answer = self._answers[envelope.kind](envelope.payload)
-        self._expected = Kind(envelope.kind + 2) if envelope.kind < Kind.UNMASK else None
-        return answer
+            raise OutOfOrder(f"{kind.name} came outside a session")
+        if kind < self._expected:
+            raise ReplayedMessage(f"{kind.name} must come once, came again")
+        if kind > self._expected:
+            raise OutOfOrder(f"{self._expected.name} must come next, got {kind.name}")
+        answers = (self._share_keys, self._mask, self._agree, self._reveal)
+        place = _ORDER.index(kind)
+        self._expected, before = (*_ORDER, None)[place + 1], self._expected
+        try:
+            return answers[place](payload)
+        except ProtocolError:
+            self._expected = before
+            raise
 
     def _share_keys(self, payload: bytes) -> bytes:
-        peers: dict[int, _Peer] = {}
-        for message in unpack_messages(payload, ADVERTISE_BYTES):
-            advert = read(self._session, message, self._user, {Kind.ADVERTISE: ADVERTISE_BYTES})
-            self._check_neighbour(advert.sender, peers)
-            keys = advert.payload
-            peers[advert.sender] = _Peer(keys[:KEY_BYTES], keys[KEY_BYTES : 2 * KEY_BYTES])
-        self._check_enough(len(peers), "neighbours")
-        points = [peer + 1 for peer in peers]
-        threshold = self._setup.graph.threshold
+        peers, lists = self._partners(payload)
+        holders = {u: place for place, u in enumerate(self._list, 1) if u in peers}
+        self._check_list(peers.keys(), "advertised")
+        points, threshold = list(holders.values()), self._setup.graph.threshold
         both = zip(
             split(self._seed, threshold, points),
             split(self._masking.private_bytes_raw(), threshold, points),
             strict=True,
         )
-        sealed = {
-            peer: encrypt(self._sealing_key(peer, outgoing=True, peers=peers), seed + key)
-            for peer, (seed, key) in zip(peers, both, strict=True)
-        }
-        self._peers = peers
-        return self._write(Kind.KEY_SHARES, pack_entries(sealed))
+        shares = dict(zip(holders, both, strict=True))
+        sent = {}
+        for peer in sorted(peers):
+            link = Link(self._setup, self._user, peer, (self._advert, peers[peer]))
+            sent[peer] = (
+                write_deal(link, shares[peer], self._once(peer), self._signing)
+                if peer in shares
+                else write_word(link, self._signing)
+            )
+        self._peers, self._lists, self._sent = peers, lists, sent
+        return self._write(Kind.KEY_SHARES, b"".join(sent.values()))
+
+    def _partners(self, payload: bytes) -> tuple[dict[int, Advert], dict[int, frozenset[int]]]:
+        """Reads the partners' advertisements, and the lists of those that chose this user."""
+        peers: dict[int, Advert] = {}
+        lists: dict[int, frozenset[int]] = {}
+        own = frozenset(self._list)
+        for message in unpack_messages(payload, ADVERTISE_BYTES):
+            envelope = read(self._session, message, self._user, {Kind.ADVERTISE: ADVERTISE_BYTES})
+            sender, advert = envelope.sender, Advert(envelope.payload)
+            if sender in peers:
+                raise ReplayedMessage(f"partner {sender} must be named once, got another")
+            if sender not in self._session.users:
+                raise WrongSender(f"ADVERTISE must come from a user, got {sender}")
+            chosen = frozenset(self._setup.list_of(sender, advert.list_seed))
+            if self._user in chosen:
+                lists[sender] = chosen
+            elif sender not in own:
+                raise WrongSender(f"sender must be a partner, got {sender}")
+            peers[sender] = advert
+        return peers, lists
 
     def _mask(self, payload: bytes) -> bytes:
-        entries = unpack_entries(payload, SEALED_BYTES)
-        strangers = set(entries) - set(self._peers)
-        if strangers:
-            raise WrongSender(f"shares must come from neighbours, got {sorted(strangers)}")
-        self._check_enough(len(entries), "neighbours that shared keys")
-        inbox = {
-            peer: decrypt(self._sealing_key(peer, outgoing=False, peers=self._peers), sealed)
-            for peer, sealed in entries.items()
-        }
+        sets = self._setup.set_bytes
+        sharing = self._session.users_of(payload[:sets])
+        self._check_set(sharing, "shared keys")
+        unknown = sharing.intersection(self._list) - self._peers.keys()
+        if unknown:
+            raise SetMismatch(f"users on its list must have advertised, got {sorted(unknown)[:10]}")
+        partners = sharing & self._peers.keys()
+        packets = cut(payload[sets:], {p: packet_bytes(p in self._lists) for p in partners})
+        shares = {}
+        for peer, packet in packets.items():
+            try:
+                shares[peer] = self._open(peer, packet)
+            except ProtocolError:
+                self._expected = None
+                named = struct.pack(">I", peer) + hashlib.sha256(packet).digest()
+                return self._write(Kind.COMPLAINT, named, EVERYONE)
+        seeds = {p: self._pair_seed(p) for p in partners}
         self._journal.claim(self._session.digest, "submit", b"")
         vector = self._vector() if callable(self._vector) else self._vector
         check_vector(vector, self._session.dimension)
         masked = vector.copy()
         add_stream(masked, self._seed)
-        for peer in inbox:
-            key = self._peers[peer].masking
-            seed = self._setup.pair_seed(self._masking, key, self._user, peer)
+        for peer, seed in seeds.items():
             (add_stream if self._user < peer else subtract_stream)(masked, seed)
-        self._inbox, self._vector = inbox, np.zeros(0, np.uint64)
-        return self._write(Kind.MASKED, words_to_bytes(masked))
+        self._shares = {p: both for p, both in shares.items() if both}
+        self._story = Story(self._setup, self._user, sharing, self._lists)
+        self._vector = np.zeros(0, np.uint64)
+        told = self._signing.sign(self._setup.told(payload[:sets]))
+        return self._write(Kind.MASKED, told + words_to_bytes(masked))
+
+    def _open(self, peer: int, packet: bytes) -> tuple[bytes, ...]:
+        link = Link(self._setup, peer, self._user, (self._peers[peer], self._advert))
+        if peer in self._lists:
+            return open_deal(link, packet, self._sealing)
+        check_signature(link, packet)
+        return ()
+
+    def _defend(self, payload: bytes) -> bytes:
+        """Opens packets to those that complain about them, if it is this user's own they saw."""
+        opened = {}
+        for message in unpack_messages(payload, COMPLAINT_BYTES):
+            complaint = read(self._session, message, self._user, {Kind.COMPLAINT: COMPLAINT_BYTES})
+            sender = complaint.sender
+            packet = self._sent.get(sender, b"")
+            named = struct.pack(">I", self._user) + hashlib.sha256(packet).digest()
+            if complaint.payload != named or len(packet) != packet_bytes(True):
+                raise WrongReceiver(f"user {sender} must complain about a deal of this user's")
+            opened[sender] = self._once(sender)
+        return self._write(Kind.DEFENCE, pack_entries(opened))
 
     def _agree(self, payload: bytes) -> bytes:
         survivors = self._session.users_of(payload)
-        if len(survivors) < self._session.minimum:
-            raise TooFewUsers(f"survivors must be >= {self._session.minimum}, got {len(survivors)}")
-        alive = survivors & self._setup.neighbours[self._user]
-        if self._user not in survivors or not alive <= set(self._inbox):
-            raise SetMismatch("survivors must include this user, and only neighbours that shared")
-        self._check_enough(len(alive), "surviving neighbours")
-        self._survivors = survivors
-        return self._write(Kind.AGREED, self._setup.agreed(payload), EVERYONE)
+        self._check_set(survivors, "survived")
+        statement = self._told_story.survive(survivors)
+        self._agreed = True
+        return self._write(Kind.AGREED, statement, EVERYONE)
 
     def _reveal(self, payload: bytes) -> bytes:
-        sets = set_bytes(self._session)
-        alive = self._session.users_of(payload[:sets])
-        dropped = self._session.users_of(payload[sets : 2 * sets])
-        if alive & dropped:
-            raise ContradictoryRequest(
-                f"peers must be alive or dropped, got both for {sorted(alive & dropped)[:10]}"
-            )
-        if alive != self._survivors or not set(self._inbox) <= alive | dropped:
-            raise SetMismatch("request must name the agreed survivors, and every peer once")
-        self._check_agreement(payload[2 * sets :], alive)
-        shares = {
-            peer: both[:SHARE_BYTES] if peer in alive else both[SHARE_BYTES:]
-            for peer, both in self._inbox.items()
+        alive = self._told_story.check(payload)
+        revealed = {
+            owner: both[SEED] if owner in alive else both[KEY]
+            for owner, both in self._shares.items()
         }
         self._forget()
-        return self._write(Kind.REVEAL, pack_entries(shares))
+        return self._write(Kind.REVEAL, pack_entries(revealed))
 
-    def _check_agreement(self, messages: bytes, alive: frozenset[int]) -> None:
-        """Checks that `threshold` surviving neighbours signed the same set."""
-        expected = self._setup.agreed(self._session.bitmap(alive))
-        signers: set[int] = set()
-        for message in unpack_messages(messages, AGREED_BYTES):
-            agreed = read(self._session, message, self._user, {Kind.AGREED: AGREED_BYTES})
-            self._check_neighbour(agreed.sender, signers)
-            if agreed.payload != expected or agreed.sender not in alive:
-                raise SetMismatch(f"user {agreed.sender} must have signed the same survivors")
-            signers.add(agreed.sender)
-        self._check_enough(len(signers), "neighbours that signed the survivors")
+    @property
+    def _told_story(self) -> Story:
+        if self._story is None:
+            raise OutOfOrder("MASKED must be sent first")
+        return self._story
 
-    def _check_neighbour(self, sender: int, known: set[int] | dict[int, _Peer]) -> None:
-        if sender not in self._setup.neighbours[self._user]:
-            raise WrongSender(f"sender must be a neighbour, got {sender}")
-        if sender in known:
-            raise ReplayedMessage(f"neighbour {sender} must be named once, got another")
+    def _check_set(self, users: frozenset[int], what: str) -> None:
+        signers = self._setup.graph.signers
+        if len(users) < signers:
+            raise TooFewUsers(f"users that {what} must be >= {signers}, got {len(users)}")
+        if self._user not in users:
+            raise SetMismatch(f"users that {what} must include this user")
+        self._check_list(users, what)
 
-    def _check_enough(self, count: int, what: str) -> None:
-        threshold = self._setup.graph.threshold
+    def _check_list(self, users: Collection[int], what: str) -> None:
+        count, threshold = sum(u in users for u in self._list), self._setup.graph.threshold
         if count < threshold:
-            raise TooFewUsers(f"{what} must be >= the threshold {threshold}, got {count}")
+            raise TooFewUsers(f"users of its list that {what} must be >= {threshold}, got {count}")
 
-    def _sealing_key(self, peer: int, *, outgoing: bool, peers: dict[int, _Peer]) -> bytes:
-        ends = (self._user, peer) if outgoing else (peer, self._user)
-        return self._setup.sealing_key(self._sealing, peers[peer].sealing, *ends)
+    def _pair_seed(self, peer: int) -> bytes:
+        return self._setup.pair_seed(self._masking, self._peers[peer].masking, self._user, peer)
+
+    def _once(self, peer: int) -> bytes:
+        """The private key used once, for the packet to a partner."""
+        return derive(self._packet_seed, struct.pack(">I", peer))
 
     def _forget(self) -> None:
-        self._inbox, self._peers, self._seed = {}, {}, b""
+        self._shares, self._peers, self._sent = {}, {}, {}
+        self._seed = self._packet_seed = bytes(KEY_BYTES)
         del self._sealing, self._masking
-        self._vector = np.zeros(0, np.uint64)
 
     def _write(self, kind: Kind, payload: bytes, receiver: int = SERVER) -> bytes:
         return write(self._session, kind, self._user, receiver, payload, self._keys.signing)

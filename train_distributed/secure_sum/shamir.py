@@ -9,6 +9,7 @@ equally likely.
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from train_distributed.secure_sum.errors import InconsistentShares, TooFewUsers
 
@@ -42,14 +43,9 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
     return [_evaluate(coefficients, x).to_bytes(SHARE_BYTES, "big") for x in points]
 
 
-def weights(points: Sequence[int]) -> list[int]:
+def weights(points: Sequence[int]) -> tuple[int, ...]:
     """Lagrange weights λ with f(0) = Σ λ_i f(x_i): λ_i = Π_{j≠i} x_j / (x_j - x_i)."""
-    product = math.prod(points)
-    result = []
-    for i, x in enumerate(points):
-        differences = math.prod(other - x for j, other in enumerate(points) if j != i)
-        result.append(product * pow(x * differences % PRIME, -1, PRIME) % PRIME)
-    return result
+    return _weights(tuple(points))
 
 
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -67,6 +63,24 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
     if max(values) >= PRIME or secret >= 2 ** (8 * SECRET_BYTES):
         raise InconsistentShares(f"shares must be of one 32-byte secret, got points {points}")
     return secret.to_bytes(SECRET_BYTES, "big")
+
+
+@lru_cache(maxsize=1024)
+def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Products of small integers, and one inverse for all denominators (Montgomery 1987)."""
+    product = math.prod(points) % PRIME
+    denominators = [
+        x * math.prod([other - x for other in points if other != x]) % PRIME for x in points
+    ]
+    before = [1]
+    for denominator in denominators:
+        before.append(before[-1] * denominator % PRIME)
+    inverse = pow(before.pop(), -1, PRIME)  # of the product of those not yet done
+    result = []
+    for denominator, earlier in zip(reversed(denominators), reversed(before), strict=True):
+        result.append(product * inverse * earlier % PRIME)
+        inverse = inverse * denominator % PRIME
+    return tuple(reversed(result))
 
 
 def _evaluate(coefficients: Sequence[int], x: int) -> int:

@@ -196,7 +196,6 @@ def _run_secagg(
 ) -> Opened:
     """Protocol B; a user's last two answers both belong to the unmasking stage."""
     server = SecAggServer(setup, keys, VolatileJournal())
-    _ = setup.neighbours  # public, computed once
     users: dict[int, SecAggUser] = {}
     for i, vector in enumerate(vectors):
         if gone[i] > ADVERTISE:

@@ -42,15 +42,18 @@ class Kind(IntEnum):
     COMMIT = 3  # server -> everyone: the set it agrees to open
     OPENING = 4  # server -> everyone: its partial sum over that set
     WITNESS = 5  # user -> everyone: the set it has seen signed, where a server is lost
-    ADVERTISE = 16  # user -> server: two public keys and a commitment
-    NEIGHBOURS = 17  # server -> user: the neighbours' ADVERTISE messages
-    KEY_SHARES = 18  # user -> server: encrypted shares, one per neighbour
-    INBOX = 19  # server -> user: the shares that neighbours encrypted for it
+    ADVERTISE = 16  # user -> everyone: two public keys, a commitment, the seed of its list
+    NEIGHBOURS = 17  # server -> user: its partners' ADVERTISE messages
+    KEY_SHARES = 18  # user -> server: a packet for each partner
+    INBOX = 19  # server -> user: who shared keys, and its partners' packets
     MASKED = 20  # user -> server: its vector under all masks
     SURVIVORS = 21  # server -> user: who sent a masked vector
-    AGREED = 22  # user -> everyone: its signature on that set
-    UNMASK = 23  # server -> user: the neighbours' AGREED messages, and what to reveal
-    REVEAL = 24  # user -> server: one share per neighbour
+    AGREED = 22  # user -> everyone: its signature on both sets
+    UNMASK = 23  # server -> user: what to reveal, and the signatures that allow it
+    REVEAL = 24  # user -> server: one share per user that dealt it some
+    COMPLAINT = 25  # user -> everyone, in place of MASKED: a packet that is not as it must be
+    ACCUSED = 26  # server -> user: the complaints about its packets
+    DEFENCE = 27  # user -> server: what opens those packets
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,22 @@ def read(session: Session, message: bytes, receiver: int, largest: Mapping[Kind,
     return Envelope(Kind(kind), sender, payload)
 
 
+def reassemble(
+    session: Session, kind: Kind, sender: int, receiver: int, payload: bytes, signature: bytes
+) -> bytes:
+    """A message of which only the signature had to travel; `read` checks it as any other."""
+    header = _HEADER.pack(MAGIC, VERSION, kind, session.digest, sender, receiver, len(payload))
+    return b"".join((header, payload, signature))
+
+
 def payload_of(message: bytes) -> bytes:
     """The payload of a message that `read` has checked before."""
     return message[_HEADER.size : -SIGNATURE_BYTES]
+
+
+def signature_of(message: bytes) -> bytes:
+    """The signature of a message that `read` has checked before."""
+    return message[-SIGNATURE_BYTES:]
 
 
 def receiver_of(message: bytes) -> int:

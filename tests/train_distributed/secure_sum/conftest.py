@@ -1,20 +1,23 @@
 """Whole sessions of both protocols, to be run message by message."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
-from train_distributed.secure_sum.secagg import SecAgg
+from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
+from train_distributed.secure_sum.wire import Kind
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def make_secagg() -> Callable[..., SecAggParties]:
         dropout_fraction: float = 0.2,
         keys: dict[int, PrivateKeys] | None = None,
         nonce: bytes | None = None,
+        exclude: Collection[int] = (),
     ) -> SecAggParties:
         w = len(vectors)
         keys = keys or {party: PrivateKeys.generate() for party in [*range(w), FIRST_SERVER]}
@@ -99,8 +103,50 @@ def make_secagg() -> Callable[..., SecAggParties]:
             dropout_fraction=dropout_fraction,
         )
         users = [SecAggUser(setup, i, keys[i], vectors[i], VolatileJournal()) for i in range(w)]
-        return SecAggParties(
-            setup, keys, users, SecAggServer(setup, keys[FIRST_SERVER], VolatileJournal())
-        )
+        server = SecAggServer(setup, keys[FIRST_SERVER], VolatileJournal(), exclude)
+        return SecAggParties(setup, keys, users, server)
 
     return make
+
+
+@dataclass
+class Drive:
+    """Runs protocol B to its end; `answer` and `ask` may change or drop what is sent.
+
+    `answer(kind, user, message)` is what a user sends, `ask(kind, user, message)` what it is sent;
+    None is silence. What is refused is noted, and goes no further.
+    """
+
+    parties: SecAggParties
+    answer: Callable[[Kind, int, bytes], bytes | None] = lambda kind, user, message: message
+    ask: Callable[[Kind, int, bytes], bytes | None] = lambda kind, user, message: message
+    refused: list[tuple[int, ProtocolError]] = field(default_factory=list)
+
+    def run(self) -> Opened:
+        server = self.parties.server
+        users = {i: user for i, user in enumerate(self.parties.users) if i in server.waiting_for}
+        answers: dict[int, bytes | None] = {i: user.start() for i, user in users.items()}
+        while True:
+            for i, message in answers.items():
+                sent = message and self.answer(Kind(message[5]), i, message)
+                if sent:
+                    self._try(SERVER, lambda m=sent: server.receive(m))
+            if server.expects is Kind.REVEAL:
+                return server.finish()
+            answers = {}
+            for i, message in server.advance().items():
+                asked = self.ask(Kind(message[5]), i, message)
+                if asked:
+                    answers[i] = self._try(i, lambda i=i, m=asked: users[i].receive(m))
+
+    def _try(self, party: int, work: Callable[[], bytes | None]) -> bytes | None:
+        try:
+            return work()
+        except ProtocolError as error:
+            self.refused.append((party, error))
+            return None
+
+
+@pytest.fixture
+def drive() -> type[Drive]:
+    return Drive

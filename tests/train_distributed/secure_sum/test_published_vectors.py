@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum.errors import BadSeal
-from train_distributed.secure_sum.keys import PrivateKeys, agree, exchange_key
+from train_distributed.secure_sum.keys import (
+    _SMALL_ORDER,
+    PrivateKeys,
+    agree,
+    check_order,
+    exchange_key,
+)
 from train_distributed.secure_sum.prg import CHUNK_WORDS, add_stream, derive, stream
 
 
@@ -75,6 +81,18 @@ def test_key_agreement_is_x25519() -> None:
 def test_a_public_key_of_small_order_is_refused() -> None:
     with pytest.raises(BadSeal, match="small order"):
         agree(exchange_key(b"k" * 32), bytes(32))
+
+
+@pytest.mark.parametrize("top", [0, 2**255])
+def test_every_public_key_of_small_order_is_known(top: int) -> None:
+    """The bit above the field's is ignored (RFC 7748, section 5)."""
+    assert len(_SMALL_ORDER) == 7
+    for point in _SMALL_ORDER:
+        public = (point + top).to_bytes(32, "little")
+        for refuse in (lambda p: agree(exchange_key(b"k" * 32), p), check_order):
+            with pytest.raises(BadSeal, match="small order"):
+                refuse(public)
+    check_order(exchange_key(b"k" * 32).public_key().public_bytes_raw())
 
 
 def test_derivation_is_hkdf_sha256() -> None:

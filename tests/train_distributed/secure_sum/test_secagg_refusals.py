@@ -41,9 +41,10 @@ def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> Non
         (both, errors.ContradictoryRequest),
         (fewer, errors.SetMismatch),
         (silent, errors.SetMismatch),
-        (payload[:2] + payload[2 : 2 + 150], errors.TooFewUsers),  # one signature is not enough
-        (payload[:2] + 3 * payload[2 : 2 + 150], errors.ReplayedMessage),
-        (payload[:2], errors.TooFewUsers),
+        (payload[:2] + b"\1" + payload[3:], errors.TooFewUsers),  # one signature is not enough
+        (payload[:2] + b"\x0f\x10" + payload[4:], errors.TooFewUsers),  # nor one per user shown
+        (payload[:4] + payload[68:132] + payload[68:], errors.BadSignature),  # user 1's as user 0's
+        (payload[:4] + 5 * bytes(64), errors.BadSignature),
         (payload[:-1], errors.MalformedMessage),
         (payload[:1], errors.MalformedMessage),
     ]:
@@ -91,17 +92,3 @@ def test_users_take_orders_from_the_server_alone(make_secagg: Callable) -> None:
     ]:
         with pytest.raises(error):
             parties.users[0].receive(_signed(parties, Kind.NEIGHBOURS, SERVER, 0, joined))
-
-
-def test_wrong_shares_abort_and_release_nothing(make_secagg: Callable) -> None:
-    parties = make_secagg(np.zeros((3, 3), np.uint64))
-    answers = {i: parties.users[i].receive(q) for i, q in _to_unmask(parties).items()}
-    payload = answers[0][54:-64]
-    lie = payload[:20] + bytes([payload[20] ^ 1]) + payload[21:]
-    parties.server.receive(_signed(parties, Kind.REVEAL, 0, SERVER, lie))
-    for i in (1, 2):
-        parties.server.receive(answers[i])
-    with pytest.raises(errors.InconsistentShares, match="user 1"):
-        parties.server.finish()
-    with pytest.raises(errors.OutOfOrder):
-        parties.server.finish()

@@ -1,0 +1,47 @@
+"""Lists, thresholds and quorums of protocol B, and the probabilities that they fail.
+
+    python tests/benchmarks/bench_secagg_graph.py
+    python tests/benchmarks/bench_secagg_graph.py --write results/secure_sum/graph.json
+
+The fewest users in a sum are more than half. "-inf" is a graph of all users, which cannot fail.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from pretrain.output import new_file
+from train_distributed.secure_sum.graph import choose_degree
+
+USERS = (20, 50, 100, 200, 500, 1000, 10_000, 100_000)
+FRACTIONS = ((0.1, 0.2), (0.1, 0.1), (0.2, 0.1), (0.3, 0.05))
+
+
+def main() -> None:
+    """Prints the table; writes it only when told."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--write", type=Path, help="JSON file to write the table to")
+    options = parser.parse_args()
+    print("corrupt dropout      w    k   t signers strays  log2 insecure  log2 aborts")
+    rows = []
+    for corrupt, dropout in FRACTIONS:
+        for users in USERS:
+            graph = choose_degree(users, corrupt, dropout, users // 2 + 1)
+            rows.append({"users": users, "corrupt": corrupt, "dropout": dropout} | asdict(graph))
+            print(
+                f"{corrupt:7} {dropout:7} {users:6} {graph.degree:4} {graph.threshold:3} "
+                f"{graph.signers:7} {graph.strays:6} {graph.log2_insecure:14.1f} "
+                f"{graph.log2_aborts:12.1f}"
+            )
+    if options.write:
+        for row in rows:  # JSON has no infinity
+            row |= {k: str(row[k]) for k in row if k.startswith("log2") and row[k] < -1e9}
+        command = " ".join(["python", "tests/benchmarks/bench_secagg_graph.py", *sys.argv[1:]])
+        with new_file(options.write) as path:
+            path.write_text(json.dumps({"command": command, "graphs": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

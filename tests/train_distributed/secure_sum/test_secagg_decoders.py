@@ -1,0 +1,134 @@
+"""Every decoder of protocol B under mutated messages: refused by name, memory flat.
+
+A mutation is made by an outsider (the bytes change, the signature does not) or by the party itself
+(its payload changes, and it signs that): the second reaches every inner decoder.
+"""
+
+import hashlib
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.packets import DEAL_BYTES
+from train_distributed.secure_sum.secagg import SERVER
+from train_distributed.secure_sum.session import EVERYONE
+from train_distributed.secure_sum.wire import Kind, payload_of, write
+
+W, D, LIAR = 7, 3, 0
+VECTORS = np.arange(W * D, dtype=np.uint64).reshape(W, D)
+# Whatever has the right length is a statement that its sender may make.
+OPAQUE = (
+    *(Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.SURVIVORS),
+    *(Kind.COMPLAINT, Kind.DEFENCE),  # such a one has consequences, see the insiders' tests
+)
+PUBLIC = (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT)
+QUESTIONS = (Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK, Kind.ACCUSED)
+TARGETS = [kind for kind in Kind if kind >= Kind.ADVERTISE]
+
+
+def _mutated(generator: np.random.Generator, message: bytes) -> bytes:
+    """Flipped, cut, grown, or with a stretch overwritten, repeated or moved."""
+    data, how = bytearray(message), generator.integers(6)
+    start, end = sorted(generator.integers(0, len(data) + 1, 2).tolist())
+    if how == 0 and data:
+        for place in generator.integers(0, len(data), generator.integers(1, 5)):
+            data[place] ^= 1 << int(generator.integers(8))
+    elif how == 1:
+        del data[start:end]
+    elif how == 2:
+        data[start:start] = generator.bytes(int(generator.integers(1, 300)))
+    elif how == 3:
+        data[start:end] = generator.bytes(end - start)
+    elif how == 4:
+        data[end:end] = data[start:end]
+    else:
+        data = data[end:] + data[start:end] + data[:start]
+    return bytes(data)
+
+
+class Fuzzer:
+    """Sends mutations of one message of a session to whoever takes it, `count` of either sort."""
+
+    def __init__(self, parties, target: Kind, count: int) -> None:
+        self.parties, self.target, self.count = parties, target, count
+        self.victim = LIAR if target is Kind.COMPLAINT else 2
+        self.packet = b""  # user 2's for the liar
+        self.generator = np.random.default_rng(int(target))
+        self.refused = self.peak = 0
+        self.names: set[str] = set()
+
+    def attack(self, kind: Kind, user: int, message: bytes) -> bytes:
+        """Where the session has no complaint and there should be one, user 0 invents it."""
+        if kind is Kind.INBOX and user == LIAR:
+            self.packet = payload_of(message)[1 + DEAL_BYTES : 1 + 2 * DEAL_BYTES]
+        invented = self.target in (Kind.COMPLAINT, Kind.ACCUSED, Kind.DEFENCE)
+        if kind is Kind.MASKED and user == LIAR and invented:
+            named = (2).to_bytes(4, "big") + hashlib.sha256(self.packet).digest()
+            kind, key = Kind.COMPLAINT, self.parties.keys[LIAR].signing
+            message = write(self.parties.setup.session, kind, LIAR, EVERYONE, named, key)
+        if (kind, user) == (self.target, self.victim):
+            self._send(message, kind in QUESTIONS)
+        return message
+
+    def _send(self, message: bytes, question: bool) -> None:
+        kind = Kind(message[5])
+        sender = SERVER if question else self.victim
+        to = self.victim if question else EVERYONE if kind in PUBLIC else SERVER
+        key, payload = self.parties.keys[sender].signing, payload_of(message)
+        session = self.parties.setup.session
+        machine = self.parties.users[self.victim] if question else self.parties.server
+        before = 0
+        tracemalloc.start()
+        for turn in range(2 * self.count):
+            if turn % 2:
+                copy = write(session, kind, sender, to, _mutated(self.generator, payload), key)
+            else:
+                copy = _mutated(self.generator, message)
+            same = turn % 2 and kind in OPAQUE and len(copy) == len(message)
+            if copy != message and not same:
+                self._refuse(machine, copy)
+            if turn == self.count // 2:
+                tracemalloc.reset_peak()
+                before, _ = tracemalloc.get_traced_memory()
+        after, self.peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert after - before < 20_000
+        assert self.peak - before < 200_000
+
+    def _refuse(self, machine, copy: bytes) -> None:
+        if machine is self.parties.server:  # an insider is out at once; here it may go on trying
+            machine._invited |= {self.victim}
+        try:
+            answer = machine.receive(copy)
+        except ProtocolError as error:
+            self.refused += 1
+            self.names.add(type(error).__name__)
+            if machine is self.parties.server:
+                machine._invited |= {self.victim}
+                machine.culprits.clear()
+        else:
+            self._complained(machine, answer)
+
+    def _complained(self, machine, answer: bytes | None) -> None:
+        """A damaged packet in a well-formed INBOX is what complaints are for: no vector is sent."""
+        assert answer is not None
+        assert answer[5] == Kind.COMPLAINT
+        machine._expected = Kind.INBOX
+        self.refused += 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_mutated_messages_are_refused_by_name(
+    target: Kind, count: int, make_secagg: Callable, drive
+) -> None:
+    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
+    fuzzer = Fuzzer(parties, target, count)
+    opened = drive(parties, fuzzer.attack, fuzzer.attack).run()
+    assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
+    assert len(opened.users) == W - (target >= Kind.COMPLAINT)  # as if nothing had been sent
+    assert fuzzer.refused >= count
+    assert len(fuzzer.names) >= 4

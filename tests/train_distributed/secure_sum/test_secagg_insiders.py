@@ -1,0 +1,269 @@
+"""One registered user breaks protocol B in every way it can: it is named, the sum is exact."""
+
+import contextlib
+import hashlib
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from train_distributed.secure_sum import errors
+from train_distributed.secure_sum.packets import DEAL_BYTES, KEY, SEED, Link, share_hash, write_deal
+from train_distributed.secure_sum.secagg import SERVER
+from train_distributed.secure_sum.session import EVERYONE
+from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
+from train_distributed.secure_sum.wire import Kind, payload_of, write
+
+W, D, INSIDER = 7, 5, 2
+VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
+SMALL = bytes([1]) + bytes(31)  # a point of order 1 on the curve
+
+
+class Insider:
+    """User 2's keys and machine, in the hands of somebody else."""
+
+    def __init__(self, parties) -> None:
+        self.inbox: dict[int, bytes] = {}
+        self.setup, self.key = parties.setup, parties.keys[INSIDER]
+        self.machine = parties.users[INSIDER]
+
+    def sign(self, kind: Kind, payload: bytes) -> bytes:
+        to = EVERYONE if kind in (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT) else SERVER
+        return write(self.setup.session, kind, INSIDER, to, payload, self.key.signing)
+
+    def link(self, receiver: int) -> Link:
+        adverts = self.machine._advert, self.machine._peers[receiver]
+        return Link(self.setup, INSIDER, receiver, adverts)
+
+    def resign(self, link: Link, packet: bytes) -> bytes:
+        body = packet[:-64]
+        return body + self.machine._signing.sign(link.context + body)
+
+    def packets(self, change: Callable[[Link, bytes], bytes], to: range = range(W)) -> bytes:
+        """KEY_SHARES with changed packets for some; all users are on its list."""
+        sent = dict(self.machine._sent)
+        for peer in set(to) & sent.keys():
+            sent[peer] = change(self.link(peer), sent[peer])
+        self.machine._sent = sent
+        return self.sign(Kind.KEY_SHARES, b"".join(sent[p] for p in sorted(sent)))
+
+
+def _small(place: int):
+    def change(insider: Insider, message: bytes) -> bytes:
+        payload = payload_of(message)
+        keys = [payload[i : i + 32] for i in range(0, len(payload), 32)]
+        keys[place] = SMALL
+        return insider.sign(Kind.ADVERTISE, b"".join(keys))
+
+    return change
+
+
+def _other_commitment(insider: Insider, message: bytes) -> bytes:
+    payload = payload_of(message)
+    wrong = insider.machine._advert = type(insider.machine._advert)(
+        payload[:64] + bytes(32) + payload[96:]
+    )
+    return insider.sign(Kind.ADVERTISE, wrong.payload)
+
+
+def _undecryptable(insider: Insider, message: bytes) -> bytes:
+    return insider.packets(
+        lambda link, p: insider.resign(link, p[:40] + bytes([p[40] ^ 1]) + p[41:])
+    )
+
+
+def _undecryptable_to_one(insider: Insider, message: bytes) -> bytes:
+    return insider.packets(lambda link, p: insider.resign(link, SMALL + p[32:]), range(4, 5))
+
+
+def _unsigned(insider: Insider, message: bytes) -> bytes:
+    return insider.packets(lambda link, p: p[:-1] + bytes([p[-1] ^ 1]), range(4, 5))
+
+
+def _other_hashes(insider: Insider, message: bytes) -> bytes:
+    return insider.packets(lambda link, p: insider.resign(link, p[:114] + bytes(64) + p[178:]))
+
+
+def _no_polynomial(insider: Insider, message: bytes) -> bytes:
+    """Shares as published, of no one secret."""
+
+    def change(link: Link, packet: bytes) -> bytes:
+        x = link.receiver + 1
+        wild = (x**9 * 7919**20 % PRIME).to_bytes(SHARE_BYTES, "big")
+        once = insider.machine._once(link.receiver)
+        return write_deal(link, (wild, wild), once, insider.machine._signing)
+
+    return insider.packets(change)
+
+
+def _false_opening(insider: Insider, message: bytes) -> bytes:
+    payload = payload_of(message)
+    return insider.sign(Kind.REVEAL, payload[:20] + bytes([payload[20] ^ 1]) + payload[21:])
+
+
+def _payload(change: Callable[[bytes], bytes]):
+    return lambda insider, message: insider.sign(Kind(message[5]), change(payload_of(message)))
+
+
+def _cut(payload: bytes) -> bytes:
+    return payload[:-1]
+
+
+NAMED = {  # at which message, what; whether the session goes on without a second one
+    "small sealing key": (Kind.ADVERTISE, _small(0), True),
+    "small masking key": (Kind.ADVERTISE, _small(1), True),
+    "short advert": (Kind.ADVERTISE, _payload(_cut), True),
+    "wrong commitment": (Kind.ADVERTISE, _other_commitment, False),
+    "short key shares": (Kind.KEY_SHARES, _payload(_cut), True),
+    "no key shares": (Kind.KEY_SHARES, _payload(lambda p: b""), True),
+    "packets nobody opens": (Kind.KEY_SHARES, _undecryptable, False),
+    "one packet of small order": (Kind.KEY_SHARES, _undecryptable_to_one, False),
+    "one packet unsigned": (Kind.KEY_SHARES, _unsigned, False),
+    "shares that are not as shown": (Kind.KEY_SHARES, _other_hashes, False),
+    "shares of no secret": (Kind.KEY_SHARES, _no_polynomial, False),
+    "short vector": (Kind.MASKED, _payload(_cut), True),
+    "masked with others": (Kind.MASKED, _payload(lambda p: p[:3] + b"\0\0" + p[5:]), True),
+    "signs other survivors": (Kind.AGREED, _payload(lambda p: bytes(32)), True),
+    "short signature": (Kind.AGREED, _payload(_cut), True),
+    "false opening": (Kind.REVEAL, _false_opening, True),
+    "no opening": (Kind.REVEAL, _payload(lambda p: b""), True),
+    "opening cut": (Kind.REVEAL, _payload(_cut), True),
+    "openings of a stranger": (Kind.REVEAL, _payload(lambda p: b"\0\1\0\0" + p[4:]), True),
+}
+
+
+def _run(make_secagg: Callable, drive, stage: Kind, attack) -> tuple:
+    """A session, and one more without whom it named if it could not be completed."""
+    named: dict[int, str] = {}
+    for sessions in (1, 2):
+        parties = make_secagg(
+            VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2, exclude=named.keys()
+        )
+        insider = Insider(parties)
+
+        def answer(kind: Kind, user: int, message: bytes, insider=insider) -> bytes | None:
+            if user == INSIDER and kind is stage:
+                return attack(insider, message)
+            return message
+
+        driven, opened = drive(parties, answer), None
+        with contextlib.suppress(errors.Misbehaviour):
+            opened = driven.run()
+        named |= parties.server.culprits
+        if opened:
+            return opened, named, sessions, driven.refused
+    raise AssertionError("one session more was not enough")
+
+
+@pytest.mark.parametrize("attack", NAMED)
+def test_the_insider_is_named_and_the_rest_of_the_sum_exact(
+    attack: str, make_secagg: Callable, drive
+) -> None:
+    stage, change, goes_on = NAMED[attack]
+    opened, named, sessions, refused = _run(make_secagg, drive, stage, change)
+    assert set(named) == {INSIDER}
+    assert sessions == (1 if goes_on else 2)
+    assert all(party == SERVER for party, _ in refused)  # no honest user refused the server
+    late = stage in (Kind.AGREED, Kind.REVEAL)
+    assert opened.users == frozenset(range(W)) - (set() if late else {INSIDER})
+    assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
+
+
+STAGES = [Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.AGREED, Kind.REVEAL]
+
+
+def _as_another(insider: Insider, message: bytes) -> bytes:
+    return message[:38] + struct.pack(">I", 4) + message[42:]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("how", ["silent", "under another's name"])
+def test_silence_and_another_s_name_cost_the_insider_alone(
+    how: str, stage: Kind, make_secagg: Callable, drive
+) -> None:
+    change = _as_another if how == "under another's name" else lambda insider, message: None
+    opened, named, sessions, refused = _run(make_secagg, drive, stage, change)
+    assert (named, sessions) == ({}, 1)
+    names = [type(error).__name__ for _, error in refused]
+    assert names == (["BadSignature"] if how != "silent" else [])
+    late = stage in (Kind.AGREED, Kind.REVEAL)
+    assert opened.users == frozenset(range(W)) - (set() if late else {INSIDER})
+    assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
+
+
+@pytest.mark.parametrize("digest", [lambda p: hashlib.sha256(p).digest(), lambda p: bytes(32)])
+def test_an_invented_complaint_names_who_invented_it(
+    digest: Callable[[bytes], bytes], make_secagg: Callable, drive
+) -> None:
+    """About a sound packet, which its dealer opens; or about one that was never sent on."""
+    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
+    insider = Insider(parties)
+
+    def ask(kind: Kind, user: int, message: bytes) -> bytes:
+        if (kind, user) == (Kind.INBOX, INSIDER):
+            body = payload_of(message)[1:]
+            for place, peer in enumerate(p for p in range(W) if p != INSIDER):
+                insider.inbox[peer] = body[place * DEAL_BYTES : (place + 1) * DEAL_BYTES]
+        return message
+
+    def answer(kind: Kind, user: int, message: bytes) -> bytes:
+        if (kind, user) != (Kind.MASKED, INSIDER):
+            return message
+        named = struct.pack(">I", 4) + digest(insider.inbox[4])
+        return insider.sign(Kind.COMPLAINT, named)
+
+    driven = drive(parties, answer, ask)
+    opened = driven.run()
+    assert set(parties.server.culprits) == {INSIDER}
+    assert opened.users == frozenset(range(W)) - {INSIDER}
+    assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
+    assert all(party == SERVER for party, _ in driven.refused)
+
+
+def test_a_dealer_that_does_not_answer_a_complaint_is_named(make_secagg: Callable, drive) -> None:
+    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
+    insider = Insider(parties)
+
+    def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
+        if user == INSIDER and kind is Kind.KEY_SHARES:
+            return _undecryptable(insider, message)
+        return None if user == INSIDER and kind is Kind.DEFENCE else message
+
+    with pytest.raises(errors.Misbehaviour, match="did not answer the complaints") as caught:
+        drive(parties, answer).run()
+    assert set(caught.value.culprits) == {INSIDER}
+
+
+def test_a_defence_opens_what_this_user_sent_and_nothing_else(make_secagg: Callable, drive) -> None:
+    """A server that garbles a packet gets an honest complaint, and no defence."""
+    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
+    session, signing = parties.setup.session, parties.keys[SERVER].signing
+    complaints: list[bytes] = []
+
+    def ask(kind: Kind, user: int, message: bytes) -> bytes | None:
+        if (kind, user) == (Kind.INBOX, 0):
+            body = payload_of(message)
+            body = body[:40] + bytes([body[40] ^ 1]) + body[41:]
+            return write(session, Kind.INBOX, SERVER, 0, body, signing)
+        return None if kind is Kind.SURVIVORS else message
+
+    def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
+        if kind is not Kind.COMPLAINT:
+            return message
+        complaints.append(message)
+        return None
+
+    with pytest.raises(errors.TooFewUsers):
+        drive(parties, answer, ask).run()
+    (complaint,) = complaints
+    assert struct.unpack(">I", payload_of(complaint)[:4]) == (1,)
+    accused = write(session, Kind.ACCUSED, SERVER, 1, complaint, signing)
+    with pytest.raises(errors.WrongReceiver, match="must complain about a deal of this user's"):
+        parties.users[1].receive(accused)
+
+
+def test_a_share_s_hash_is_of_its_place_too(make_secagg: Callable) -> None:
+    setup, share = make_secagg(VECTORS).setup, bytes(SHARE_BYTES)
+    seen = {share_hash(setup, a, b, c, share) for a in (0, 1) for b in (2, 3) for c in (SEED, KEY)}
+    assert len(seen) == 8

@@ -1,0 +1,153 @@
+"""What partners send each other in protocol B: a signed word that they mask together, and shares.
+
+A *word* is the sender's signature over the session, both users and both advertisements. To a user
+on its list the sender *deals*: the same signature covers
+
+    X25519 key used once 32 | AES-256-GCM of both shares 82 | SHA-256 of either share 64
+
+sealed to the receiver's advertised key. The receiver sees at once whether its shares are what the
+server has the hashes of. If not, it names the packet's SHA-256 in a signed COMPLAINT. The dealer
+answers it with the private half of the key used once, which opens this packet and no other; an
+honest dealer does so only for the very packet that it sent, whose honest receiver never complains,
+so only a corrupt receiver's own shares are exposed. Whoever has that key can tell who was wrong.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from train_distributed.secure_sum.errors import BadSeal, BadSignature, InconsistentShares
+from train_distributed.secure_sum.keys import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    TAG_BYTES,
+    agree,
+    decrypt,
+    encrypt,
+    exchange_key,
+    verify,
+)
+from train_distributed.secure_sum.prg import derive
+from train_distributed.secure_sum.secagg import Advert, SecAgg
+from train_distributed.secure_sum.shamir import SHARE_BYTES
+
+HASH_BYTES = 32
+WORD_BYTES = SIGNATURE_BYTES
+_SEALED = KEY_BYTES + 2 * SHARE_BYTES + TAG_BYTES
+DEAL_BYTES = _SEALED + 2 * HASH_BYTES + SIGNATURE_BYTES
+_PLACE = struct.Struct(">IIB")
+SEED, KEY = 0, 1  # the two secrets that a deal holds shares of
+
+
+@dataclass(frozen=True)
+class Link:
+    """From whom a packet is, and for whom."""
+
+    setup: SecAgg
+    sender: int
+    receiver: int
+    adverts: tuple[Advert, Advert]  # the sender's, the receiver's
+
+    @property
+    def context(self) -> bytes:
+        """What signature and seal are bound to."""
+        ends = struct.pack(">II", self.sender, self.receiver)
+        adverts = hashlib.sha256(self.adverts[0].payload + self.adverts[1].payload).digest()
+        return b"secure sum, packet" + self.setup.session.digest + ends + adverts
+
+
+def write_word(link: Link, signing: Ed25519PrivateKey) -> bytes:
+    """The sender's word that it masks with the receiver."""
+    return signing.sign(link.context)
+
+
+def write_deal(
+    link: Link, shares: tuple[bytes, bytes], once: bytes, signing: Ed25519PrivateKey
+) -> bytes:
+    """The same, with shares.
+
+    Args:
+        link: from whom to whom.
+        shares: of the seed and of the key, 33 bytes each.
+        once: 32 private bytes for this packet alone.
+        signing: the sender's key.
+
+    Raises:
+        BadSeal: the receiver's key is of small order.
+    """
+    private, context = exchange_key(once), link.context
+    key = derive(agree(private, link.adverts[1].sealing), context)
+    hashes = _hashes(link, shares)
+    public = private.public_key().public_bytes_raw()
+    body = public + encrypt(key, b"".join(shares)) + hashes
+    return body + signing.sign(context + body)
+
+
+def check_signature(link: Link, packet: bytes) -> None:
+    """Checks that the sender signed a packet, of either kind.
+
+    Raises:
+        BadSignature: it did not.
+    """
+    body, signature = packet[:-SIGNATURE_BYTES], packet[-SIGNATURE_BYTES:]
+    verify(link.setup.session.users[link.sender], signature, link.context + body)
+
+
+def open_deal(link: Link, packet: bytes, sealing: X25519PrivateKey) -> tuple[bytes, bytes]:
+    """Both shares, as the receiver opens them.
+
+    Raises:
+        BadSignature: not signed by the sender.
+        BadSeal: the receiver's key does not open it.
+        InconsistentShares: the shares are not those whose hashes it shows.
+    """
+    check_signature(link, packet)
+    key = derive(agree(sealing, packet[:KEY_BYTES]), link.context)
+    return _checked(link, packet, key)
+
+
+def is_sound(link: Link, packet: bytes, once: bytes) -> bool:
+    """Whether a packet, opened by its dealer with the key used once, is as it must be."""
+    try:
+        check_signature(link, packet)
+        private = exchange_key(once)
+        if private.public_key().public_bytes_raw() != packet[:KEY_BYTES]:
+            return False
+        _checked(link, packet, derive(agree(private, link.adverts[1].sealing), link.context))
+    except (BadSignature, BadSeal, InconsistentShares):
+        return False
+    return True
+
+
+def share_hash(setup: SecAgg, dealer: int, holder: int, which: int, share: bytes) -> bytes:
+    """SHA-256 of one share in its place; a share has 256 bits of entropy."""
+    place = _PLACE.pack(dealer, holder, which)
+    return hashlib.sha256(b"share" + setup.session.digest + place + share).digest()
+
+
+def hashes_of(packet: bytes) -> bytes:
+    """The part of a deal that shows both hashes."""
+    return packet[_SEALED:-SIGNATURE_BYTES]
+
+
+def packet_bytes(deals: bool) -> int:
+    """Length of a packet with or without shares."""
+    return DEAL_BYTES if deals else WORD_BYTES
+
+
+def _checked(link: Link, packet: bytes, key: bytes) -> tuple[bytes, bytes]:
+    plain = decrypt(key, packet[KEY_BYTES:_SEALED])
+    shares = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
+    if _hashes(link, shares) != hashes_of(packet):
+        raise InconsistentShares(f"shares of user {link.sender} must have the hashes it shows")
+    return shares
+
+
+def _hashes(link: Link, shares: tuple[bytes, bytes]) -> bytes:
+    return b"".join(
+        share_hash(link.setup, link.sender, link.receiver, which, shares[which])
+        for which in (SEED, KEY)
+    )

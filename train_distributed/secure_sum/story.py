@@ -1,0 +1,95 @@
+"""What a user of protocol B checks before it reveals anything: one story, told by a quorum."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from train_distributed.secure_sum.errors import (
+    ContradictoryRequest,
+    MalformedMessage,
+    SetMismatch,
+    TooFewUsers,
+)
+from train_distributed.secure_sum.keys import SIGNATURE_BYTES, verify
+from train_distributed.secure_sum.secagg import AGREED_BYTES, SecAgg
+from train_distributed.secure_sum.session import EVERYONE
+from train_distributed.secure_sum.wire import Kind, read, reassemble
+
+
+@dataclass
+class Story:
+    """Who shared keys and who survived, as one user was told.
+
+    UNMASK is four sets (alive, dropped, who signs the story, whose word on its vector is shown) and
+    the signatures of the last two, by rising user.
+    """
+
+    setup: SecAgg
+    user: int
+    sharing: frozenset[int]
+    owners: Mapping[int, frozenset[int]]  # users that have this one on their list -> that list
+    survivors: frozenset[int] | None = None
+
+    def survive(self, survivors: frozenset[int]) -> bytes:
+        """Takes the set of survivors; returns the statement to be signed.
+
+        Raises:
+            SetMismatch: a survivor that shared no keys.
+        """
+        if not survivors <= self.sharing:
+            late = sorted(survivors - self.sharing)[:10]
+            raise SetMismatch(f"survivors must have shared keys, got {late}")
+        self.survivors = survivors
+        session = self.setup.session
+        return self.setup.agreed(session.bitmap(self.sharing), session.bitmap(survivors))
+
+    def check(self, request: bytes) -> frozenset[int]:
+        """Checks UNMASK; returns the survivors.
+
+        Raises:
+            ContradictoryRequest: a user named alive and dropped.
+            SetMismatch: not the story that this user signed, or not what its users masked with.
+            TooFewUsers: fewer signatures than a quorum, or too few of an owner's list survived.
+            BadSignature: a signature that is not on this story.
+        """
+        session, size = self.setup.session, self.setup.set_bytes
+        sets = [session.users_of(request[i * size : (i + 1) * size]) for i in range(4)]
+        alive, dropped, signers, witnesses = sets
+        if alive & dropped:
+            both = sorted(alive & dropped)[:10]
+            raise ContradictoryRequest(f"users must be alive or dropped, got both for {both}")
+        if alive != self.survivors or dropped != self.sharing - alive:
+            raise SetMismatch("request must name the survivors and the dropped that were agreed on")
+        self._check_sets(alive, signers, witnesses)
+        expected = 4 * size + (len(signers) + len(witnesses)) * SIGNATURE_BYTES
+        if len(request) != expected:
+            raise MalformedMessage(f"request must be {expected} bytes, got {len(request)}")
+        self._check_signatures(request[4 * size :], sorted(signers), sorted(witnesses))
+        return alive
+
+    def _check_sets(
+        self, alive: frozenset[int], signers: frozenset[int], witnesses: frozenset[int]
+    ) -> None:
+        graph = self.setup.graph
+        if len(signers) != graph.signers:
+            raise TooFewUsers(f"signers must be {graph.signers}, got {len(signers)}")
+        owned = alive & self.owners.keys()
+        if not signers <= alive or witnesses != owned - signers:
+            raise SetMismatch("signatures must be of survivors, and of all whose shares are asked")
+        for owner in sorted(owned):
+            kept = len(alive & self.owners[owner])
+            if kept < graph.threshold:
+                raise TooFewUsers(
+                    f"survivors of user {owner}'s list must be >= {graph.threshold}, got {kept}"
+                )
+
+    def _check_signatures(self, joined: bytes, signers: list[int], witnesses: list[int]) -> None:
+        session, sharing = self.setup.session, self.setup.session.bitmap(self.sharing)
+        statement = self.setup.agreed(sharing, session.bitmap(self.survivors or ()))
+        told = self.setup.told(sharing)
+        for place, user in enumerate((*signers, *witnesses)):
+            signature = joined[place * SIGNATURE_BYTES : (place + 1) * SIGNATURE_BYTES]
+            if place < len(signers):
+                message = reassemble(session, Kind.AGREED, user, EVERYONE, statement, signature)
+                read(session, message, EVERYONE, {Kind.AGREED: AGREED_BYTES})
+            else:
+                verify(session.users[user], signature, told)

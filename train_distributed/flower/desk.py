@@ -75,6 +75,8 @@ class UserDesk(Clerk):
         federation = self._federation
         if self._ticket() is None:
             raise _spent(federation)
+        if self._journal.detail(federation.session(nonce).digest, "submit") is not None:
+            raise AlreadyOpened("session must be a new one, got one this user has taken part in")
         if federation.protocol == "secagg":
             self._user = SecAggUser(
                 federation.secagg(nonce),

@@ -123,8 +123,9 @@ class Fleet:
         response = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if not response.messages_list:
             return None
-        metadata, tree = response.messages_list[0].metadata, response.message_object_trees[0]
+        metadata = response.messages_list[0].metadata
         try:
+            tree = response.message_object_trees[0]
             if metadata.message_type != QUERY:
                 raise Foreign(f"message must be a {QUERY}, got {metadata.message_type!r}")
             content = unwrap(tree, lambda name: self._object(metadata.run_id, name), self._largest)

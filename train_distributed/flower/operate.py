@@ -9,6 +9,7 @@ from train_distributed.flower.coordinate import coordinate
 from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import FlowerRelay, open_relay
+from train_distributed.flower.sandbox import hide_memory
 from train_distributed.flower.status import Log, Status, to_terminal
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
@@ -48,6 +49,7 @@ def operate(operation: Operation) -> tuple[Opened, Log]:
     Raises:
         ValueError: no sum; the message names who is missing. Nothing is released.
     """
+    hide_memory()
     log = Log()
     operation.run.mkdir(parents=True, exist_ok=True)
     status = Status(log, operation.run, operation.say)

@@ -41,12 +41,13 @@ def test_orders_of_anyone_but_the_operator_do_nothing(
     start, present = bytes(32) + everyone, bytes(72)
     journal = DurableJournal(tmp_path / "journal")
     desk = UserDesk(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
+    good = _order(fake, federation, Request.START, start, FIRST_SERVER)
     forged = [
         b"\0" + bytes(32),  # what began a session, and spent it, when nobody had to sign
         b"\0" + start + bytes(64),
         _order(fake, federation, Request.START, start, 1),
         _order(fake, other, Request.START, start, FIRST_SERVER),
-        _order(fake, federation, Request.START, start, FIRST_SERVER)[:-1] + b"\0",
+        good[:-1] + bytes([good[-1] ^ 1]),
         bytes([Request.START]) + _order(fake, federation, Request.END, start, FIRST_SERVER)[1:],
         bytes([Request.PRESENT]) + present + bytes(64),
         _order(fake, federation, Request.PRESENT, present, 1),
@@ -247,3 +248,20 @@ def test_a_full_disk_of_a_user_is_said_at_both_ends(
     assert sorted(opened.users) == [0, 1, 3, 4]
     assert relay.drawn[2] == 0
     assert any("user 2: refused: OSError" in t and "No space left" in t for t in log.refused)
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_a_replayed_session_spends_and_reveals_nothing(protocol: str, fake: ModuleType) -> None:
+    """All that was asked of user 2, asked again when the session is over; two were agreed."""
+    relay = fake.volatile(fake.agreement(protocol, sessions=2))
+    asked: list[bytes] = []
+    relay.after = lambda node, request, answer: asked.append(request) if node == 12 else None
+    _operate(fake, relay, Log())
+    for desk in (relay.desks[12], relay.user(2)):  # as it is, and started again
+        for request in asked:
+            answer = desk.answer(request)
+            assert request[0] == Request.PRESENT or answer[:1] != DONE
+    assert relay.drawn[2] == 1
+    relay.after = lambda node, request, answer: None
+    assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
+    assert relay.drawn[2] == 2

@@ -184,5 +184,6 @@ def check_transform(path: Path, agreed: str) -> None:
     """Raises ValueError unless the file is the one that was agreed on."""
     if transform_hash(path) != agreed:
         raise ValueError(
-            f"transform must have SHA-256 {agreed}, got {transform_hash(path)}: {path}"
+            f"transform must have SHA-256 {agreed} as the federation says, got "
+            f"{transform_hash(path)}: {path}"
         )

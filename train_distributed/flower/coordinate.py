@@ -202,7 +202,22 @@ def _signed(present: Present, servers: list[int], request: Request) -> dict[int,
 
 
 def _deliver(present: Present, messages: dict[int, list[bytes]], log: Log) -> None:
-    answers = present.ask({s: bytes([Request.DELIVER]) + join(m) for s, m in messages.items()})
-    for server, refused in answers.items():
-        for text in refused:
-            log.refuse(name_of(server), text)
+    """Messages to servers, in as many requests as the limit of one needs."""
+    while any(messages.values()):
+        now = {server: _portion(given, present.largest) for server, given in messages.items()}
+        messages = {server: given[len(now[server]) :] for server, given in messages.items()}
+        requests = {s: bytes([Request.DELIVER]) + join(part) for s, part in now.items() if part}
+        for server, refused in present.ask_each(requests):
+            for text in refused:
+                log.refuse(name_of(server), text)
+
+
+def _portion(messages: list[bytes], largest: int) -> list[bytes]:
+    """The first messages that fit into one request; one at least."""
+    size, count = 5, 0
+    for message in messages:
+        size += 8 + len(message)
+        if size > largest and count:
+            break
+        count += 1
+    return messages[:count]

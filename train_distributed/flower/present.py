@@ -82,6 +82,11 @@ class Present:
         """Parties that are bound to a node and can take part."""
         return frozenset(self._willing)
 
+    @property
+    def largest(self) -> int:
+        """Bytes that one request may have."""
+        return self._federation.largest_frame
+
     def gather(self, wanted: frozenset[int], seconds: float | None = None) -> None:
         """Waits until the wanted parties are here, or the time is up.
 

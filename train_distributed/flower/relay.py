@@ -85,6 +85,8 @@ class FlowerRelay:
                 self._forget(node)
 
     def _send(self, node: int, request: bytes) -> None:
+        if len(request) > self._largest:
+            raise ValueError(f"request must be <= {self._largest} bytes, got {len(request)}")
         self._arrived.pop(node, None)
         frames.send(self._hub.line, _ASK, _NODE.pack(node), request)
 

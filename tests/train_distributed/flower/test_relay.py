@@ -92,6 +92,8 @@ def test_silence_and_refusals_are_told_apart() -> None:
         assert relay.ask({1: b"x", 3: b"y", 4: b"z"}) == {1: b"x", 4: b"\1no"}
         assert 1 <= time.monotonic() - start < 10
         assert relay.ask({3: b"again", 5: b"w"}) == {5: b"w"}
+        with pytest.raises(ValueError, match="request must be <= 1000 bytes, got 1001"):
+            relay.ask({5: bytes(1001)})
     assert 3 in hub.forgotten
 
 

@@ -19,10 +19,8 @@ from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,
-    SIGNATURE_BYTES,
     PrivateKeys,
     check_order,
-    verify,
 )
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, packet_bytes
@@ -39,7 +37,14 @@ from train_distributed.secure_sum.secagg import (
 )
 from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.unmasking import Unmasking, requests
-from train_distributed.secure_sum.wire import Kind, read, signature_of, write
+from train_distributed.secure_sum.wire import (
+    STATEMENT_BYTES,
+    Envelope,
+    Kind,
+    read,
+    signature_of,
+    write,
+)
 
 _ROUNDS = (
     Kind.ADVERTISE,
@@ -91,20 +96,22 @@ class SecAggServer:
         self._sizes = {
             Kind.ADVERTISE: ADVERTISE_BYTES,
             Kind.KEY_SHARES: most * packet_bytes(True),
-            Kind.MASKED: SIGNATURE_BYTES + WORD.itemsize * self._session.dimension,
+            Kind.MASKED: STATEMENT_BYTES + WORD.itemsize * self._session.dimension,
             Kind.COMPLAINT: COMPLAINT_BYTES,
             Kind.DEFENCE: most * (4 + KEY_BYTES),
             Kind.AGREED: AGREED_BYTES,
             Kind.REVEAL: most * (4 + SHARE_BYTES),
         }
-        self._take: dict[Kind, Callable[[int, bytes, bytes], None]] = {
+        self._take: dict[Kind, Callable[[Envelope, bytes], None]] = {
             Kind.ADVERTISE: self._take_advert,
             Kind.KEY_SHARES: self._take_key_shares,
             Kind.MASKED: self._take_masked,
-            Kind.COMPLAINT: self._court.complain,
-            Kind.DEFENCE: lambda user, payload, _: self._court.defend(user, payload),
+            Kind.COMPLAINT: lambda e, message: self._court.complain(e.sender, e.payload, message),
+            Kind.DEFENCE: lambda e, _: self._court.defend(e.sender, e.payload),
             Kind.AGREED: self._take_agreed,
-            Kind.REVEAL: self._take_reveal,
+            Kind.REVEAL: lambda e, _: self._unmasking.reveal(
+                e.sender, unpack_entries(e.payload, SHARE_BYTES)
+            ),
         }
 
     @property
@@ -133,7 +140,7 @@ class SecAggServer:
         if user not in self._invited:
             raise WrongSender(f"user {user} has dropped out, got {kind.name}")
         try:
-            self._take[kind](user, envelope.payload, message)
+            self._take[kind](envelope, message)
         except ProtocolError as error:
             self._expel({user: f"{kind.name}: {type(error).__name__}: {error}"})
             raise
@@ -188,35 +195,33 @@ class SecAggServer:
         self._unmasking.apply(self._total, secrets)
         return Opened(self._total, self._unmasking.survivors)
 
-    def _take_advert(self, user: int, payload: bytes, message: bytes) -> None:
-        if len(payload) != ADVERTISE_BYTES:
-            raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, got {len(payload)}")
-        advert = Advert(payload)
+    def _take_advert(self, envelope: Envelope, message: bytes) -> None:
+        if len(envelope.payload) != ADVERTISE_BYTES:
+            raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, is shorter")
+        advert = Advert(envelope.payload)
         check_order(advert.sealing)
         check_order(advert.masking)
-        self._roster.add(user, advert)
-        self._messages[user] = message
+        self._roster.add(envelope.sender, advert)
+        self._messages[envelope.sender] = message
 
-    def _take_key_shares(self, user: int, payload: bytes, message: bytes) -> None:
-        points = self._roster.points[user]
-        sizes = {p: packet_bytes(p in points) for p in self._roster.partners[user]}
-        self._packets[user] = cut(payload, sizes)
+    def _take_key_shares(self, envelope: Envelope, message: bytes) -> None:
+        points = self._roster.points[envelope.sender]
+        sizes = {p: packet_bytes(p in points) for p in self._roster.partners[envelope.sender]}
+        self._packets[envelope.sender] = cut(envelope.payload, sizes)
 
-    def _take_masked(self, user: int, payload: bytes, message: bytes) -> None:
+    def _take_masked(self, envelope: Envelope, message: bytes) -> None:
+        payload = envelope.payload
         if len(payload) != self._sizes[Kind.MASKED]:
-            raise MalformedMessage(f"vector must be {self._session.dimension} words and signed")
-        told = payload[:SIGNATURE_BYTES]
-        verify(self._session.users[user], told, self._setup.told(self._sharing))
-        self._total += np.frombuffer(payload, WORD, offset=SIGNATURE_BYTES)
-        self._told[user] = told
+            raise MalformedMessage(f"MASKED must hold {self._session.dimension} words")
+        if payload[:STATEMENT_BYTES] != self._setup.told(self._sharing):
+            raise SetMismatch("users must mask with the users that they were told")
+        self._total += np.frombuffer(payload, WORD, offset=STATEMENT_BYTES)
+        self._told[envelope.sender] = envelope.rest + signature_of(message)
 
-    def _take_agreed(self, user: int, payload: bytes, message: bytes) -> None:
-        if payload != self._statement:
-            raise SetMismatch(f"user {user} must sign the survivors it was told, signed others")
-        self._agreed[user] = signature_of(message)
-
-    def _take_reveal(self, user: int, payload: bytes, message: bytes) -> None:
-        self._unmasking.reveal(user, unpack_entries(payload, SHARE_BYTES))
+    def _take_agreed(self, envelope: Envelope, message: bytes) -> None:
+        if envelope.payload != self._statement:
+            raise SetMismatch("users must sign the survivors that they were told")
+        self._agreed[envelope.sender] = signature_of(message)
 
     def _send_neighbours(self) -> dict[int, bytes]:
         self._roster.pair(self._roster.connected(self._enough(self._here)))

@@ -1,6 +1,6 @@
 """The server of protocol B, as a state machine: bytes in, bytes out, one vector of memory."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from train_distributed.secure_sum.keys import (
 )
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, packet_bytes
-from train_distributed.secure_sum.roster import Roster
+from train_distributed.secure_sum.roster import Made, Roster
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
     AGREED_BYTES,
@@ -36,7 +36,7 @@ from train_distributed.secure_sum.secagg import (
     unpack_entries,
 )
 from train_distributed.secure_sum.shamir import SHARE_BYTES
-from train_distributed.secure_sum.unmasking import Unmasking, requests
+from train_distributed.secure_sum.unmasking import Unmasking
 from train_distributed.secure_sum.wire import (
     STATEMENT_BYTES,
     Envelope,
@@ -83,7 +83,7 @@ class SecAggServer:
         self._invited = frozenset(self._session.users) - frozenset(exclude)
         self._here: set[int] = set()
         self.culprits: dict[int, str] = {}
-        self._messages: dict[int, bytes] = {}  # ADVERTISE
+        self._adverts: dict[int, bytes] = {}  # the messages
         self._roster = Roster(setup)
         self._packets: dict[int, dict[int, bytes]] = {}  # sender -> receiver -> packet
         self._sharing = self._statement = b""  # who shared keys (a bitmap); what users sign
@@ -146,11 +146,11 @@ class SecAggServer:
             raise
         self._here.add(user)
 
-    def advance(self) -> dict[int, bytes]:
+    def advance(self) -> Mapping[int, bytes]:
         """Ends the round; whoever has not answered has dropped out.
 
         Returns:
-            User -> the message for it.
+            User -> the message for it, made when it is read, in this round.
 
         Raises:
             TooFewUsers: the session cannot be completed; it is closed, nothing is released.
@@ -202,7 +202,7 @@ class SecAggServer:
         check_order(advert.sealing)
         check_order(advert.masking)
         self._roster.add(envelope.sender, advert)
-        self._messages[envelope.sender] = message
+        self._adverts[envelope.sender] = message
 
     def _take_key_shares(self, envelope: Envelope, message: bytes) -> None:
         points = self._roster.points[envelope.sender]
@@ -223,59 +223,61 @@ class SecAggServer:
             raise SetMismatch("users must sign the survivors that they were told")
         self._agreed[envelope.sender] = signature_of(message)
 
-    def _send_neighbours(self) -> dict[int, bytes]:
+    def _send_neighbours(self) -> Mapping[int, bytes]:
         self._roster.pair(self._roster.connected(self._enough(self._here)))
-        return {
-            user: self._write(
-                Kind.NEIGHBOURS, user, b"".join(self._messages[peer] for peer in peers)
-            )
-            for user, peers in self._roster.partners.items()
-        }
+        partners = self._roster.partners
+        return self._messages_of(
+            Kind.NEIGHBOURS, partners, lambda user: [self._adverts[p] for p in partners[user]]
+        )
 
-    def _send_inboxes(self) -> dict[int, bytes]:
+    def _send_inboxes(self) -> Mapping[int, bytes]:
         users = self._enough(self._roster.connected(self._here))
         self._roster.share(users)
-        self._sharing, messages = self._session.bitmap(users), {}
-        for user in sorted(users):
-            peers = [peer for peer in self._roster.partners[user] if peer in users]
-            inbox = [self._packets[peer][user] for peer in peers]
-            messages[user] = self._write(Kind.INBOX, user, b"".join([self._sharing, *inbox]))
-        return messages
+        self._sharing = self._session.bitmap(users)
 
-    def _send_accusations(self) -> dict[int, bytes]:
+        def inbox(user: int) -> list[bytes]:
+            peers = [peer for peer in self._roster.partners[user] if peer in users]
+            return [self._sharing, *(self._packets[peer][user] for peer in peers)]
+
+        return self._messages_of(Kind.INBOX, users, inbox)
+
+    def _send_accusations(self) -> Mapping[int, bytes]:
         """Asks for defences; if there is no need, the round after the next begins at once."""
         accused = self._court.accusations()
         if accused:
-            return {user: self._write(Kind.ACCUSED, user, told) for user, told in accused.items()}
+            return self._messages_of(Kind.ACCUSED, accused, lambda user: [accused[user]])
         messages = self._send_survivors()
         self._round += 1
         return messages
 
-    def _send_survivors(self) -> dict[int, bytes]:
+    def _send_survivors(self) -> Mapping[int, bytes]:
         self._court.close()
         self._expel(self._court.liars | self._court.guilty)
         if self._court.guilty:
             raise Misbehaviour(self._court.guilty)
         survivors = self._enough(self._told)
         for user in sorted(self._roster.sharing):
-            kept = len(survivors & self._roster.points[user].keys())
-            if kept < self._setup.graph.threshold:
-                raise TooFewUsers(
-                    f"survivors of user {user}'s list must be >= {self._setup.graph.threshold}, "
-                    f"got {kept}"
-                )
+            self._roster.check_list(user, survivors)
         self._unmasking.survivors = survivors
         for user in self._roster.sharing:
             self._unmasking.expect(user, self._packets[user])
         self._packets.clear()
         bitmap = self._session.bitmap(survivors)
         self._statement = self._setup.agreed(self._sharing, bitmap)
-        return {user: self._write(Kind.SURVIVORS, user, bitmap) for user in sorted(survivors)}
+        return self._messages_of(Kind.SURVIVORS, survivors, lambda user: [bitmap])
 
-    def _send_unmask(self) -> dict[int, bytes]:
-        self._enough(self._agreed)
-        asked = requests(self._roster, self._unmasking.survivors, self._agreed, self._told)
-        return {user: self._write(Kind.UNMASK, user, asked[user]) for user in asked}
+    def _send_unmask(self) -> Mapping[int, bytes]:
+        ready = self._enough(self._agreed)
+        request = self._unmasking.requests(self._agreed, self._told)
+        return self._messages_of(Kind.UNMASK, ready, request)
+
+    def _messages_of(
+        self, kind: Kind, users: Collection[int], parts: Callable[[int], list[bytes]]
+    ) -> Mapping[int, bytes]:
+        session, signing = self._session, self._keys.signing
+        return Made(
+            sorted(users), lambda u: write(session, kind, SERVER, u, b"".join(parts(u)), signing)
+        )
 
     def _packet(self, sender: int, receiver: int) -> tuple[Link, bytes] | None:
         packet = self._packets.get(sender, {}).get(receiver)
@@ -295,6 +297,3 @@ class SecAggServer:
     def _expel(self, culprits: dict[int, str]) -> None:
         self.culprits |= culprits
         self._invited -= culprits.keys()
-
-    def _write(self, kind: Kind, user: int, payload: bytes) -> bytes:
-        return write(self._session, kind, SERVER, user, payload, self._keys.signing)

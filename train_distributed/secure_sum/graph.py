@@ -25,7 +25,8 @@ Of w users at most C are corrupt, all of them the server's. What makes a session
 users, whatever the server suppresses, and for which a session within the stated dropouts aborts,
 some user's list left with fewer than t, with probability at most 2^-20; j is at most a hundredth of
 w. Where no list shorter than half of the others will do, everyone is on everyone's list: counts are
-exact, no edge is missing, and nothing can fail.
+exact, no edge is missing, and nothing can fail. A server that may start n sessions and goes on with
+the one it likes best multiplies the probability by n: a user's host must bound its starts.
 """
 
 import math

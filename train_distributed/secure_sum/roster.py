@@ -1,7 +1,8 @@
 """What the server of protocol B knows of the graph: who has whom on its list."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.secagg import Advert, SecAgg
 
 
@@ -33,6 +34,16 @@ class Roster:
                 return left
             left = frozenset(keep)
 
+    def check_list(self, user: int, survivors: frozenset[int]) -> None:
+        """Checks that enough of a user's list survived to open its secret.
+
+        Raises:
+            TooFewUsers: fewer than the threshold.
+        """
+        kept, least = len(survivors & self.points[user].keys()), self.setup.graph.threshold
+        if kept < least:
+            raise TooFewUsers(f"survivors of user {user}'s list must be >= {least}, got {kept}")
+
     def pair(self, users: frozenset[int]) -> None:
         """Makes partners of all users that are on one another's list, either way."""
         partners: dict[int, set[int]] = {user: set() for user in sorted(users)}
@@ -50,3 +61,21 @@ class Roster:
                 dealt[holder].append(dealer)
         self.sharing = users
         self.dealt_to = {user: frozenset(dealers) for user, dealers in dealt.items()}
+
+
+class Made(Mapping[int, bytes]):
+    """Messages that are made when they are read: all at once would be many times a vector."""
+
+    def __init__(self, users: Sequence[int], make: Callable[[int], bytes]) -> None:
+        self._users, self._make = dict.fromkeys(users), make
+
+    def __getitem__(self, user: int) -> bytes:
+        if user not in self._users:
+            raise KeyError(user)
+        return self._make(user)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._users)
+
+    def __len__(self) -> int:
+        return len(self._users)

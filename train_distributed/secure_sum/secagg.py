@@ -143,8 +143,8 @@ class SecAgg:
         return hashlib.sha256(b"self-mask" + self.session.digest + place + seed).digest()
 
     def told(self, sharing: bytes) -> bytes:
-        """What a user signs with its vector: with whose keys it is masked (a bitmap)."""
-        return b"secure sum, masked with" + self.session.digest + sharing
+        """What a user states with its vector: with whose keys it is masked (a bitmap)."""
+        return hashlib.sha256(b"masked with" + self.session.digest + sharing).digest()
 
     def agreed(self, sharing: bytes, survivors: bytes) -> bytes:
         """What users sign about who shared keys and who survived (bitmaps)."""

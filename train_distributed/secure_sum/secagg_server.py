@@ -1,6 +1,6 @@
 """The server of protocol B, as a state machine: bytes in, bytes out, one vector of memory."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -19,14 +19,12 @@ from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,
-    SIGNATURE_BYTES,
     PrivateKeys,
     check_order,
-    verify,
 )
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, packet_bytes
-from train_distributed.secure_sum.roster import Roster
+from train_distributed.secure_sum.roster import Made, Roster
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
     AGREED_BYTES,
@@ -38,8 +36,15 @@ from train_distributed.secure_sum.secagg import (
     unpack_entries,
 )
 from train_distributed.secure_sum.shamir import SHARE_BYTES
-from train_distributed.secure_sum.unmasking import Unmasking, requests
-from train_distributed.secure_sum.wire import Kind, read, signature_of, write
+from train_distributed.secure_sum.unmasking import Unmasking
+from train_distributed.secure_sum.wire import (
+    STATEMENT_BYTES,
+    Envelope,
+    Kind,
+    read,
+    signature_of,
+    write,
+)
 
 _ROUNDS = (
     Kind.ADVERTISE,
@@ -78,7 +83,7 @@ class SecAggServer:
         self._invited = frozenset(self._session.users) - frozenset(exclude)
         self._here: set[int] = set()
         self.culprits: dict[int, str] = {}
-        self._messages: dict[int, bytes] = {}  # ADVERTISE
+        self._adverts: dict[int, bytes] = {}  # the messages
         self._roster = Roster(setup)
         self._packets: dict[int, dict[int, bytes]] = {}  # sender -> receiver -> packet
         self._sharing = self._statement = b""  # who shared keys (a bitmap); what users sign
@@ -91,20 +96,22 @@ class SecAggServer:
         self._sizes = {
             Kind.ADVERTISE: ADVERTISE_BYTES,
             Kind.KEY_SHARES: most * packet_bytes(True),
-            Kind.MASKED: SIGNATURE_BYTES + WORD.itemsize * self._session.dimension,
+            Kind.MASKED: STATEMENT_BYTES + WORD.itemsize * self._session.dimension,
             Kind.COMPLAINT: COMPLAINT_BYTES,
             Kind.DEFENCE: most * (4 + KEY_BYTES),
             Kind.AGREED: AGREED_BYTES,
             Kind.REVEAL: most * (4 + SHARE_BYTES),
         }
-        self._take: dict[Kind, Callable[[int, bytes, bytes], None]] = {
+        self._take: dict[Kind, Callable[[Envelope, bytes], None]] = {
             Kind.ADVERTISE: self._take_advert,
             Kind.KEY_SHARES: self._take_key_shares,
             Kind.MASKED: self._take_masked,
-            Kind.COMPLAINT: self._court.complain,
-            Kind.DEFENCE: lambda user, payload, _: self._court.defend(user, payload),
+            Kind.COMPLAINT: lambda e, message: self._court.complain(e.sender, e.payload, message),
+            Kind.DEFENCE: lambda e, _: self._court.defend(e.sender, e.payload),
             Kind.AGREED: self._take_agreed,
-            Kind.REVEAL: self._take_reveal,
+            Kind.REVEAL: lambda e, _: self._unmasking.reveal(
+                e.sender, unpack_entries(e.payload, SHARE_BYTES)
+            ),
         }
 
     @property
@@ -133,17 +140,17 @@ class SecAggServer:
         if user not in self._invited:
             raise WrongSender(f"user {user} has dropped out, got {kind.name}")
         try:
-            self._take[kind](user, envelope.payload, message)
+            self._take[kind](envelope, message)
         except ProtocolError as error:
             self._expel({user: f"{kind.name}: {type(error).__name__}: {error}"})
             raise
         self._here.add(user)
 
-    def advance(self) -> dict[int, bytes]:
+    def advance(self) -> Mapping[int, bytes]:
         """Ends the round; whoever has not answered has dropped out.
 
         Returns:
-            User -> the message for it.
+            User -> the message for it, made when it is read, in this round.
 
         Raises:
             TooFewUsers: the session cannot be completed; it is closed, nothing is released.
@@ -188,89 +195,89 @@ class SecAggServer:
         self._unmasking.apply(self._total, secrets)
         return Opened(self._total, self._unmasking.survivors)
 
-    def _take_advert(self, user: int, payload: bytes, message: bytes) -> None:
-        if len(payload) != ADVERTISE_BYTES:
-            raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, got {len(payload)}")
-        advert = Advert(payload)
+    def _take_advert(self, envelope: Envelope, message: bytes) -> None:
+        if len(envelope.payload) != ADVERTISE_BYTES:
+            raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, is shorter")
+        advert = Advert(envelope.payload)
         check_order(advert.sealing)
         check_order(advert.masking)
-        self._roster.add(user, advert)
-        self._messages[user] = message
+        self._roster.add(envelope.sender, advert)
+        self._adverts[envelope.sender] = message
 
-    def _take_key_shares(self, user: int, payload: bytes, message: bytes) -> None:
-        points = self._roster.points[user]
-        sizes = {p: packet_bytes(p in points) for p in self._roster.partners[user]}
-        self._packets[user] = cut(payload, sizes)
+    def _take_key_shares(self, envelope: Envelope, message: bytes) -> None:
+        points = self._roster.points[envelope.sender]
+        sizes = {p: packet_bytes(p in points) for p in self._roster.partners[envelope.sender]}
+        self._packets[envelope.sender] = cut(envelope.payload, sizes)
 
-    def _take_masked(self, user: int, payload: bytes, message: bytes) -> None:
+    def _take_masked(self, envelope: Envelope, message: bytes) -> None:
+        payload = envelope.payload
         if len(payload) != self._sizes[Kind.MASKED]:
-            raise MalformedMessage(f"vector must be {self._session.dimension} words and signed")
-        told = payload[:SIGNATURE_BYTES]
-        verify(self._session.users[user], told, self._setup.told(self._sharing))
-        self._total += np.frombuffer(payload, WORD, offset=SIGNATURE_BYTES)
-        self._told[user] = told
+            raise MalformedMessage(f"MASKED must hold {self._session.dimension} words")
+        if payload[:STATEMENT_BYTES] != self._setup.told(self._sharing):
+            raise SetMismatch("users must mask with the users that they were told")
+        self._total += np.frombuffer(payload, WORD, offset=STATEMENT_BYTES)
+        self._told[envelope.sender] = envelope.rest + signature_of(message)
 
-    def _take_agreed(self, user: int, payload: bytes, message: bytes) -> None:
-        if payload != self._statement:
-            raise SetMismatch(f"user {user} must sign the survivors it was told, signed others")
-        self._agreed[user] = signature_of(message)
+    def _take_agreed(self, envelope: Envelope, message: bytes) -> None:
+        if envelope.payload != self._statement:
+            raise SetMismatch("users must sign the survivors that they were told")
+        self._agreed[envelope.sender] = signature_of(message)
 
-    def _take_reveal(self, user: int, payload: bytes, message: bytes) -> None:
-        self._unmasking.reveal(user, unpack_entries(payload, SHARE_BYTES))
-
-    def _send_neighbours(self) -> dict[int, bytes]:
+    def _send_neighbours(self) -> Mapping[int, bytes]:
         self._roster.pair(self._roster.connected(self._enough(self._here)))
-        return {
-            user: self._write(
-                Kind.NEIGHBOURS, user, b"".join(self._messages[peer] for peer in peers)
-            )
-            for user, peers in self._roster.partners.items()
-        }
+        partners = self._roster.partners
+        return self._messages_of(
+            Kind.NEIGHBOURS, partners, lambda user: [self._adverts[p] for p in partners[user]]
+        )
 
-    def _send_inboxes(self) -> dict[int, bytes]:
+    def _send_inboxes(self) -> Mapping[int, bytes]:
         users = self._enough(self._roster.connected(self._here))
         self._roster.share(users)
-        self._sharing, messages = self._session.bitmap(users), {}
-        for user in sorted(users):
-            peers = [peer for peer in self._roster.partners[user] if peer in users]
-            inbox = [self._packets[peer][user] for peer in peers]
-            messages[user] = self._write(Kind.INBOX, user, b"".join([self._sharing, *inbox]))
-        return messages
+        self._sharing = self._session.bitmap(users)
 
-    def _send_accusations(self) -> dict[int, bytes]:
+        def inbox(user: int) -> list[bytes]:
+            peers = [peer for peer in self._roster.partners[user] if peer in users]
+            return [self._sharing, *(self._packets[peer][user] for peer in peers)]
+
+        return self._messages_of(Kind.INBOX, users, inbox)
+
+    def _send_accusations(self) -> Mapping[int, bytes]:
         """Asks for defences; if there is no need, the round after the next begins at once."""
         accused = self._court.accusations()
         if accused:
-            return {user: self._write(Kind.ACCUSED, user, told) for user, told in accused.items()}
+            return self._messages_of(Kind.ACCUSED, accused, lambda user: [accused[user]])
         messages = self._send_survivors()
         self._round += 1
         return messages
 
-    def _send_survivors(self) -> dict[int, bytes]:
+    def _send_survivors(self) -> Mapping[int, bytes]:
         self._court.close()
         self._expel(self._court.liars | self._court.guilty)
         if self._court.guilty:
             raise Misbehaviour(self._court.guilty)
         survivors = self._enough(self._told)
         for user in sorted(self._roster.sharing):
-            kept = len(survivors & self._roster.points[user].keys())
-            if kept < self._setup.graph.threshold:
-                raise TooFewUsers(
-                    f"survivors of user {user}'s list must be >= {self._setup.graph.threshold}, "
-                    f"got {kept}"
-                )
+            self._roster.check_list(user, survivors)
         self._unmasking.survivors = survivors
         for user in self._roster.sharing:
             self._unmasking.expect(user, self._packets[user])
         self._packets.clear()
         bitmap = self._session.bitmap(survivors)
         self._statement = self._setup.agreed(self._sharing, bitmap)
-        return {user: self._write(Kind.SURVIVORS, user, bitmap) for user in sorted(survivors)}
+        return self._messages_of(Kind.SURVIVORS, survivors, lambda user: [bitmap])
 
-    def _send_unmask(self) -> dict[int, bytes]:
-        self._enough(self._agreed)
-        asked = requests(self._roster, self._unmasking.survivors, self._agreed, self._told)
-        return {user: self._write(Kind.UNMASK, user, asked[user]) for user in asked}
+    def _send_unmask(self) -> Mapping[int, bytes]:
+        ready = self._enough(self._agreed)
+        request = self._unmasking.requests(self._agreed, self._told)
+        return self._messages_of(Kind.UNMASK, ready, request)
+
+    def _messages_of(
+        self, kind: Kind, users: Collection[int], parts: Callable[[int], list[bytes]]
+    ) -> Mapping[int, bytes]:
+        session, signing = self._session, self._keys.signing
+        return Made(
+            sorted(users), lambda u: write(session, kind, SERVER, u, b"".join(parts(u)), signing)
+        )
 
     def _packet(self, sender: int, receiver: int) -> tuple[Link, bytes] | None:
         packet = self._packets.get(sender, {}).get(receiver)
@@ -290,6 +297,3 @@ class SecAggServer:
     def _expel(self, culprits: dict[int, str]) -> None:
         self.culprits |= culprits
         self._invited -= culprits.keys()
-
-    def _write(self, kind: Kind, user: int, payload: bytes) -> bytes:
-        return write(self._session, kind, SERVER, user, payload, self._keys.signing)

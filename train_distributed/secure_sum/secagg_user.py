@@ -45,6 +45,7 @@ from train_distributed.secure_sum.shamir import split
 from train_distributed.secure_sum.story import Story
 from train_distributed.secure_sum.wire import (
     OVERHEAD,
+    WITNESS_BYTES,
     Kind,
     check_vector,
     read,
@@ -99,7 +100,7 @@ class SecAggUser:
             Kind.NEIGHBOURS: most * (OVERHEAD + ADVERTISE_BYTES),
             Kind.INBOX: sets + most * packet_bytes(True),
             Kind.SURVIVORS: sets,
-            Kind.UNMASK: 4 * sets + (most + setup.graph.signers) * SIGNATURE_BYTES,
+            Kind.UNMASK: 4 * sets + setup.graph.signers * SIGNATURE_BYTES + most * WITNESS_BYTES,
             Kind.ACCUSED: most * (OVERHEAD + COMPLAINT_BYTES),
         }
 
@@ -214,7 +215,7 @@ class SecAggUser:
         self._shares = {p: both for p, both in shares.items() if both}
         self._story = Story(self._setup, self._user, sharing, self._lists)
         self._vector = np.zeros(0, np.uint64)
-        told = self._signing.sign(self._setup.told(payload[:sets]))
+        told = self._setup.told(payload[:sets])
         return self._write(Kind.MASKED, told + words_to_bytes(masked))
 
     def _open(self, peer: int, packet: bytes) -> tuple[bytes, ...]:

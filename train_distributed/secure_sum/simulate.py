@@ -206,7 +206,8 @@ def _run_secagg(
     for stage in (SHARE_KEYS, MASKED_INPUT, UNMASK, UNMASK):
         messages = meter.at(SERVER, server.advance)
         for i in sorted(messages):
-            question = meter.sent(messages.pop(i), i, SERVER)
+            question = meter.at(SERVER, lambda m=messages, i=i: m[i])
+            meter.sent(question, i, SERVER)
             if gone[i] > stage:
                 answer = meter.at(i, lambda u=users[i], q=question: u.receive(q))
                 meter.sent(answer, i, SERVER)

@@ -5,14 +5,19 @@ from dataclasses import dataclass
 
 from train_distributed.secure_sum.errors import (
     ContradictoryRequest,
-    MalformedMessage,
     SetMismatch,
     TooFewUsers,
 )
-from train_distributed.secure_sum.keys import SIGNATURE_BYTES, verify
-from train_distributed.secure_sum.secagg import AGREED_BYTES, SecAgg
+from train_distributed.secure_sum.keys import SIGNATURE_BYTES
+from train_distributed.secure_sum.secagg import AGREED_BYTES, SecAgg, cut
 from train_distributed.secure_sum.session import EVERYONE
-from train_distributed.secure_sum.wire import Kind, read, reassemble
+from train_distributed.secure_sum.wire import (
+    WITNESS_BYTES,
+    Kind,
+    check_statement,
+    read,
+    reassemble,
+)
 
 
 @dataclass
@@ -60,10 +65,10 @@ class Story:
         if alive != self.survivors or dropped != self.sharing - alive:
             raise SetMismatch("request must name the survivors and the dropped that were agreed on")
         self._check_sets(alive, signers, witnesses)
-        expected = 4 * size + (len(signers) + len(witnesses)) * SIGNATURE_BYTES
-        if len(request) != expected:
-            raise MalformedMessage(f"request must be {expected} bytes, got {len(request)}")
-        self._check_signatures(request[4 * size :], sorted(signers), sorted(witnesses))
+        parts = dict.fromkeys(range(len(signers)), SIGNATURE_BYTES)
+        parts |= {len(parts) + i: WITNESS_BYTES for i in range(len(witnesses))}
+        signatures = cut(request[4 * size :], parts)
+        self._check_signatures(list(signatures.values()), sorted(signers), sorted(witnesses))
         return alive
 
     def _check_sets(
@@ -82,14 +87,14 @@ class Story:
                     f"survivors of user {owner}'s list must be >= {graph.threshold}, got {kept}"
                 )
 
-    def _check_signatures(self, joined: bytes, signers: list[int], witnesses: list[int]) -> None:
+    def _check_signatures(
+        self, signatures: list[bytes], signers: list[int], witnesses: list[int]
+    ) -> None:
         session, sharing = self.setup.session, self.setup.session.bitmap(self.sharing)
         statement = self.setup.agreed(sharing, session.bitmap(self.survivors or ()))
         told = self.setup.told(sharing)
-        for place, user in enumerate((*signers, *witnesses)):
-            signature = joined[place * SIGNATURE_BYTES : (place + 1) * SIGNATURE_BYTES]
-            if place < len(signers):
-                message = reassemble(session, Kind.AGREED, user, EVERYONE, statement, signature)
-                read(session, message, EVERYONE, {Kind.AGREED: AGREED_BYTES})
-            else:
-                verify(session.users[user], signature, told)
+        for user, signature in zip(signers, signatures, strict=False):
+            message = reassemble(session, Kind.AGREED, user, EVERYONE, statement, signature)
+            read(session, message, EVERYONE, {Kind.AGREED: AGREED_BYTES})
+        for user, witness in zip(witnesses, signatures[len(signers) :], strict=True):
+            check_statement(session, user, told, witness)

@@ -1,6 +1,6 @@
 """How the server of protocol B has secrets opened, checks them, and removes the masks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,28 @@ class Unmasking:
         self._hashes[dealer] = {
             u: hashes_of(packet) for u, packet in packets.items() if u in points
         }
+
+    def requests(
+        self, agreed: Mapping[int, bytes], told: Mapping[int, bytes]
+    ) -> Callable[[int], list[bytes]]:
+        """What UNMASK tells a user: the story, and a quorum's signatures on it.
+
+        Args:
+            agreed: user -> its signature on the story, of at least `signers` users.
+            told: user -> the witness of its vector's statement; shown where a dealer is no signer.
+        """
+        bitmap, dealt_to = self._setup.session.bitmap, self._roster.dealt_to
+        signers = sorted(agreed)[: self._setup.graph.signers]
+        dropped = self._roster.sharing - self.survivors
+        story = bitmap(self.survivors) + bitmap(dropped) + bitmap(signers)
+        signed = b"".join(agreed[user] for user in signers)
+        others = self.survivors.difference(signers)
+
+        def request(user: int) -> list[bytes]:
+            witnesses = sorted(dealt_to[user] & others)
+            return [story, bitmap(witnesses), signed, *(told[u] for u in witnesses)]
+
+        return request
 
     def reveal(self, holder: int, shares: Mapping[int, bytes]) -> None:
         """Takes one holder's shares, of all users that dealt it some.
@@ -93,30 +115,3 @@ class Unmasking:
                 public = self._roster.adverts[peer].masking
                 seed = self._setup.pair_seed(private, public, dropped, peer)
                 (subtract_stream if peer < dropped else add_stream)(total, seed)
-
-
-def requests(
-    roster: Roster,
-    survivors: frozenset[int],
-    agreed: Mapping[int, bytes],
-    told: Mapping[int, bytes],
-) -> dict[int, bytes]:
-    """User -> UNMASK: the story, and a quorum's signatures on it.
-
-    Args:
-        roster: the graph.
-        survivors: V.
-        agreed: user -> its signature on the story, of at least `signers` users.
-        told: user -> its word on its vector; shown where a dealer is no signer.
-    """
-    bitmap = roster.setup.session.bitmap
-    signers = sorted(agreed)[: roster.setup.graph.signers]
-    story = bitmap(survivors) + bitmap(roster.sharing - survivors) + bitmap(signers)
-    signed = b"".join(agreed[user] for user in signers)
-    others = survivors.difference(signers)
-    messages = {}
-    for user in sorted(agreed):
-        witnesses = sorted(roster.dealt_to[user] & others)
-        words = [told[witness] for witness in witnesses]
-        messages[user] = b"".join([story, bitmap(witnesses), signed, *words])
-    return messages

@@ -3,6 +3,9 @@
     magic 4 | version 1 | kind 1 | session digest 32 | sender 4 | receiver 4 | length 8 | payload
     | Ed25519 signature 64, over the header and the payload's SHA-256
 
+MASKED is signed over its statement (its first 32 bytes) and the SHA-256 of the rest, so that the
+statement can be shown to others, as signed, without the vector.
+
 Numbers are big-endian; vectors are little-endian 64-bit words. Nothing is optional, nothing may
 follow, and a message is refused before its payload is read.
 """
@@ -32,6 +35,8 @@ MAGIC, VERSION = b"BSUM", 1
 _HEADER = struct.Struct(">4sBB32sIIQ")
 _DOMAIN = b"secure sum, version 1"
 OVERHEAD = _HEADER.size + SIGNATURE_BYTES
+STATEMENT_BYTES = 32
+WITNESS_BYTES = 32 + SIGNATURE_BYTES
 
 
 class Kind(IntEnum):
@@ -63,6 +68,7 @@ class Envelope:
     kind: Kind
     sender: int
     payload: bytes
+    rest: bytes = b""  # MASKED: SHA-256 of what follows the statement
 
 
 def write(
@@ -79,7 +85,7 @@ def write(
         signing: the sender's private Ed25519 key.
     """
     header = _HEADER.pack(MAGIC, VERSION, kind, session.digest, sender, receiver, len(payload))
-    return b"".join((header, payload, sign(signing, _signed(header, payload))))
+    return b"".join((header, payload, sign(signing, _signed(header, *_digest(kind, payload)))))
 
 
 def read(session: Session, message: bytes, receiver: int, largest: Mapping[Kind, int]) -> Envelope:
@@ -120,8 +126,9 @@ def read(session: Session, message: bytes, receiver: int, largest: Mapping[Kind,
     if key is None or sender == receiver:
         raise WrongSender(f"sender must be another party of the session, got {sender}")
     header, payload = message[: _HEADER.size], message[_HEADER.size : -SIGNATURE_BYTES]
-    verify(key, message[-SIGNATURE_BYTES:], _signed(header, payload))
-    return Envelope(Kind(kind), sender, payload)
+    shown, rest = _digest(kind, payload)
+    verify(key, message[-SIGNATURE_BYTES:], _signed(header, shown, rest))
+    return Envelope(Kind(kind), sender, payload, rest)
 
 
 def reassemble(
@@ -193,5 +200,32 @@ def check_vector(vector: NDArray[np.uint64], dimension: int) -> None:
         raise ValueError(f"vector must be ({dimension},) uint64, got {vector.shape} {vector.dtype}")
 
 
-def _signed(header: bytes, payload: bytes) -> bytes:
-    return _DOMAIN + header + hashlib.sha256(payload).digest()
+def check_statement(session: Session, sender: int, statement: bytes, witness: bytes) -> None:
+    """Checks that a user signed this statement in its MASKED message.
+
+    Args:
+        session: of the message.
+        sender: the user.
+        statement: 32 bytes.
+        witness: the rest's SHA-256, and the message's signature.
+
+    Raises:
+        BadSignature: it did not.
+    """
+    length = STATEMENT_BYTES + WORD.itemsize * session.dimension
+    server = min(session.servers)
+    header = _HEADER.pack(MAGIC, VERSION, Kind.MASKED, session.digest, sender, server, length)
+    rest, signature = witness[:-SIGNATURE_BYTES], witness[-SIGNATURE_BYTES:]
+    verify(session.users[sender], signature, _signed(header, statement, rest))
+
+
+def _digest(kind: int, payload: bytes) -> tuple[bytes, bytes]:
+    """What of a payload is signed as it stands, and the hash of what is not (or nothing)."""
+    if kind != Kind.MASKED:
+        return payload, b""
+    rest = hashlib.sha256(memoryview(payload)[STATEMENT_BYTES:]).digest()
+    return payload[:STATEMENT_BYTES], rest
+
+
+def _signed(header: bytes, shown: bytes, rest: bytes) -> bytes:
+    return _DOMAIN + header + hashlib.sha256(shown + rest).digest()

@@ -238,7 +238,7 @@ class SecAggNetwork(RuleBasedStateMachine):
         self.to_users.clear()
         try:
             if self.round < 4:
-                self.to_users = self.server.advance()
+                self.to_users = dict(self.server.advance())
                 self.round += 1
             else:
                 self.opened = self.server.finish()

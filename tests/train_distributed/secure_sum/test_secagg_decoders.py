@@ -4,6 +4,7 @@ A mutation is made by an outsider (the bytes change, the signature does not) or 
 (its payload changes, and it signs that): the second reaches every inner decoder.
 """
 
+import gc
 import hashlib
 import tracemalloc
 from collections.abc import Callable
@@ -91,8 +92,10 @@ class Fuzzer:
             if copy != message and not same:
                 self._refuse(machine, copy)
             if turn == self.count // 2:
+                gc.collect()  # errors hold their frames until then
                 tracemalloc.reset_peak()
                 before, _ = tracemalloc.get_traced_memory()
+        gc.collect()
         after, self.peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert after - before < 20_000

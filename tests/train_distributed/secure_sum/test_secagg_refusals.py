@@ -44,7 +44,7 @@ def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> Non
         (payload[:2] + b"\1" + payload[3:], errors.TooFewUsers),  # one signature is not enough
         (payload[:2] + b"\x0f\x10" + payload[4:], errors.TooFewUsers),  # nor one per user shown
         (payload[:4] + payload[68:132] + payload[68:], errors.BadSignature),  # user 1's as user 0's
-        (payload[:4] + 5 * bytes(64), errors.BadSignature),
+        (payload[:4] + bytes(len(payload) - 4), errors.BadSignature),
         (payload[:-1], errors.MalformedMessage),
         (payload[:1], errors.MalformedMessage),
     ]:

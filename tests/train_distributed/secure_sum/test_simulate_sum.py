@@ -69,6 +69,16 @@ def test_secagg_survives_the_stated_fraction_at_every_stage(
     assert np.array_equal(result.total, sent[left].sum(0))
 
 
+def test_secagg_with_lists_shorter_than_all_is_exact(vectors: Vectors) -> None:
+    """100 users with 41 on each list; some drop out at every stage."""
+    sent = vectors(100, 7)
+    drop = {0: [3, 50], 1: [7, 98], 2: [0, 11, 99], 3: [20, 21, 22]}
+    result = simulate_sum(sent, "secagg", drop=drop)
+    left = [u for u in range(100) if u not in (3, 50, 7, 98, 0, 11, 99)]
+    assert list(result.survivors) == left
+    assert np.array_equal(result.total, sent[left].sum(0))
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_secagg_one_below_the_threshold_releases_nothing(stage: int, vectors: Vectors) -> None:
     """10 users: 9 neighbours each, 6 shares open a secret; so 7 must answer to the end."""

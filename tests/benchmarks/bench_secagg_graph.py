@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pretrain.output import new_file
-from train_distributed.secure_sum.graph import choose_degree
+from train_distributed.secure_sum.graph import choose_degree, whole_users
 
 USERS = (20, 50, 100, 200, 500, 1000, 10_000, 100_000)
 FRACTIONS = ((0.1, 0.2), (0.1, 0.1), (0.2, 0.1), (0.3, 0.05))
@@ -24,15 +24,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()
-    print("corrupt dropout      w    k   t signers strays  log2 insecure  log2 aborts")
+    print("corrupt dropout      w    k   t signers strays certain  log2 insecure  log2 aborts")
     rows = []
     for corrupt, dropout in FRACTIONS:
         for users in USERS:
-            graph = choose_degree(users, corrupt, dropout, users // 2 + 1)
+            minimum = users - whole_users(users, dropout, "dropout_fraction")
+            graph = choose_degree(users, corrupt, dropout, minimum)
             rows.append({"users": users, "corrupt": corrupt, "dropout": dropout} | asdict(graph))
             print(
                 f"{corrupt:7} {dropout:7} {users:6} {graph.degree:4} {graph.threshold:3} "
-                f"{graph.signers:7} {graph.strays:6} {graph.log2_insecure:14.1f} "
+                f"{graph.signers:7} {graph.strays:6} {graph.certain:7} {graph.log2_insecure:14.1f} "
                 f"{graph.log2_aborts:12.1f}"
             )
     if options.write:

@@ -16,6 +16,7 @@ from train_distributed.flower.clerk import DONE, REFUSED, Clerk, Handlers, Reque
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.share_desk import Machine, Submitter, close, receive_all, settle
 from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
+from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.replicated_server import ReplicaServer
@@ -90,6 +91,7 @@ class UserDesk(Clerk):
         if self._journal.detail(federation.session(nonce).digest, "submit") is not None:
             raise AlreadyOpened("session must be a new one, got one this user has taken part in")
         if federation.protocol == "secagg":
+            self._count_start(nonce)
             self._user = SecAggUser(
                 federation.secagg(nonce),
                 self._party,
@@ -149,6 +151,19 @@ class UserDesk(Clerk):
             except AlreadyOpened:  # another process of this user was faster
                 continue
         raise _spent(self._federation)
+
+    def _count_start(self, nonce: bytes) -> None:
+        """Notes a start, of which the operator may not have so many that it can pick a graph.
+
+        Raises:
+            AlreadyOpened: all have been used.
+        """
+        most, digest = STARTS * self._federation.sessions, self._federation.digest
+        for place in range(most):
+            name = f"start{place}"
+            if self._journal.detail(digest, name) is None:
+                return self._journal.claim(digest, name, nonce)
+        raise AlreadyOpened(f"sessions started must be <= {most}, got one more")
 
     def _ticket(self) -> str | None:
         """The first of the agreed sessions that is not used up."""

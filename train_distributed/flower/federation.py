@@ -160,6 +160,11 @@ class Federation:
         """SHA-256 of all of the above; part of every session."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
 
+    @cached_property
+    def certain(self) -> int:
+        """Users that an opened sum is sure to hold: what the noise is planned for."""
+        return self.secagg(bytes(32)).graph.certain if self.protocol == "secagg" else self.minimum
+
     def session(self, nonce: bytes) -> Session:
         """The session with this nonce.
 

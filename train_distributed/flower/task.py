@@ -156,7 +156,7 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
             f"dimension must be the method's {method.dimension}, got {federation.dimension}"
         )
     sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
-    guarantee = Guarantee.of(sizes, method, terms.privacy, federation.minimum)
+    guarantee = Guarantee.of(sizes, method, terms.privacy, federation.certain)
     integers = Integers.of(method, guarantee, sizes)
     return ModelTask(federation, terms, transform, method, guarantee, integers)
 

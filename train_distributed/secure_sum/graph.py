@@ -19,14 +19,16 @@ Of w users at most C are corrupt, all of them the server's. What makes a session
   it, see `secagg.py`. A set S of honest survivors is opened alone if no edge leaves it, and only
   if S is closed in the sense of `separation.py`, whose bounds exclude small closed sets, and more
   than j honest signers outside a larger one. So what is opened is one sum, and it contains all
-  honest signers but j: at least m_min - C honest users, as `signers` >= m_min + j.
+  honest signers but j: as if `certain` users survived, C of them corrupt. That is m_min wherever
+  the stated dropouts leave m_min + j users to sign; the noise is planned for `certain` users.
 
-(k, t) is the sparsest choice for which all of this fails with probability at most 2^-40 over all
+(k, t) is the sparsest choice for which all of this fails with probability at most 2^-45 over all
 users, whatever the server suppresses, and for which a session within the stated dropouts aborts,
 some user's list left with fewer than t, with probability at most 2^-20; j is at most a hundredth of
 w. Where no list shorter than half of the others will do, everyone is on everyone's list: counts are
 exact, no edge is missing, and nothing can fail. A server that may start n sessions and goes on with
-the one it likes best multiplies the probability by n: a user's host must bound its starts.
+the one it likes best multiplies the probability by n: a user's host lets it start `STARTS` for each
+session that was agreed, 2^-40 for them all.
 """
 
 import math
@@ -40,7 +42,8 @@ from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.prg import stream
 from train_distributed.secure_sum.separation import log_closed, log_strays, log_tail, log_tails
 
-SECRECY_BITS = 40  # -log2 of the probability that secrecy is lost, over all users
+STARTS = 32  # sessions that a user begins for each one that it agreed to finish
+SECRECY_BITS = 45  # -log2 of the probability, over all users, that a start loses secrecy
 ABORT_BITS = 20  # likewise that a run within the stated dropouts aborts
 _LN2 = math.log(2)
 
@@ -53,6 +56,7 @@ class Degree:
     threshold: int  # t, shares that open a secret
     signers: int  # users that must sign a set of survivors before anyone reveals
     strays: int  # j, signers that a malicious server may keep out of the sum
+    certain: int  # users, m_min or fewer by strays, that a sum is sure to hold if it is opened
     log2_insecure: float  # of the probability that any of the above fails; -inf where none can
     log2_aborts: float  # likewise that a run within the stated dropouts aborts
 
@@ -91,7 +95,8 @@ def choose_degree(
             return found
         degree += max(1, degree // 64)
     threshold = min(quorum, users - 1 - dropped)
-    return Degree(users - 1, threshold, max(quorum, minimum), 0, -math.inf, -math.inf)
+    signers = max(quorum, minimum)
+    return Degree(users - 1, threshold, signers, 0, minimum, -math.inf, -math.inf)
 
 
 def whole_users(users: int, fraction: float, name: str) -> int:
@@ -141,9 +146,11 @@ def _graph(
     sums = log_closed(users, corrupt, degree, threshold)
     closed = int(np.searchsorted(sums, allowed, "right"))
 
+    def signing(strays: int) -> int:  # never more than the stated dropouts leave
+        return max(quorum, minimum, min(minimum + strays, users - dropped))
+
     def failing(strays: int) -> float:
-        signers = max(quorum, minimum + strays)
-        return log_strays(users, corrupt, degree, strays, signers, closed)
+        return log_strays(users, corrupt, degree, strays, signing(strays), closed)
 
     low, high = 0, users // 100
     if failing(high) > allowed:
@@ -151,9 +158,10 @@ def _graph(
     while low < high:  # fewer strays are more likely exceeded
         middle = (low + high) // 2
         low, high = (low, middle) if failing(middle) <= allowed else (middle + 1, high)
-    signers = max(quorum, minimum + low)
+    signers = signing(low)
     if signers > users or signers - corrupt <= 2 * low:
         return None
     insecure = np.logaddexp(sums[closed - 1], failing(low)) / _LN2
     aborted = aborts[lost + 1] / _LN2 if lost < degree else -math.inf
-    return Degree(degree, threshold, signers, low, float(insecure), float(aborted))
+    certain = min(minimum, signers - low)
+    return Degree(degree, threshold, signers, low, certain, float(insecure), float(aborted))

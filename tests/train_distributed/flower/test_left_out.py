@@ -10,14 +10,17 @@ import pytest
 
 from train_distributed.flower import operate
 from train_distributed.flower.blobs import join, split
-from train_distributed.flower.clerk import DONE
+from train_distributed.flower.clerk import DONE, REFUSED, Request
 from train_distributed.flower.desk import UserDesk
 from train_distributed.flower.operate import _session
+from train_distributed.flower.orders import write_order
 from train_distributed.flower.record import Record
 from train_distributed.flower.status import Log, Status
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
+from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.packets import Link
+from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import SERVER, Advert
 from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.wire import Kind, kind_of, payload_of, write
@@ -164,3 +167,20 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
     with pytest.raises(Misbehaviour):
         _run(fake, fake.volatile(fake.agreement("secagg")), tmp_path, Log())
     assert tries == [frozenset(), frozenset({INSIDER})]
+
+
+def test_an_operator_cannot_start_sessions_until_it_likes_the_graph(fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement("secagg"))
+    desk, federation = relay.desks[10], relay.federation
+
+    def start() -> bytes:
+        nonce = new_seed()
+        body = nonce + federation.session(nonce).bitmap(federation.users)
+        keys = fake.KEYS[FIRST_SERVER]
+        return desk.answer(write_order(federation, Request.START, body, keys))
+
+    assert all(start()[:1] == DONE for _ in range(STARTS))
+    refused = start()
+    assert refused[:1] == REFUSED
+    assert f"sessions started must be <= {STARTS}, got one more".encode() in refused
+    assert set(relay.drawn.values()) == {0}

@@ -41,9 +41,9 @@ def test_the_failure_probabilities_are_as_stated(w: int, corrupt: float, dropout
         assert c < t <= w - 1 - d
         assert (graph.log2_insecure, graph.strays) == (-math.inf, 0)
         return
-    assert w * _at_least(w - 1, c, k, t) <= Fraction(1, 2**40)
+    assert w * _at_least(w - 1, c, k, t) <= Fraction(1, 2**45)
     assert w * _at_least(w - 1, d, k, k - t + 1) <= Fraction(1, 2**20)
-    assert graph.log2_insecure <= -40
+    assert graph.log2_insecure <= -45
     assert graph.log2_aborts <= -20
 
 
@@ -106,8 +106,16 @@ def test_small_groups_are_safe_and_survive(w: int) -> None:
 
 def test_a_minimum_above_the_quorum_is_what_must_sign() -> None:
     assert choose_degree(20, 0.1, 0.2, 17).signers == 17
+    graph = choose_degree(1000, 0.1, 0.2, 750)
+    assert (graph.signers, graph.certain) == (750 + graph.strays, 750)
+
+
+def test_the_stated_dropouts_leave_enough_to_sign_and_the_noise_is_planned_for_the_rest() -> None:
     graph = choose_degree(1000, 0.1, 0.2, 800)
-    assert graph.signers == 800 + graph.strays
+    assert graph.strays > 0
+    assert (graph.signers, graph.certain) == (800, 800 - graph.strays)
+    strict = choose_degree(1000, 0.1, 0.1, 950)  # more than the stated dropouts leave: as asked
+    assert (strict.signers, strict.certain) == (950, 950 - strict.strays)
 
 
 def test_fractions_that_no_graph_survives_are_refused() -> None:

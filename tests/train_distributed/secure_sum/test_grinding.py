@@ -92,7 +92,7 @@ def test_a_greedy_server_separates_nobody(w: int) -> None:
 def test_the_greedy_server_wins_where_the_threshold_is_too_low() -> None:
     """The search finds what there is: with lists of 6 and threshold 3, small closed sets."""
     generator = np.random.default_rng(0)
-    weak = Degree(6, 3, 101, 0, 0.0, 0.0)
+    weak = Degree(6, 3, 101, 0, 101, 0.0, 0.0)
     found = [_greedy(_lists(generator, 200, 40, 6), 40, weak) for _ in range(20)]
     assert min(size for size, _ in found) <= 3
     assert max(strays for _, strays in found) > 100

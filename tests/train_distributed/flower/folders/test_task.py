@@ -17,6 +17,7 @@ from train_distributed.methods import build_method
 from train_distributed.partition import split
 from train_distributed.privacy import Privacy
 from train_distributed.secure_sum import simulate_sum
+from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.users import Chunk, EmbeddingUsers
 
@@ -197,3 +198,26 @@ def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
     single = ModelTask.of(federation, tmp_path / "public.safetensors")
     assert task.guarantee.sensitivity == pytest.approx(times * single.guarantee.sensitivity)
     assert words in task.guarantee.report()["neighbouring"]
+
+
+def test_the_noise_is_planned_for_the_users_that_a_sum_is_sure_to_hold(
+    make: Callable[..., ModelTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Federation, "certain", 2)
+    assert make("class-sums").guarantee.min_survivors == 2
+
+
+def test_a_sum_is_sure_to_hold_the_minimum_but_for_strays() -> None:
+    keys = {i: PrivateKeys.generate().public.verifying.hex() for i in range(100)}
+    server = PrivateKeys.generate().public
+    federation = Federation(
+        protocol="secagg",
+        dimension=7 * K,
+        minimum=80,
+        users=keys,
+        servers=({"verifying": server.verifying.hex(), "sealing": server.sealing.hex()},),
+    )
+    graph = federation.secagg(bytes(32)).graph
+    assert graph.strays > 0
+    assert federation.certain == graph.certain < 80
+    assert replace(federation, minimum=70).certain == 70

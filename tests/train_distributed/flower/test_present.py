@@ -290,16 +290,3 @@ def test_the_coordinator_holds_one_vector_at_a_time(
     relay.after = count
     _operate(fake, relay, Log())
     assert yielded >= 4 * fake.W
-
-
-def test_no_request_is_longer_than_a_few_vectors(fake: ModuleType) -> None:
-    """All users' vectors for one server go in as many requests as that takes."""
-    federation = fake.agreement("shares", dimension=30_000)
-    relay = fake.volatile(federation)
-    vectors = np.random.default_rng(1).integers(0, 2**64, (fake.W, 30_000), np.uint64)
-    for user in range(fake.W):
-        relay.desks[10 + user] = UserDesk(
-            federation, user, fake.KEYS[user], lambda u=user: vectors[u], VolatileJournal()
-        )
-    assert federation.largest_frame < fake.W * 8 * 30_000
-    assert np.array_equal(_operate(fake, relay, Log()).total, vectors.sum(0))

@@ -13,6 +13,7 @@ from heads.spaces import Gram, Space, Weights
 
 ROUNDS = 8  # refinements in the working precision before float64 takes over
 CHECK_EVERY = 4  # iterations between two looks at the gradient norm
+MOST_ITERATIONS = 10**6  # a round, by the bound alone; condition numbers up to about 10^8
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,16 @@ def _iteration_cap(head: Head, tau: float) -> int:
 
     J(W_k) − J* ≤ (1 − κ^{-1/2})^k (J(0) − J* + Λ/2 ‖W*‖²) ≤ (…)^k L²/Λ per composition,
     since ‖∇J(0)‖ ≤ L and ‖W*‖ ≤ L/Λ, and ‖∇J‖² ≤ 2β (J − J*) (Nesterov 2004, Thm 2.2.3).
+
+    Raises:
+        ValueError: more of them than anybody waits for; public numbers decide.
     """
     gap = 8 * head.smoothness * head.lipschitz**2 / (head.l2_reg * tau**2)
     rate = -math.log1p(-math.sqrt(head.l2_reg / head.smoothness))
-    return math.ceil(math.log(max(gap, math.e)) / rate) + CHECK_EVERY
+    cap = math.ceil(math.log(max(gap, math.e)) / rate) + CHECK_EVERY
+    if cap > MOST_ITERATIONS:
+        raise ValueError(
+            f"l2_reg must be so large that {MOST_ITERATIONS} iterations are enough, got "
+            f"{head.l2_reg} beside a smoothness of {head.smoothness:.3g}: {cap} iterations"
+        )
+    return cap

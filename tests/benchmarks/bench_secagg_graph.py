@@ -3,7 +3,8 @@
     python tests/benchmarks/bench_secagg_graph.py
     python tests/benchmarks/bench_secagg_graph.py --write results/secure_sum/graph.json
 
-The fewest users in a sum are all but the stated dropouts. "-inf" is a graph of all users, which cannot fail.
+The fewest users in a sum are all but the stated dropouts. "-inf": a graph of all users, which
+cannot fail.
 """
 
 import argparse

@@ -18,7 +18,7 @@ from heads.spaces import Gram
 NAMED = re.compile(
     r"^(l2_reg|clip_norm|relaxation|tolerance|lipschitz / l2_reg|l2_reg \+ curvature) must "
 )
-SOLVABLE, HOPELESS = (-12, 3.5), (13, 24)  # powers of ten of curvature / Λ; between them is slow
+SOLVABLE, HOPELESS = (-12, 3.5), (9, 24)  # powers of ten of curvature / Λ; between them is slow
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 
 
@@ -73,7 +73,7 @@ def test_exact_at_any_scale(dice: Callable[[int], Any], dtype: torch.dtype) -> N
 
 
 @each_dtype
-def test_what_float64_cannot_certify_is_refused(
+def test_what_cannot_be_certified_or_takes_for_ever_is_refused(
     dice: Callable[[int], Any], dtype: torch.dtype
 ) -> None:
     """Before anything is computed, from public numbers alone."""

@@ -122,6 +122,11 @@ def _dimension(folder: Path, terms: Terms) -> int:
     from train_distributed.methods import build_method
 
     transform = read_transform(folder / TRANSFORM)
+    if transform.seen is None and not transform.is_identity:
+        raise ValueError(
+            "transform must say which rows it has seen, as `embed fit-transform` writes it, or every "
+            "user refuses it; got an older file"
+        )
     return build_method(terms.method, transform, terms.num_classes, terms.options).dimension
 
 

@@ -7,11 +7,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
+from embed import PublicTransform
 from train_distributed.flower import certificates
 from train_distributed.flower.certificates import check_server, hosts_of, read_authority
 from train_distributed.flower.commands import Init, Join, Renew
@@ -109,6 +111,24 @@ def test_init_writes_all_or_nothing(joined: Callable[..., list[Path]], tmp_path:
     with pytest.raises(ValueError, match=r"missing.safetensors must be a file"):
         Init(init.folder, files, tmp_path / "missing.safetensors", ("a",), num_classes=3).run()
     assert not init.folder.exists()
+
+
+def test_a_transform_that_every_user_would_refuse_is_refused_at_once(
+    joined: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    parties = joined(3)
+    fitted = PublicTransform.load(tmp_path / "public.safetensors")
+    replace(fitted, seen=None).save(tmp_path / "old.safetensors")
+    init = Init(
+        tmp_path / "fed",
+        tuple(parties),
+        tmp_path / "old.safetensors",
+        hosts=("127.0.0.1",),
+        num_classes=3,
+    )
+    with pytest.raises(ValueError, match="transform must say which rows it has seen"):
+        init.run()
+    assert not (tmp_path / "fed").exists()
 
 
 def test_duplicates_are_named_by_their_files(

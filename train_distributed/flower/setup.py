@@ -124,8 +124,8 @@ def _dimension(folder: Path, terms: Terms) -> int:
     transform = read_transform(folder / TRANSFORM)
     if transform.seen is None and not transform.is_identity:
         raise ValueError(
-            "transform must say which rows it has seen, as `embed fit-transform` writes it, or every "
-            "user refuses it; got an older file"
+            "transform must say which rows it has seen, as `embed fit-transform` writes it, or all "
+            "users refuse it; got an older file"
         )
     return build_method(terms.method, transform, terms.num_classes, terms.options).dimension
 

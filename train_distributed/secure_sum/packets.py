@@ -14,6 +14,7 @@ so only a corrupt receiver's own shares are exposed. Whoever has that key can te
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -122,10 +123,14 @@ def is_sound(link: Link, packet: bytes, once: bytes) -> bool:
     return True
 
 
-def share_hash(setup: SecAgg, dealer: int, holder: int, which: int, share: bytes) -> bytes:
-    """SHA-256 of one share in its place; a share has 256 bits of entropy."""
-    place = _PLACE.pack(dealer, holder, which)
-    return hashlib.sha256(b"share" + setup.session.digest + place + share).digest()
+def share_hasher(setup: SecAgg) -> Callable[[int, int, int, bytes], bytes]:
+    """SHA-256 of (dealer, holder, which, share) in a session; a share has 256 bits of entropy."""
+    head, place, sha256 = b"share" + setup.session.digest, _PLACE.pack, hashlib.sha256
+
+    def digest(dealer: int, holder: int, which: int, share: bytes) -> bytes:
+        return sha256(head + place(dealer, holder, which) + share).digest()
+
+    return digest
 
 
 def hashes_of(packet: bytes) -> bytes:
@@ -148,6 +153,6 @@ def _checked(link: Link, packet: bytes, key: bytes) -> tuple[bytes, bytes]:
 
 def _hashes(link: Link, shares: tuple[bytes, bytes]) -> bytes:
     return b"".join(
-        share_hash(link.setup, link.sender, link.receiver, which, shares[which])
+        share_hasher(link.setup)(link.sender, link.receiver, which, shares[which])
         for which in (SEED, KEY)
     )

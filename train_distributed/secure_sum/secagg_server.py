@@ -205,8 +205,12 @@ class SecAggServer:
         self._adverts[envelope.sender] = message
 
     def _take_key_shares(self, envelope: Envelope, message: bytes) -> None:
-        points = self._roster.points[envelope.sender]
-        sizes = {p: packet_bytes(p in points) for p in self._roster.partners[envelope.sender]}
+        points, deal, word = (
+            self._roster.points[envelope.sender],
+            packet_bytes(True),
+            packet_bytes(False),
+        )
+        sizes = {p: deal if p in points else word for p in self._roster.partners[envelope.sender]}
         self._packets[envelope.sender] = cut(envelope.payload, sizes)
 
     def _take_masked(self, envelope: Envelope, message: bytes) -> None:
@@ -236,8 +240,10 @@ class SecAggServer:
         self._sharing = self._session.bitmap(users)
 
         def inbox(user: int) -> list[bytes]:
-            peers = [peer for peer in self._roster.partners[user] if peer in users]
-            return [self._sharing, *(self._packets[peer][user] for peer in peers)]
+            packets = self._packets
+            return [self._sharing] + [
+                packets[p][user] for p in self._roster.partners[user] if p in users
+            ]
 
         return self._messages_of(Kind.INBOX, users, inbox)
 

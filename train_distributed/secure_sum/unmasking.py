@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import InconsistentShares, SetMismatch, TooFewUsers
 from train_distributed.secure_sum.keys import exchange_key
-from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hashes_of, share_hash
+from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hashes_of, share_hasher
 from train_distributed.secure_sum.prg import add_stream, subtract_stream
 from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.shamir import reconstruct
@@ -62,11 +62,11 @@ class Unmasking:
         if shares.keys() != expected:
             wrong = sorted(shares.keys() ^ expected)[:10]
             raise SetMismatch(f"user {holder} must reveal one share per dealer, differs in {wrong}")
+        survivors, hashes, digest = self.survivors, self._hashes, share_hasher(self._setup)
         for dealer, share in shares.items():
-            which = SEED if dealer in self.survivors else KEY
-            hashes = self._hashes[dealer][holder]
-            good = hashes[which * HASH_BYTES : (which + 1) * HASH_BYTES]
-            if share_hash(self._setup, dealer, holder, which, share) != good:
+            which = SEED if dealer in survivors else KEY
+            good = hashes[dealer][holder][which * HASH_BYTES : (which + 1) * HASH_BYTES]
+            if digest(dealer, holder, which, share) != good:
                 raise InconsistentShares(f"share of user {dealer} must be the one that it dealt")
         for dealer, share in shares.items():
             point = self._roster.points[dealer][holder]

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum import errors
-from train_distributed.secure_sum.packets import DEAL_BYTES, KEY, SEED, Link, share_hash, write_deal
+from train_distributed.secure_sum.packets import (
+    DEAL_BYTES,
+    KEY,
+    SEED,
+    Link,
+    share_hasher,
+    write_deal,
+)
 from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
@@ -265,5 +272,7 @@ def test_a_defence_opens_what_this_user_sent_and_nothing_else(make_secagg: Calla
 
 def test_a_share_s_hash_is_of_its_place_too(make_secagg: Callable) -> None:
     setup, share = make_secagg(VECTORS).setup, bytes(SHARE_BYTES)
-    seen = {share_hash(setup, a, b, c, share) for a in (0, 1) for b in (2, 3) for c in (SEED, KEY)}
+    seen = {
+        share_hasher(setup)(a, b, c, share) for a in (0, 1) for b in (2, 3) for c in (SEED, KEY)
+    }
     assert len(seen) == 8

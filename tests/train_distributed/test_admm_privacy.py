@@ -113,3 +113,11 @@ def test_bad_composition_is_named():
         privacy.compose([1.0], 0)
     with pytest.raises(ValueError, match="alphas must not be empty"):
         privacy.compose([], 1e-5)
+
+
+def test_losses_whose_exponential_overflows_compose_to_no_less_than_their_sum_allows() -> None:
+    """No warning, which would be an error here, and a sound bound."""
+    for alpha, count in ((47.782557928714446, 15), (47.782557928714446, 30), (24.0, 30)):
+        composed = privacy.compose([alpha] * count, 4.3459120960706886e-11)
+        assert 0 < composed.epsilon <= alpha * count * (1 + 1e-12)
+        assert composed.epsilon >= alpha  # one of them alone gives away as much

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 from dp_accounting.pld import common, privacy_loss_distribution
 
 from train_distributed import accounting
@@ -118,4 +119,6 @@ def compose(alphas: Sequence[float], delta: float) -> Composed:
         ).self_compose(count)
         together = one if together is None else together.compose(one)
     assert together is not None
-    return Composed(pure, min(pure, together.get_epsilon_for_delta(asked)), delta)
+    with np.errstate(over="ignore"):  # e^loss at the largest losses: an infinite ε, which is safe
+        composed = together.get_epsilon_for_delta(asked)
+    return Composed(pure, min(pure, composed), delta)

@@ -16,26 +16,26 @@ def _parse() -> Command:
     if sys.argv[1:2] == [FEDERATION]:
         prog = f"python -m train_distributed {FEDERATION}"
         return tyro.cli(_deployment(), args=sys.argv[2:], prog=prog, config=_FLAT)
-    from train_distributed.demo import Demo
+    from train_distributed.commands.demo import Demo
 
     prog = "python -m train_distributed"
     return tyro.cli(_simulation(), default=Demo(), prog=prog, config=_FLAT)
 
 
 def _deployment() -> Any:
-    from train_distributed.flower.commands import Init, Join, Renew, Start, Status
+    from train_distributed.commands.federation import Init, Join, Renew, Start, Status
 
     return Join | Init | Start | Status | Renew
 
 
 def _simulation() -> Any:
-    from train_distributed.account import Account
-    from train_distributed.audit.command import Audit
-    from train_distributed.demo import Demo
-    from train_distributed.protection.command import Protect
-    from train_distributed.run import Run
-    from train_distributed.select import Select
-    from train_distributed.sweep import Plot, Sweep
+    from train_distributed.commands.account import Account
+    from train_distributed.commands.audit import Audit
+    from train_distributed.commands.demo import Demo
+    from train_distributed.commands.protect import Protect
+    from train_distributed.commands.run import Run
+    from train_distributed.commands.select import Select
+    from train_distributed.commands.sweep import Plot, Sweep
 
     words = "A federation of real parties: keys, set-up, sessions, state."
     federation = tyro.conf.subcommand(FEDERATION, description=words)

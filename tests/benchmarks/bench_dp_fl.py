@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from embed import EmbeddingSet
 from pretrain.output import new_directory, refuse_existing
 from train_distributed import Privacy
-from train_distributed.learn import learn
+from train_distributed.commands.run import TransformOptions
+from train_distributed.one_shot.provenance import provenance
 from train_distributed.partition import split
-from train_distributed.provenance import provenance
-from train_distributed.run import TransformOptions
+from train_distributed.research.baselines.learn import learn
 
 LEARNING_RATE, CLIP, EPOCHS, BATCH, DELTA = 4.0, 0.1, 40, 1024, 1e-5
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from embed import PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.blind_averaging import BlindAveraging
-from train_distributed.methods import build_method
-from train_distributed.private_statistics import ClassSums
-from train_distributed.users import Chunk
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.private_statistics import ClassSums
+from train_distributed.one_shot.users import Chunk
 
 ROWS, FEATURES, CLASSES, CONSTANT, L2_REG = 50, 63, 10, 0.5, 1.0
 CHUNK_USERS = 1024

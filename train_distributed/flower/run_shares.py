@@ -10,10 +10,9 @@ from train_distributed.flower.portions import (
     spoken,
 )
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, SetMismatch
-from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.keys import SEAL_BYTES
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened, combine, set_bytes
-from train_distributed.secure_sum.prg import SEED_BYTES
+from train_distributed.secure_sum.prg import SEED_BYTES, WORD
 from train_distributed.secure_sum.session import Session, name_of
 from train_distributed.secure_sum.wire import Kind, bytes_to_words
 

@@ -16,16 +16,16 @@ from train_distributed import accounting
 from train_distributed.flower.document import LARGE, read_file, shown
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.terms import Terms
-from train_distributed.guarantee import Guarantee
-from train_distributed.intake import admit, provenance
-from train_distributed.methods import Method, build_method
+from train_distributed.one_shot.intake import admit, provenance
+from train_distributed.one_shot.methods import Method, build_method
+from train_distributed.one_shot.release import Release, suitability, versions
+from train_distributed.one_shot.summation import Integers
+from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
-from train_distributed.release import Release, suitability, versions
-from train_distributed.secure_sum import NoiseSampler, add_noise, discrete_gaussian
+from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
+from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
-from train_distributed.summation import Integers
-from train_distributed.users import EmbeddingUsers
 
 SUMS = {
     "secagg": "SecAgg+ among the users, one server",

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from train_distributed.flower.document import Document
 from train_distributed.flower.party import MOST_ROWS
-from train_distributed.method_options import MethodOptions
-from train_distributed.privacy import Privacy
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.promise import Privacy
 
 MethodName = Literal["class-sums", "least-squares", "softmax", "svm", "logistic"]
 MOST_CLASSES, MOST_STEPS = 2**20, 2**31

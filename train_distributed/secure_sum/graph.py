@@ -38,8 +38,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from train_distributed.secure_sum.fixed_point import WORD
-from train_distributed.secure_sum.prg import stream
+from train_distributed.secure_sum.prg import WORD, stream
 from train_distributed.secure_sum.separation import log_closed, log_strays, log_tail, log_tails
 
 STARTS = 32  # sessions that a user begins for each one that it agreed to finish

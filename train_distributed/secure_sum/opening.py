@@ -20,9 +20,9 @@ from train_distributed.secure_sum.errors import (
     TooFewUsers,
     WrongSender,
 )
-from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.session import EVERYONE, Session, name_of
 from train_distributed.secure_sum.wire import (
     Envelope,

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.fixed_point import WORD
-
+WORD = np.dtype("<u8")  # what travels: little-endian on every machine
 SEED_BYTES = 32
 CHUNK_WORDS = 2**13  # 64 KiB: stays in the second-level cache
 _ZEROS = bytes(CHUNK_WORDS * WORD.itemsize)

@@ -15,7 +15,6 @@ from train_distributed.secure_sum.errors import (
     TooFewUsers,
     WrongSender,
 )
-from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,
@@ -24,6 +23,7 @@ from train_distributed.secure_sum.keys import (
 )
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, packet_bytes
+from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.roster import Made, Roster
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,

@@ -15,8 +15,8 @@ from train_distributed.secure_sum.errors import (
     SetMismatch,
     WrongSender,
 )
-from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened
+from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.session import EVERYONE, name_of
 from train_distributed.secure_sum.wire import Kind, bytes_to_words, read

@@ -27,8 +27,8 @@ from train_distributed.secure_sum.errors import (
     WrongSender,
     WrongSession,
 )
-from train_distributed.secure_sum.fixed_point import WORD
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
+from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.session import EVERYONE, Session
 
 MAGIC, VERSION = b"BSUM", 1

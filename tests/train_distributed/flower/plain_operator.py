@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from train_distributed.flower.federation import Federation
-from train_distributed.flower.operate import Operation, operate
 from train_distributed.flower.party import read_private
 from train_distributed.flower.record import settle
+from train_distributed.flower.superlink import Operation, operate
 
 
 def main() -> int:

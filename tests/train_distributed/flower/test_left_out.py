@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train_distributed.flower import operate
+from train_distributed.flower import superlink
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.clerk import DONE, REFUSED, Request
 from train_distributed.flower.desk import UserDesk
-from train_distributed.flower.operate import _session
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.record import Record
 from train_distributed.flower.status import Log, Status
+from train_distributed.flower.superlink import _session
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import DurableJournal
@@ -163,7 +163,7 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
         tries.append(exclude)
         raise Misbehaviour({INSIDER: "broke it"})
 
-    monkeypatch.setattr(operate, "coordinate", always)
+    monkeypatch.setattr(superlink, "coordinate", always)
     with pytest.raises(Misbehaviour):
         _run(fake, fake.volatile(fake.agreement("secagg")), tmp_path, Log())
     assert tries == [frozenset(), frozenset({INSIDER})]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from train_distributed.flower import frames
-from train_distributed.flower import node as nodes
-from train_distributed.flower.node import Node, serve
+from train_distributed.flower import supernode as nodes
 from train_distributed.flower.processes import free_port
+from train_distributed.flower.supernode import Node, serve
 
 PATIENCE = 1.5
 

@@ -11,7 +11,7 @@ import pytest
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import DONE, Request
-from train_distributed.flower.coordinate import coordinate
+from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.desk import UserDesk
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.orders import write_order

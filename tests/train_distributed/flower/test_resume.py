@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train_distributed.flower import coordinate as coordination
+from train_distributed.flower import coordinator as coordination
 from train_distributed.flower.clerk import Request
-from train_distributed.flower.coordinate import coordinate
+from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.record import CannotResume, Record, settle
 from train_distributed.flower.status import Log
 from train_distributed.secure_sum.errors import ProtocolError

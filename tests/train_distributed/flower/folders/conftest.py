@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.flower.commands import Init, Join
-from train_distributed.privacy import Privacy
+from train_distributed.commands.federation import Init, Join
+from train_distributed.privacy.promise import Privacy
 
 ROWS, P, CLASSES = 12, 6, ("a", "b", "c")
 

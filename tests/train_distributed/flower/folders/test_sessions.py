@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from train_distributed.flower.commands import Renew
+from train_distributed.commands.federation import Renew
 from train_distributed.flower.processes import free_port
 
 pytestmark = [

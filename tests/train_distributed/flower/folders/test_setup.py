@@ -14,9 +14,9 @@ import pytest
 from cryptography import x509
 
 from embed import PublicTransform
+from train_distributed.commands.federation import Init, Join, Renew
 from train_distributed.flower import certificates
 from train_distributed.flower.certificates import check_server, hosts_of, read_authority
-from train_distributed.flower.commands import Init, Join, Renew
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import Invitation
 from train_distributed.flower.key_files import fingerprint

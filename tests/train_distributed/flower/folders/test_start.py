@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train_distributed.flower import causes, hosting, taking_part
-from train_distributed.flower.commands import Init, Join, Start, Status
+from train_distributed.commands.federation import Init, Join, Start, Status, hosting, taking_part
+from train_distributed.flower import (
+    causes,
+)
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.ledger import read_ledger, remember
-from train_distributed.flower.node import Node
-from train_distributed.flower.operate import Operation
 from train_distributed.flower.record import settle
 from train_distributed.flower.status import Log
-from train_distributed.privacy import Privacy
+from train_distributed.flower.superlink import Operation
+from train_distributed.flower.supernode import Node
+from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.opening import Opened
 

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.task import Facts, ModelTask, transform_hash
-from train_distributed.method_options import MethodOptions
-from train_distributed.methods import build_method
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
-from train_distributed.privacy import Privacy
+from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.users import Chunk, EmbeddingUsers
 
 W, ROWS, K = 4, 12, 3
 PROMISE = Privacy(1.0, 1e-5, 0.75)

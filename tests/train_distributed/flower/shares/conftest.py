@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import join, split
-from train_distributed.flower.coordinate import Log, coordinate
+from train_distributed.flower.coordinator import Log, coordinate
 from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, UserDesk
 from train_distributed.flower.federation import Federation
 from train_distributed.secure_sum.journal import VolatileJournal

@@ -9,7 +9,7 @@ import pytest
 
 from train_distributed.flower import portions
 from train_distributed.flower.blobs import join, split
-from train_distributed.flower.coordinate import Log
+from train_distributed.flower.coordinator import Log
 from train_distributed.flower.desk import Request
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, ServersDisagree
 from train_distributed.secure_sum.session import FIRST_SERVER, name_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from train_distributed.flower import portions
-from train_distributed.flower.coordinate import Log, coordinate
+from train_distributed.flower.coordinator import Log, coordinate
 from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.federation import Federation
 from train_distributed.secure_sum.journal import VolatileJournal

@@ -1,0 +1,212 @@
+"""A sweep that is killed and resumed gives the same cells, no finished job twice."""
+
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from train_distributed.commands.sweep import Plot, Sweep
+from train_distributed.research.experiments.catalogue import Name
+from train_distributed.research.experiments.checkpoint import Journal
+from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.heatmap import EPSILONS, GROUPS, extrapolated
+from train_distributed.research.experiments.summary import summarise, table
+from train_distributed.simulation import runner
+from train_distributed.simulation.plan import Cell
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def sets(tmp_path) -> tuple[Path, Path]:
+    rng = np.random.default_rng(0)
+    labels = np.arange(260) % 4
+    x = 2 * np.eye(4, 40)[labels] + 0.3 * rng.standard_normal((260, 40))
+    split = np.repeat([0, 1], [200, 60]).astype(np.uint8)
+    meta = {"class_names": list("abcd"), "data": "blobs"}
+    private = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, split=split, meta=meta)
+    private.save(tmp_path / "private")
+    known = np.arange(320) % 8
+    public = 2 * np.eye(8, 40, 2)[known] + 0.3 * rng.standard_normal((320, 40))
+    EmbeddingSet(embeddings=public.astype(np.float32), labels=known).save(tmp_path / "public")
+    return tmp_path / "private", tmp_path / "public"
+
+
+def sweep(sets: tuple[Path, Path], out: Path, name: Name = "non-iid", **changes) -> Sweep:
+    conditions = {"users": (10,), "epsilons": (0.5, 2.0), "seeds": 2, "lineup": ("ours",)} | changes
+    return Sweep(name, *sets, Conditions(**conditions), out=out)
+
+
+def cells(out: Path) -> list[dict]:
+    return json.loads((out / "results.json").read_text())["cells"]
+
+
+def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, capsys):
+    sweep(sets, tmp_path / "whole", "accuracy", seeds=1).run()
+    played, real = [], runner._Stage.play
+
+    def counted(stage, job):
+        played.append(job.key)
+        if len(played) == 12:
+            raise KeyboardInterrupt
+        return real(stage, job)
+
+    monkeypatch.setattr(runner._Stage, "play", counted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(sets, tmp_path / "resumed", "accuracy", seeds=1).run()
+    assert not (tmp_path / "resumed").exists()
+    unfinished = tmp_path / ".resumed.unfinished.jsonl"
+    with unfinished.open("a") as file:
+        file.write('{"job": "torn')
+    sweep(sets, tmp_path / "resumed", "accuracy", seeds=1).run()
+    twice = {key for key in played if played.count(key) > 1}
+    assert twice == {played[11]}  # the interrupted one is the only one started twice
+    assert cells(tmp_path / "resumed") == cells(tmp_path / "whole")
+    assert not unfinished.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["frontier", "non-iid"])
+def test_killed_sweep_equals_uninterrupted(sets, tmp_path, name):
+    def command(out: str) -> list[str]:
+        options = [f"--embeddings={sets[0]}", f"--public={sets[1]}", "--users", "10"]
+        options += ["--seeds=2", "--tasks=1", "--epsilons", "0.5", "2"]
+        program = [sys.executable, "-m", "train_distributed", "sweep", name]
+        return [*program, *options, f"--out={tmp_path / out}"]
+
+    subprocess.run(command("whole"), cwd=ROOT, check=True, capture_output=True)
+    clock, finished = random.Random(), [[]]
+    journal = tmp_path / ".killed.unfinished.jsonl"
+    for _ in range(3):
+        process = subprocess.Popen(command("killed"), cwd=ROOT, stdout=subprocess.DEVNULL)
+        while process.poll() is None and len(journalled(journal)) <= len(finished[-1]):
+            time.sleep(0.01)
+        time.sleep(clock.uniform(0, 0.3))  # a random moment of a later job
+        process.kill()
+        process.wait()
+        finished.append(journalled(journal))
+    subprocess.run(command("killed"), cwd=ROOT, check=True, capture_output=True)
+    assert cells(tmp_path / "killed") == cells(tmp_path / "whole")
+    for earlier, keys in itertools.pairwise(finished):
+        assert len(keys) > len(earlier)
+        assert len(keys) == len(set(keys))
+
+
+def journalled(journal: Path) -> list[str]:
+    """Keys of the finished jobs."""
+    if not journal.exists():
+        return []
+    return [line.partition('"rows"')[0] for line in journal.read_text().split("\n")[1:-1]]
+
+
+def test_partitions_do_not_touch_statistics_under_the_same_noise(sets, tmp_path, capsys):
+    sweep(sets, tmp_path / "out", "accuracy").run()
+    found = {}
+    for cell in cells(tmp_path / "out"):
+        if cell["method"] in ("class-sums", "least-squares"):
+            key = (cell["method"], cell["epsilon"], cell["seed"])
+            found.setdefault(key, set()).add(cell["accuracy"])
+    assert len(found) == 8
+    assert all(len(accuracies) == 1 for accuracies in found.values())
+
+
+def test_choice_is_made_without_private_rows_and_compared_with_rivals(sets, tmp_path, capsys):
+    sweep(sets, tmp_path / "out", "selection", tasks=1, seeds=1, epsilons=(1.0,)).run()
+    found = cells(tmp_path / "out")
+    chosen = [cell for cell in found if cell["label"] == "ours, chosen by select"]
+    assert {cell["scheme"] for cell in chosen} == {"iid 20 rows each", "one-class 20 rows each"}
+    rivals = {(c["method"], c["transform"], str(c["options"])) for c in found if c not in chosen}
+    assert len(rivals) > 100
+    for cell in chosen:
+        twins = [
+            c["accuracy"]
+            for c in found
+            if all(c[k] == cell[k] for k in ("method", "transform", "options", "scheme", "seed"))
+        ]
+        assert len(twins) == 2  # once as a rival, once as the choice
+        assert twins[0] == twins[1]
+    assert "- grid" in capsys.readouterr().out
+
+
+def test_folds_test_every_row_once(sets, tmp_path, capsys):
+    sweep(sets, tmp_path / "out", "central", folds=4, seeds=1, epsilons=(math.inf,)).run()
+    assert {cell["seed"] for cell in cells(tmp_path / "out")} == {0, 1, 2, 3}
+    assert {cell["rows"] for cell in cells(tmp_path / "out")} == {195}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["users", "cost", *(pytest.param(n, marks=pytest.mark.slow) for n in ("groups", "unequal"))],
+)
+def test_every_experiment_ends_in_a_figure_that_plot_draws_again(sets, tmp_path, name, capsys):
+    sweep(sets, tmp_path / "out", name, users=(10, 5), seeds=1).run()
+    figure = (tmp_path / "out/figure.png").read_bytes()
+    capsys.readouterr()
+    Plot(tmp_path / "out", tmp_path / "again.png").run()
+    assert (tmp_path / "again.png").read_bytes() == figure
+    assert (tmp_path / "out/table.txt").read_text().strip() in capsys.readouterr().out
+
+
+def test_bad_input_names_the_field(sets, tmp_path):
+    with pytest.raises(ValueError, match=r"epsilon must be > 0, got -1"):
+        sweep(sets, tmp_path / "out", epsilons=(-1.0,)).run()
+    with pytest.raises(ValueError, match=r"embeddings must be given for frontier, got None"):
+        Sweep("frontier").run()
+    with pytest.raises(ValueError, match=r"results must be the JSON of a sweep"):
+        Plot(sets[0] / "meta.json").run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_journal_of_another_sweep_is_not_continued(tmp_path):
+    rows = [{"accuracy": 0.5, "options": {}}]
+    first = Journal(tmp_path / "j", {"users": (1,)})
+    assert first.read() == {}
+    first.append("job", rows)
+    assert Journal(tmp_path / "j", {"users": (1,)}).read() == {"job": rows}
+    assert Journal(tmp_path / "j", {"users": (2,)}).read() == {}
+
+
+def test_summaries_take_the_best_setting_of_a_label():
+    rows = [
+        Cell("a", "svm", "iid", 1.0, seed, accuracy, {"l2_reg": l2_reg}, "raw")
+        for l2_reg, values in ((1.0, (0.5, 0.7)), (2.0, (0.8, 0.9)))
+        for seed, accuracy in enumerate(values)
+    ]
+    found = summarise(rows)["a", "iid", 1.0]
+    assert found.mean == pytest.approx(0.85)
+    assert found.std == pytest.approx(np.std([0.8, 0.9], ddof=1))
+    assert "85.0 ± 7.1" in table(rows)
+
+
+def test_heat_map_is_the_measured_line_at_rescaled_epsilon():
+    rows = [
+        Cell("a", "svm", "iid", epsilon, 0, accuracy, {}, "raw", users=1000)
+        for epsilon, accuracy in ((0.1, 0.2), (1.0, 0.6))
+    ]
+    values = extrapolated(rows, 200_000)
+    for row, group in zip(values, GROUPS, strict=True):
+        for value, epsilon in zip(row, EPSILONS, strict=True):
+            needed = epsilon * 200_000 / (1000 * group)
+            if needed < 0.1:
+                assert math.isnan(value)
+            else:
+                expected = 0.2 + 0.4 * min(1.0, math.log10(needed) + 1)
+                assert value == pytest.approx(expected)
+
+
+def test_baselines_are_another_method_with_a_name(sets, tmp_path, capsys):
+    pytest.importorskip("opacus")
+    changes = {"lineup": ("dp-fl",), "seeds": 1, "epsilons": (8.0,), "schemes": ("iid",)}
+    sweep(sets, tmp_path / "out", "accuracy", users=(1, 10), **changes).run()
+    alone, shared = cells(tmp_path / "out")
+    assert {alone["method"], shared["method"]} == {"dp-fl"}
+    assert (alone["users"], shared["users"]) == (1, 10)
+    assert alone["accuracy"] > 0.4

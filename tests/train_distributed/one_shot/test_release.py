@@ -1,0 +1,270 @@
+"""The release as a whole: noise, dropouts, partitions, refusals."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy, accounting, release
+from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.users import EmbeddingUsers
+from train_distributed.partition import split
+from train_distributed.privacy.guarantee import Guarantee
+
+CLASSES, DIM, ROWS = 3, 6, 60
+
+
+def embedding_set(rows: int = ROWS, seed: int = 0, test_rows: int = 30) -> EmbeddingSet:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(rows + test_rows) % CLASSES
+    centres = 2 * np.eye(CLASSES, DIM)
+    x = centres[labels] + 0.3 * rng.standard_normal((rows + test_rows, DIM))
+    return EmbeddingSet(
+        embeddings=x.astype(np.float32),
+        labels=labels,
+        split=np.repeat([0, 1], [rows, test_rows]).astype(np.uint8),
+        meta={"class_names": ["a", "b", "c"]},
+    )
+
+
+def public_transform() -> PublicTransform:
+    public = embedding_set(200, seed=9).embeddings
+    return PublicTransform.fit(public, clip_norm=math.sqrt(1.25), constant=0.5)
+
+
+def partition(users: int = 6, scheme: str = "iid"):
+    labels = torch.from_numpy(embedding_set().labels[:ROWS])
+    return split(labels, users, scheme, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_every_method_learns_at_large_epsilon(method: str, noise: str):
+    released = release(
+        embedding_set(),
+        method,
+        Privacy(50.0, 1e-5),
+        transform=public_transform(),
+        partition=partition(),
+        noise=noise,  # pyright: ignore[reportArgumentType]
+    )
+    assert released.report["test_accuracy"] > 0.9
+    assert released.report["suitable_for_release"] is (noise == "discrete")
+    assert released.report["noise"] == noise
+    assert "replace one record" in released.report["neighbouring"]
+    json.dumps(released.report, allow_nan=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str):
+    """Observed standard deviation of the released sum against the exact curve, per coordinate."""
+    transform, users, least = public_transform(), 6, 5
+    promise = Privacy(1.0, 1e-5, honest_fraction=0.7)
+    built = build_method(method, transform, CLASSES, {})
+    held = partition(users)
+    sizes = held.counts
+    honest = least - 1  # ⌊0.3 · 6⌋ = 1 may be dishonest
+    needed = accounting.noise_multiplier(1.0, 1e-5, built.compositions)
+    needed *= built.record_reach(sizes) * math.sqrt(users / honest)
+    exact, draws = None, []
+    probe = type("Probe", (type(built),), {"classifier": lambda self, total, rows, std: total})
+    bare = probe(**{name: getattr(built, name) for name in built.__dataclass_fields__})  # pyright: ignore
+    for epsilon, repeats in ((math.inf, 1), (1.0, 20)):
+        for _ in range(repeats):
+            total = release(
+                embedding_set(test_rows=0),
+                bare,
+                Privacy(epsilon, 1e-5, 0.7) if math.isinf(epsilon) else promise,
+                transform=transform,
+                partition=held,
+                noise=noise,  # pyright: ignore[reportArgumentType]
+                min_survivors=least,
+            ).weights
+            if exact is None:
+                exact = total
+            else:
+                draws.append(((total - exact) * built.scale).numpy())
+    observed = np.concatenate(draws)
+    spread = observed.std() / needed
+    assert 1 - 4 / math.sqrt(2 * observed.size) < spread < 1 + 4 / math.sqrt(2 * observed.size)
+
+
+@pytest.mark.parametrize("method", ["class-sums", "least-squares"])
+def test_statistics_do_not_see_the_partition(method: str):
+    found = [
+        release(
+            embedding_set(),
+            method,
+            Privacy(math.inf, 1e-5),
+            transform=public_transform(),
+            partition=partition(users, scheme),
+        ).weights
+        for users, scheme in ((1, "iid"), (6, "iid"), (17, "iid"), (6, "one-class"), (60, "iid"))
+    ]
+    for other in found[1:]:
+        assert torch.linalg.norm(other - found[0]) <= 1e-9 * torch.linalg.norm(found[0])
+
+
+def test_dropouts_divide_by_what_arrived_and_keep_the_promise():
+    """With two of six users gone the average is that of the other four."""
+    held = partition(6)
+    kept = torch.cat([held.rows(user) for user in (0, 1, 3, 5)])
+    promise = Privacy(math.inf, 1e-5, honest_fraction=0.9)
+    dropped = release(
+        embedding_set(),
+        "softmax",
+        promise,
+        partition=held,
+        dropped=(2, 4),
+        min_survivors=4,
+        transform=public_transform(),
+        l2_reg=0.1,
+    )
+    whole = embedding_set(test_rows=0).subset(kept.numpy())
+    alone = split(torch.from_numpy(whole.labels), 4, "iid")
+    present = release(
+        EmbeddingSet(embeddings=whole.embeddings, labels=whole.labels),
+        "softmax",
+        promise,
+        partition=alone,
+        num_classes=CLASSES,
+        transform=public_transform(),
+        l2_reg=0.1,
+    )
+    assert torch.allclose(dropped.weights, present.weights, rtol=0, atol=1e-6)
+    assert dropped.report["survivors"] == 4
+    assert dropped.report["honest_users"] == 4
+
+
+def test_too_few_survivors_release_nothing():
+    with pytest.raises(ValueError, match=r"survivors must be >= min_survivors = 6, got 5"):
+        release(
+            embedding_set(),
+            "class-sums",
+            Privacy(1.0, 1e-5),
+            transform=public_transform(),
+            partition=partition(6),
+            dropped=[0],
+        )
+
+
+def test_not_private_says_so():
+    released = release(
+        embedding_set(), "class-sums", Privacy(math.inf, 1e-5), transform=public_transform()
+    )
+    assert released.report["epsilon"] == "not private"
+    assert released.report["private"] is False
+    assert released.report["suitable_for_release"] is False
+
+
+def test_seeded_runs_repeat_and_are_marked():
+    def once(seed: int):
+        return release(
+            embedding_set(),
+            "svm",
+            Privacy(1.0, 1e-5),
+            transform=public_transform(),
+            partition=partition(),
+            noise="float",
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+    assert torch.equal(once(3).weights, once(3).weights)
+    assert not torch.equal(once(3).weights, once(4).weights)
+    assert "3" not in json.dumps(once(3).report.get("seed", ""))
+    assert any("seed" in why for why in once(3).report["unsuitable_because"])
+
+
+def test_unseeded_noise_differs():
+    def weights(noise):
+        return release(
+            embedding_set(),
+            "class-sums",
+            Privacy(1.0, 1e-5),
+            transform=public_transform(),
+            noise=noise,
+        ).weights
+
+    assert not torch.equal(weights("discrete"), weights("discrete"))
+    assert not torch.equal(weights("float"), weights("float"))
+
+
+def test_user_level_protects_the_largest_user():
+    sizes = torch.tensor([2, 9, 4])
+    for method in METHODS:
+        built = build_method(method, public_transform(), CLASSES, {})
+        record = Guarantee.of(sizes, built, Privacy(1.0, 1e-5))
+        user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
+        group = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, group_size=3))
+        assert user.sensitivity == pytest.approx(9 * record.sensitivity, rel=2e-3)
+        assert group.sensitivity == pytest.approx(3 * record.sensitivity, rel=1e-9)
+
+
+def test_a_radius_caps_what_a_user_can_move():
+    sizes = torch.tensor([2, 9, 4])
+    built = build_method("softmax", public_transform(), CLASSES, {"radius": 0.01})
+    user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
+    assert user.sensitivity == pytest.approx(2 * 9 * 0.01, rel=1e-5)
+    released = release(
+        embedding_set(),
+        "softmax",
+        Privacy(math.inf, 1e-5),
+        transform=public_transform(),
+        partition=partition(),
+        radius=0.01,
+    )
+    assert torch.linalg.norm(released.weights) <= 0.01 * (1 + 1e-9)
+
+
+def test_solvers_agree_and_paper_bound_is_larger():
+    found = {
+        solver: release(
+            embedding_set(),
+            "softmax",
+            Privacy(math.inf, 1e-5),
+            transform=public_transform(),
+            partition=partition(),
+            solver=solver,
+            epochs=400,
+            batch_size=10,
+        )
+        for solver in ("exact", "sgd")
+    }
+    assert torch.allclose(found["sgd"].weights, found["exact"].weights, atol=1e-3)
+    sizes = partition().counts
+    transform = public_transform()
+    tight = build_method("softmax", transform, CLASSES, {"radius": 1.0})
+    paper = build_method("softmax", transform, CLASSES, {"radius": 1.0, "bound": "paper"})
+    assert paper.record_reach(sizes) > 1.5 * tight.record_reach(sizes)
+
+
+def test_saved_models_appear_whole(tmp_path):
+    released = release(
+        embedding_set(), "class-sums", Privacy(1.0, 1e-5), transform=public_transform()
+    )
+    released.save(tmp_path / "model")
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "model.safetensors",
+        "report.json",
+    ]
+    with pytest.raises(FileExistsError, match="must not exist"):
+        released.save(tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_streamed_chunks_hold_every_row_once():
+    data, held = embedding_set(), partition(7)
+    users = EmbeddingUsers(data, public_transform(), held)
+    seen = {}
+    for chunk in users.chunks():
+        for user, x, y, count in zip(chunk.users, chunk.x, chunk.y, chunk.counts, strict=True):
+            seen[int(user)] = (x[:count], y[:count])
+    assert sorted(seen) == list(range(7))
+    for user in range(7):
+        rows = held.rows(user)
+        assert torch.equal(seen[user][1], torch.from_numpy(data.labels[rows]))
+        assert torch.equal(seen[user][0], public_transform()(data.embeddings[rows]))

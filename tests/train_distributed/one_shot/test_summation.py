@@ -1,0 +1,152 @@
+"""Integers end to end: what leaves a user, and what the secure sum gives back."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from embed import PublicTransform
+from train_distributed import Privacy, accounting
+from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum
+from train_distributed.one_shot.users import Chunk
+from train_distributed.privacy.guarantee import Guarantee
+
+TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
+USERS, ROWS, CLASSES = 5, 8, 3
+
+
+def silence(std: float, count: int) -> np.ndarray:
+    return np.zeros(count, np.int64)
+
+
+def chunk(seed: int = 0) -> Chunk:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(USERS * ROWS, 5, generator=generator)
+    y = torch.randint(CLASSES, (USERS, ROWS), generator=generator)
+    rows = TRANSFORM(x).unflatten(0, (USERS, ROWS))
+    return Chunk(torch.arange(USERS), rows, y, torch.full((USERS,), ROWS))
+
+
+def parts(name: str, epsilon: float = 1.0):
+    method = build_method(name, TRANSFORM, CLASSES, {})
+    sizes = torch.full((USERS,), ROWS)
+    return method, Guarantee.of(sizes, method, Privacy(epsilon, 1e-5)), sizes
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_noise_the_secure_sum_is_the_plain_sum(name: str):
+    method, guarantee, sizes = parts(name)
+    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    held = chunk().rounded(summation.grid)
+    sent = method.submit(held) * method.scale
+    summation.add(held.users, sent)
+    rounding = 0 if summation.grid else 0.5 * USERS * float(np.max(summation.plan.step))
+    difference = (summation.total() - sent.sum(0)).abs().max().item()
+    assert difference <= rounding + 1e-12 * sent.abs().sum().item()
+
+
+@pytest.mark.parametrize("name", ["class-sums", "least-squares"])
+def test_statistics_of_grid_rows_are_whole_steps(name: str):
+    """Bit for bit the same total however the rows are spread, with the users' noise recorded."""
+    method, guarantee, sizes = parts(name)
+    totals = []
+    for order in (range(USERS), reversed(range(USERS))):
+        summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+        held = chunk().rounded(summation.grid)
+        for user in order:
+            pick = torch.arange(USERS) == user
+            summation.add(held.users[pick], method.submit(held.select(pick)) * method.scale)
+        totals.append(summation.total())
+    one = Chunk(
+        torch.zeros(1, dtype=torch.int64),
+        held.x.flatten(0, 1)[None],
+        held.y.flatten()[None],
+        torch.tensor([USERS * ROWS]),
+    )
+    together = method.submit(one)[0] * method.scale
+    assert torch.equal(totals[0], totals[1])
+    assert torch.allclose(totals[0], together, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
+def test_discrete_noise_is_never_less_and_hardly_more(name: str, epsilon: float):
+    method, guarantee, sizes = parts(name, epsilon)
+    discrete = IntegerSum.of(method, guarantee, sizes).local_std
+    continuous = FloatSum(method.dimension, guarantee.local_std, torch.Generator()).local_std
+    assert continuous <= discrete <= continuous * 1.001
+
+
+def test_the_integer_release_meets_the_promise():
+    method, guarantee, sizes = parts("softmax", 0.7)
+    plan = IntegerSum.of(method, guarantee, sizes).plan
+    assert plan.epsilon(1e-5) <= 0.7
+    assert plan.honest == USERS - USERS // 2
+    assert accounting.delta(0.7, plan.noise_multiplier) <= 1e-5
+
+
+def test_groups_are_charged_for_every_user_they_touch():
+    method, _, sizes = parts("softmax")
+    single = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
+    group = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, group_size=4))
+    assert IntegerSum.of(method, single, sizes).plan.rounded_users == 1
+    assert IntegerSum.of(method, group, sizes).plan.rounded_users == 4
+
+
+def test_a_sum_that_could_wrap_around_is_refused():
+    method, _, _ = parts("class-sums")
+    sizes = torch.full((20_000,), 2**41)
+    guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
+    with pytest.raises(ValueError, match=r"must be < 2\^63, got"):
+        IntegerSum.of(method, guarantee, sizes)
+
+
+@pytest.mark.parametrize("name", ["class-sums", "least-squares"])
+def test_one_user_with_many_rows_sends_the_exact_sum(name: str):
+    """Float64 would round 40,000 products of 2^40 steps, by more than the sensitivity allows for.
+
+    What is sent is compared with whole-number arithmetic.
+    """
+    count = 40_000
+    method = build_method(name, TRANSFORM, CLASSES, {})
+    sizes = torch.tensor([count])
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
+    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    assert summation.grid is not None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 5, generator=generator) / 50 + torch.eye(5)[0]
+    y = torch.randint(CLASSES, (1, count), generator=generator)
+    held = Chunk(torch.zeros(1, dtype=torch.int64), TRANSFORM(x)[None], y, sizes)
+    held = held.rounded(summation.grid)
+    summation.add(held.users, method.submit(held) * method.scale)
+    whole = np.rint(held.x[0].numpy() / summation.grid).astype(np.int64)
+    sums = np.stack([whole[y[0].numpy() == k].sum(0) for k in range(CLASSES)], 1).ravel()
+    if name == "least-squares":
+        row, column = np.triu_indices(5)
+        sums = np.append(sums, (whole[:, 1:].T @ whole[:, 1:])[row, column])
+    assert np.array_equal(summation._sent[0].view(np.int64), sums)
+
+
+def test_a_user_too_large_to_sum_exactly_is_refused():
+    method, _, _ = parts("class-sums")
+    sizes = torch.tensor([2**50])
+    guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
+    with pytest.raises(ValueError, match=r"at most 2\^50 steps"):
+        IntegerSum.of(method, guarantee, sizes)
+
+
+def test_integers_alone_report_no_sum():
+    """A sum is reported by whoever took it; `bytes_per_user` of 0 was nobody's figure."""
+    method, guarantee, sizes = parts("softmax")
+    report = Integers.of(method, guarantee, sizes).report()
+    assert {"secure_sum", "bytes_per_user"}.isdisjoint(report)
+    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    with pytest.raises(ValueError, match="report must come after total"):
+        summation.report()
+    held = chunk().rounded(summation.grid)
+    summation.add(held.users, method.submit(held) * method.scale)
+    summation.total()
+    assert "additive shares" in summation.report()["secure_sum"]
+    assert summation.report()["bytes_per_user"] > 8 * method.dimension

@@ -1,0 +1,96 @@
+"""The integers add up to the real sum, or the values are refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from train_distributed.privacy.fixed_point import FixedPoint, towards_zero
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.integers(1, 200),
+    st.integers(-30, 10),
+    st.floats(0, 1e6),
+    st.integers(0, 2**32 - 1),
+)
+def test_the_modular_sum_is_the_sum_of_the_rounded_values(
+    parties: int, exponent: int, bound: float, seed: int
+) -> None:
+    step = 2.0**exponent
+    x = np.random.default_rng(seed).uniform(-bound, bound, (parties, 3))
+    x[:, 0], x[:, 1] = bound, -bound  # the extremes, all at once
+    code = FixedPoint(step, bound, parties)
+    total = np.zeros(3, np.uint64)
+    for row in x:
+        total += code.encode(row)
+    exact = [sum(round(v / step) for v in column) for column in x.T.tolist()]
+    assert total.view(np.int64).tolist() == exact
+    assert code.decode(total) == pytest.approx(x.sum(0), abs=parties * step / 2 + 1e-9 * bound)
+
+
+def test_the_largest_admitted_sum_does_not_wrap() -> None:
+    step, parties = 1.0, 2**10
+    bound = 2.0**53 - 16
+    code = FixedPoint(step, bound, parties)
+    total = np.full(1, np.uint64(0))
+    for _ in range(parties):
+        total += code.encode([bound])
+    assert int(total.view(np.int64)[0]) == parties * int(bound)
+    with pytest.raises(ValueError, match=r"must be < 2\^63, got"):
+        FixedPoint(step, 2.0**53, parties)
+
+
+def test_noise_is_part_of_the_wrap_check() -> None:
+    FixedPoint(1.0, 0.0, 10, noise_std=2.0**55)
+    with pytest.raises(ValueError, match=r"noise_std=7\.2"):
+        FixedPoint(1.0, 0.0, 22, noise_std=2.0**56)
+
+
+@pytest.mark.parametrize("value", [1.0 + 1e-9, -2.0, math.nan, math.inf, -math.inf])
+def test_a_value_beyond_the_bound_is_refused_not_clipped(value: float) -> None:
+    with pytest.raises(ValueError, match=r"\|x\| <= bound=1"):
+        FixedPoint(2.0**-20, 1.0, 3).encode([0.0, value])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((0.0, 1.0, 3), "step must be finite and > 0, got 0.0"),
+        ((math.nan, 1.0, 3), "step must be finite and > 0, got nan"),
+        ((1.0, -1.0, 3), "bound must be finite and >= 0, got -1.0"),
+        ((1.0, math.inf, 3), "bound must be finite and >= 0, got inf"),
+        ((1.0, 1.0, 0), "parties must be >= 1, got 0"),
+        ((1.0, 1.0, 1, -2.0), "noise_std must be finite and >= 0, got -2.0"),
+    ],
+)
+def test_impossible_fields_are_named(fields: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FixedPoint(*fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_exact_encoding_refuses_to_round() -> None:
+    code = FixedPoint(0.25, 10.0, 2)
+    assert code.encode_exact([0.25, -1.0]).view(np.int64).tolist() == [1, -4]
+    with pytest.raises(ValueError, match=r"multiples of step=0\.25, got 0\.3"):
+        code.encode_exact([0.25, 0.3])
+
+
+def test_only_uint64_is_decoded() -> None:
+    with pytest.raises(ValueError, match="total must be uint64, got int64"):
+        FixedPoint(1.0, 1.0, 1).decode(np.zeros(2, np.int64))
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.integers(-30, 3))
+def test_rounding_towards_zero_never_lengthens_a_row(row: list[float], exponent: int) -> None:
+    step = 2.0**exponent
+    rounded = towards_zero(row, step)
+    assert np.all(np.abs(rounded) <= np.abs(row))
+    assert np.all(np.abs(np.asarray(row) - rounded) < step)
+    assert FixedPoint(step, 1e6, 1).encode_exact(rounded).dtype == np.uint64
+    with pytest.raises(ValueError, match=r"step must be a power of two, got 0\.3"):
+        towards_zero(row, 0.3)

@@ -1,0 +1,258 @@
+"""The audit itself: its bounds, its neighbours, what the attacker sees, its command."""
+
+import json
+import math
+import signal
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest, norm
+
+from embed import PublicTransform
+from pretrain.command import run_command
+from train_distributed import (
+    Privacy,
+    accounting,
+    release,
+)
+from train_distributed.__main__ import _parse
+from train_distributed.one_shot import summation
+from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.summation import FloatSum, IntegerSum
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.research.audit import (
+    Claim,
+    Federation,
+    Target,
+    attack,
+    judge,
+)
+from train_distributed.research.audit.attack import worst_pair
+from train_distributed.research.audit.configurations import standing
+from train_distributed.research.audit.lower_bound import (
+    epsilon_of_test,
+    gaussian_epsilon,
+    power_and_size,
+)
+
+PROMISES = [(0.2, 0.05), (1.0, 1e-5), (1.0, 0.1), (8.0, 1e-6)]
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 20), (7, 20), (20, 20), (300, 5000)])
+def test_intervals_are_those_of_clopper_and_pearson(hits: int, trials: int) -> None:
+    exact = binomtest(hits, trials).proportion_ci(0.99, method="exact")
+    assert power_and_size(hits, trials, hits, trials, 0.99) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), PROMISES)
+def test_bounds_of_exact_rates_are_the_promise(epsilon: float, delta: float) -> None:
+    """With infinitely many trials either bound attains ε of a Gaussian sum; no cut exceeds it."""
+    mu = 1 / accounting.noise_multiplier(epsilon, delta)
+    cuts = np.linspace(-8, 8, 8001)  # the best one lies at 5.99 at most
+    rates = zip(norm.sf(cuts - mu), norm.sf(cuts), strict=True)
+    found = [epsilon_of_test(*rate, delta) for rate in rates]
+    assert max(found) == pytest.approx(epsilon, rel=1e-4)
+    assert max(found) <= epsilon * (1 + 1e-9)
+    middle = gaussian_epsilon(float(norm.sf(-mu / 2)), float(norm.sf(mu / 2)), delta)
+    assert middle == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_no_power_proves_nothing() -> None:
+    assert epsilon_of_test(0.4, 0.5, 1e-5) == 0
+    assert gaussian_epsilon(0.4, 0.5, 1e-5) == 0
+    assert gaussian_epsilon(1.0, 0.0, 1e-5) == math.inf
+    assert epsilon_of_test(1.0, 0.0, 1e-5) == math.inf
+
+
+def samples(
+    mu: float, trials: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    first = torch.randn(trials, 3, generator=generator, dtype=torch.float64)
+    first[:, 0] += mu
+    return first, torch.randn(trials, 3, generator=generator, dtype=torch.float64)
+
+
+def test_a_kept_promise_is_called_broken_as_rarely_as_stated() -> None:
+    """100 audits of the exact Gaussian at 90 %: at most 10 %, up to 4 deviations of the count."""
+    generator = torch.Generator().manual_seed(0)
+    claim = Claim(1.0, 0.05, True)
+    mu = 1 / accounting.noise_multiplier(1.0, 0.05)
+    shift = torch.tensor([mu, 0.0, 0.0], dtype=torch.float64)
+    broken = sum(
+        judge(*samples(mu, 400, generator), shift, claim, confidence=0.9).broken for _ in range(100)
+    )
+    assert broken <= 10 + 4 * math.sqrt(100 * 0.1 * 0.9)
+
+
+def test_a_broken_promise_is_found_and_noise_that_cancels_too() -> None:
+    generator = torch.Generator().manual_seed(1)
+    claim = Claim(1.0, 0.05, True)
+    mu = 1 / accounting.noise_multiplier(1.0, 0.05)
+    shift = torch.tensor([2 * mu, 0.0, 0.0], dtype=torch.float64)
+    assert judge(*samples(2 * mu, 2000, generator), shift, claim, confidence=0.9999).broken
+    first, second = samples(mu / 2, 400, generator)
+    for drawn in (first, second):
+        drawn[:, 1] = drawn[:, 0]
+    first[:, 1] -= mu / 4
+    shift = torch.tensor([mu / 2, mu / 4, 0.0], dtype=torch.float64)
+    assert judge(first, second, shift, claim, confidence=0.9999).epsilon > 3
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_neighbours_differ_in_what_is_protected(unit, group_size: int) -> None:
+    promise = Privacy(1.0, 1e-5, 0.6, unit=unit, group_size=group_size)
+    federation = Federation(7, 2, 2, 3, promise, min_survivors=6)
+    federation.validate()
+    assert federation.dishonest == range(0, 2)
+    assert federation.dropped == range(2, 3)
+    for pair in federation.neighbours():
+        assert pair.first.users is not None
+        changed = (pair.first.embeddings != pair.second.embeddings).any(1)
+        changed |= pair.first.labels != pair.second.labels
+        touched = np.flatnonzero(changed)
+        if unit == "user":
+            assert set(pair.first.users[touched]) <= set(range(7 - group_size, 7))
+        else:
+            assert len(touched) <= group_size
+        assert touched.min() >= 7 * 2 - group_size * (2 if unit == "user" else 1)
+        assert set(pair.first.users[touched]).isdisjoint([*federation.dishonest, 2])
+
+
+def test_dishonest_noise_is_exactly_what_is_missing() -> None:
+    """The discrete sum without their noise is the whole sum minus it, bit for bit."""
+    method = build_method("softmax", PublicTransform.identity(1), 2, {})
+    sizes = torch.full((4,), 2)
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
+    submissions = torch.arange(4.0)[:, None].double().expand(4, method.dimension) / 8
+    rng, drawn = np.random.default_rng(0), []
+
+    def recorded(std: float, count: int) -> np.ndarray:
+        drawn.append(np.rint(rng.standard_normal(count) * std).astype(np.int64))
+        return drawn[-1]
+
+    whole = IntegerSum.of(method, guarantee, sizes, sampler=recorded)
+    whole.add(torch.arange(4), submissions)
+    known, replay = drawn[0] + drawn[1], drawn[2:]
+    bare = IntegerSum.of(method, guarantee, sizes, sampler=lambda std, count: replay.pop(0))
+    bare = replace(bare, bare=frozenset({0, 1}))
+    bare.add(torch.arange(4), submissions)
+    assert not replay
+    missing = torch.from_numpy(bare.plan.step * known)
+    assert torch.equal(whole.total() - missing, bare.total())
+
+
+def test_float_noise_of_the_dishonest_is_missing_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    summed = FloatSum(20_000, 3.0, generator, frozenset({0, 2}))
+    summed.add(torch.arange(6), torch.zeros(6, 20_000, dtype=torch.float64))
+    assert float(summed.total().std()) == pytest.approx(3 * math.sqrt(4), rel=0.03)
+
+
+def test_an_audited_release_is_marked() -> None:
+    target = Target("class-sums", Federation(4, 2, 1, 2, Privacy(1.0, 1e-5)))
+    data = next(iter(target.federation.neighbours())).first
+    report = release(data, "class-sums", Privacy(1.0, 1e-5), known_noise=[0]).report
+    assert report["suitable_for_release"] is False
+    assert "an audit: 1 users added no noise" in report["unsuitable_because"]
+    with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
+        release(data, "class-sums", Privacy(1.0, 1e-5), known_noise=[4])
+
+
+def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
+    """Class sums at 180 degrees; an SVM by its label; least squares with heavy moments between."""
+    for method, options, pair in (
+        ("class-sums", {}, "180 degrees, same label"),
+        ("svm", {"l2_reg": 20.0}, "0 degrees, another label"),
+        ("least-squares", {"alpha": 1.5}, "105 degrees, same label"),
+    ):
+        target = Target(method, Federation(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
+        found, shift = worst_pair(target)
+        built = build_method(method, target.transform, 2, options)
+        reach = math.sqrt(built.compositions) * built.record_reach(torch.tensor([2, 2]))
+        assert str(found) == pair
+        assert 0.98 * reach < float(shift.norm()) <= reach * (1 + 1e-9)
+
+
+def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
+    federation = Federation(1, 1, 1, 2, Privacy(8.0, 1e-6))
+    finding = attack(Target("class-sums", federation, "float"), trials=1000)
+    assert not finding.broken
+    assert finding.epsilon > 2.5  # fresh noise: 5.6 on average, with a standard deviation of .5
+    json.dumps(finding.as_dict(), allow_nan=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(standing())))
+def test_no_standing_configuration_is_broken(number: int) -> None:
+    target = standing()[number]
+    assert not attack(target, trials=600 if target.noise == "discrete" else 2000).broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dp-fl", "amp", "dp-svm-smo", "gradient-perturbation"])
+def test_baselines_can_be_audited(method: str) -> None:
+    options = {"dp-fl": {"epochs": 2, "batch_size": 1}}.get(method, {})
+    target = Target(method, Federation(1, 4, 1, 2, Privacy(4.0, 0.01)), "float", options)
+    assert not attack(target, trials=300).broken
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train_distributed", "audit", *arguments])
+        code = run_command(_parse)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+QUICK = ["--method", "class-sums", "--noise", "float", "--users", "1", "--epsilon", "8"]
+
+
+def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> None:
+    code, printed, error = call(*QUICK, "--trials", "60", "--out", "good")
+    assert (code, error) == (0, "")
+    assert "0 of 1 promises broken at 99.99 % confidence each" in printed
+    assert printed.startswith((tmp_path / "good" / "table.txt").read_text().rstrip())
+    saved = json.loads((tmp_path / "good" / "audit.json").read_text())
+    assert saved["audits"][0]["claim"] == {"epsilon": 8.0, "delta": 1e-5, "gaussian": True}
+    right = summation.gaussian
+    monkeypatch.setattr(summation, "gaussian", lambda size, std, g: right(size, std / 5, g))
+    code, printed, _ = call(*QUICK, "--trials", "60", "--out", "bad")
+    assert code == 1
+    assert "BROKEN" in printed
+    assert json.loads((tmp_path / "bad" / "audit.json").read_text())["broken"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--trials", "3"], "trials must be >= 8, got 3"),
+        (["--confidence", "1"], "confidence must be in (0, 1), got 1"),
+        (["--epsilon", "inf"], "epsilon must be finite for an audit, got inf"),
+        (["--epsilon", "0"], "epsilon must be > 0, got 0"),
+        (["--users", "0"], "users must be >= 1, got 0"),
+        (["--rows", "0"], "rows must be >= 1, got 0"),
+        (["--features", "0"], "features must be >= 1, got 0"),
+        (["--releases", "0"], "releases must be >= 1, got 0"),
+        (["--group-size", "9"], "group_size must be <= 3"),
+        (["--method", "non-private-svm"], "method"),
+        (["--method", "svm", "--l2-reg", "0"], "l2_reg must be finite and > 0, got 0"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(call, tmp_path, change, message) -> None:
+    code, _, error = call(*QUICK, *change)
+    assert code == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert not list(tmp_path.iterdir())

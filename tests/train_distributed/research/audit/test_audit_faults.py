@@ -1,0 +1,184 @@
+"""The audit finds every planted fault, and the same configuration without it passes.
+
+Each fault has a configuration in which it matters most: few honest users, a last batch of one
+record, others whose models lie on the ball. The guarantee is claimed as before; only the code that
+is to keep it is broken. Noise is drawn afresh, so trials are as many as it takes for what is proven
+to lie five standard deviations beyond the promise.
+"""
+
+import importlib
+import math
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embed import transform as embed_transform
+from heads import project_ball, sgd
+from train_distributed import (
+    Privacy,
+)
+from train_distributed.one_shot import summation
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.summation import FloatSum
+from train_distributed.privacy import guarantee
+from train_distributed.research.audit import (
+    Federation,
+    Target,
+    attack,
+)
+
+PROMISE = Privacy(8.0, 1e-6)
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+class Fault(NamedTuple):
+    plant: Plant
+    target: Target
+    trials: int
+
+
+def half_the_noise(patch: pytest.MonkeyPatch) -> None:
+    right, right_discrete = summation.gaussian, summation.add_noise
+    patch.setattr(summation, "gaussian", lambda size, std, g: right(size, std / 2, g))
+    patch.setattr(
+        summation, "add_noise", lambda words, stds, draw: right_discrete(words, stds / 2, draw)
+    )
+
+
+def no_clip(patch: pytest.MonkeyPatch) -> None:
+    def only_constant(x, clip_norm, constant=1.0, *, dtype=None):
+        return functional.pad(x.to(dtype), (1, 0), value=constant)
+
+    patch.setattr(embed_transform, "add_constant_and_clip", only_constant)
+
+
+def short_batch_over_its_own_size(patch: pytest.MonkeyPatch) -> None:
+    right = sgd._Schedule._rates
+
+    def rates(self, epoch, batch, batches):
+        shrink, rate = right(self, epoch, batch, batches)
+        own = min(self.batch_size, self.n - batch * self.batch_size)
+        return shrink, rate * (self.batch_size / own)
+
+    patch.setattr(sgd._Schedule, "_rates", rates)
+
+
+def projection_after_the_noise(patch: pytest.MonkeyPatch) -> None:
+    """Every user projects its noised model to the radius, as the published code does."""
+    dim, classes = 2, 2  # of PROJECTED
+
+    def add(self: FloatSum, users: Tensor, submissions: Tensor) -> None:
+        noised = submissions + self.local_std * torch.randn(
+            submissions.shape, generator=self.generator, dtype=torch.float64
+        )
+        models = noised.unflatten(1, (dim, classes)) / PROJECTED.federation.rows
+        projected = project_ball(models, PROJECTED.options["radius"], (-2,))
+        self._sum += (projected * PROJECTED.federation.rows).flatten(1).sum(0)
+
+    patch.setattr(FloatSum, "add", add)
+    patch.setattr(FloatSum, "total", lambda self: self._sum)
+
+
+def same_seed_twice(patch: pytest.MonkeyPatch) -> None:
+    """Noise of the second release from the seed of the first."""
+    releases = iter(range(10**9))
+    first = secrets.randbits(40)
+    patch.setattr(
+        importlib.import_module("train_distributed.one_shot.release"),
+        "system_generator",
+        lambda: torch.Generator().manual_seed(first + next(releases) // 2),
+    )
+
+
+def one_composition(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlindAveraging, "compositions", property(lambda self: 1))
+
+
+def share_of_the_survivors(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        guarantee, "honest_users", lambda users, share, least=None: math.floor(share * least)
+    )
+
+
+def federation(users: int = 1, rows: int = 2, classes: int = 2, **more) -> Federation:
+    return Federation(users, rows, more.pop("features", 1), classes, PROMISE, **more)
+
+
+PROJECTED = Target(
+    "svm",
+    Federation(40, 2, 1, 2, Privacy(8.0, 1e-6, honest_fraction=1.0)),
+    "float",
+    {"l2_reg": 20.0, "radius": 0.04},
+)
+SHORT_BATCH = {"solver": "sgd", "epochs": 1, "batch_size": 8, "l2_reg": 20.0}
+FAULTS = {
+    "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 500),
+    "no clip": Fault(no_clip, Target("class-sums", federation(), "float"), 150),
+    "short batch over its own size": Fault(
+        short_batch_over_its_own_size,
+        Target("svm", federation(rows=9), "float", SHORT_BATCH),
+        150,
+    ),
+    "seed reused": Fault(
+        same_seed_twice, Target("class-sums", federation(), "float", releases=2), 180
+    ),
+    "one composition for ten classes": Fault(
+        one_composition, Target("svm", federation(classes=10), "float", {"l2_reg": 20.0}), 150
+    ),
+    "noise for t times the survivors": Fault(
+        share_of_the_survivors,
+        Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
+        400,
+    ),
+}
+LONG_FAULTS = {
+    "projection after the noise": Fault(projection_after_the_noise, PROJECTED, 600),
+    "half the noise, discrete": Fault(
+        half_the_noise, Target("class-sums", federation(), "discrete"), 500
+    ),
+    "half the noise, trained, discrete": Fault(
+        half_the_noise, Target("svm", federation(users=2), "discrete", {"l2_reg": 20.0}), 500
+    ),
+    "short batch over its own size, discrete": Fault(
+        short_batch_over_its_own_size,
+        Target("svm", federation(rows=9), "discrete", SHORT_BATCH),
+        150,
+    ),
+    "one composition for ten classes, discrete": Fault(
+        one_composition, Target("svm", federation(classes=10), "discrete", {"l2_reg": 20.0}), 150
+    ),
+    "noise for t times the survivors, discrete": Fault(
+        share_of_the_survivors,
+        Target("class-sums", federation(users=20, rows=1, min_survivors=11), "discrete"),
+        400,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(FAULTS[name], name, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG_FAULTS)
+def test_every_fault_is_found_at_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(LONG_FAULTS[name], name, monkeypatch)
+
+
+def check(fault: Fault, name: str, patch: pytest.MonkeyPatch) -> None:
+    right = attack(fault.target, trials=fault.trials)
+    assert not right.broken
+    fault.plant(patch)
+    wrong = attack(fault.target, trials=fault.trials)
+    print(
+        f"{name}: promised {wrong.claim.epsilon:.2f}, {right.epsilon:.2f} without it, "
+        f"{wrong.epsilon:.2f} with it"
+    )
+    assert wrong.claim.epsilon == pytest.approx(right.claim.epsilon)
+    assert wrong.broken

@@ -1,0 +1,120 @@
+"""Charter's experiment and the gradient descent it is compared with."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from train_distributed import accounting
+from train_distributed.research.charter import (
+    Distance,
+)
+from train_distributed.research.experiments.charter_rates import cuts, experiment
+from train_distributed.research.experiments.charter_rates.gradient_descent import (
+    private_gradient_descent,
+)
+
+
+def descend(rows, *, epsilon, seed=0, rounds=40):
+    return private_gradient_descent(
+        [(rows, torch.zeros(len(rows)))],
+        Distance(rows.shape[1]),
+        epsilon=epsilon,
+        delta=1e-5,
+        rounds=rounds,
+        gradient_clip=2.0,
+        step=0.5,
+        half_width=1.0,
+        generator=torch.Generator().manual_seed(seed),
+    )[0]
+
+
+def test_descent_without_noise_reaches_the_mean():
+    rows = 0.3 + 0.1 * torch.randn(500, 3, generator=torch.Generator().manual_seed(1)).double()
+    assert torch.allclose(descend(rows, epsilon=math.inf), rows.mean(0), atol=0.01)
+
+
+def test_descent_adds_the_noise_of_its_accounting():
+    rows = torch.zeros(100, 3, dtype=torch.float64)
+    drawn = torch.stack([descend(rows, epsilon=1.0, seed=seed, rounds=1) for seed in range(300)])
+    # One round from 0, step 1/2, clamped never: noise 2 G/N σ(1, 1e-5) times the step.
+    expected = 0.5 * 2 * 2.0 / 100 * accounting.noise_multiplier(1.0, 1e-5)
+    assert drawn.std() == pytest.approx(expected, rel=0.1)
+
+
+def test_slopes_are_those_of_a_power_law():
+    rows = [
+        {"sweep": "rows", "rows": n, "charter": n**-1.5, "charter_secure_sum": 2 / n, "dp_sgd": 1.0}
+        for n in (100, 200, 400)
+        for _ in range(2)
+    ]
+    found = experiment.slope(rows, "rows")
+    assert found["charter"] == pytest.approx([-1.5, 0])
+    assert found["charter_secure_sum"] == pytest.approx([-1, 0])
+    assert found["dp_sgd"] == pytest.approx([0, 0], abs=1e-12)
+
+
+def test_cut_fit_reads_decades_and_dimensions():
+    counts = [
+        {"dimension": d, "digits": n, "cuts": 3 * d * n + 7} for d in (2, 5, 9) for n in range(1, 5)
+    ]
+    fitted = cuts.fit_cuts(counts)
+    assert fitted["per_decade"][5] == pytest.approx(15)
+    assert fitted["per_decade_and_dimension"] == pytest.approx(3)
+
+
+def test_max_affine_has_least_value_zero():
+    value, gradient = cuts.max_affine(4, seed=3)
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        x, other = draw.normal(size=(2, 4))
+        assert value(x) >= 0
+        assert value(other) >= value(x) + gradient(x) @ (other - x) - 1e-12
+
+
+def test_payload_that_differs_from_the_formula_is_counted_out():
+    row = {"charter_bits": 5, "charter_bits_by_formula": 5}
+    row |= {"charter_secure_sum_bits": 64, "charter_secure_sum_bits_by_formula": 63}
+    found = experiment.check_payload([row])
+    assert [found[name]["exactly_as_the_formula"] for name in experiment.CHARTERS] == [1, 0]
+
+
+def test_a_run_measures_the_payload_of_its_formula():
+    small = experiment.Slopes(rows=600, rounds=6, clients=2)
+    row = small._measure("bits", {"bits": 5}, seed=0)
+    assert row["charter_bits"] == row["charter_bits_by_formula"] == 6 * 5 * 5 + 6 * 5
+    assert row["charter_secure_sum_bits"] == 64 * (6 * 5 + 6)
+
+
+def test_an_earlier_run_is_summarised_and_drawn_again(tmp_path):
+    draw = np.random.default_rng(0)
+    risks = []
+    for name, (_, group) in experiment.SWEEPS.items():
+        for change in group:
+            for seed in range(3):
+                at = {"clients": 8, "rows": 3000, "epsilon": 0.5, "rounds": 30, "bits": None}
+                row = {"sweep": name, "seed": seed, **at, **change}
+                for method in ("charter", "charter_secure_sum", "dp_sgd", "not_private"):
+                    row |= {method: draw.uniform(1e-3, 1e-2), f"{method}_bits": 100}
+                    row[f"{method}_bits_by_formula"] = 100
+                risks.append(row)
+    counts = [{"dimension": 2, "digits": n, "cuts": 9 * n} for n in (1, 2)]
+    experiment._write(tmp_path / "risk.csv", risks)
+    experiment._write(tmp_path / "cuts.csv", counts)
+    assert experiment._read(tmp_path / "risk.csv") == risks
+    (tmp_path / "report.json").write_text('{"command": "kept", "slopes": "of old"}')
+    experiment.redraw(tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["command"] == "kept"
+    assert "slopes" not in report
+    assert set(report["slopes_and_their_errors"]) == {"clients", "rows", "epsilon"}
+    assert (tmp_path / "charter.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_the_command_writes_its_files(tmp_path):
+    experiment.Slopes(output=tmp_path / "out", seeds=2).run()
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"risk.csv", "cuts.csv", "report.json", "charter.png"}

@@ -1,0 +1,154 @@
+"""C1, C2, the measured leakage and its error."""
+
+import math
+
+import numpy as np
+import pytest
+
+from train_distributed.research.protection import estimate
+from train_distributed.research.protection.estimate import Recoveries
+from train_distributed.research.protection.intervals import mean_interval
+
+
+def recoveries(rate_per_record, *, clients=3, models=4, attacks=10):
+    """Exactly that many of the attacks recover each record."""
+    found = np.array(
+        [[t < round(rate * attacks) for rate in rate_per_record] for t in range(attacks)]
+    )
+    hits = np.broadcast_to(found, (clients, models, *found.shape)).copy()
+    return Recoveries(hits)
+
+
+NEVER, ALWAYS = recoveries([0.0]), recoveries([1.0])
+
+
+def test_beliefs_are_smoothed_counts_with_a_dummy_for_failures():
+    found = recoveries([1.0, 0.5], attacks=10).beliefs
+    assert found.shape == (3, 4, 3)
+    assert np.allclose(found[0, 0], np.array([10.5, 5.5, 5.5]) / 21.5)
+    assert np.allclose(found.sum(-1), 1)
+
+
+def test_constants_by_hand():
+    held = estimate.constants(recoveries([0.5]), NEVER)
+    p, q = np.array([0.5, 0.5]), np.array([0.0, 1.0])
+    middle = (p + q) / 2
+    js = 0.5 * sum(a * math.log(a / m) for a, m in zip((*p, 1.0), (*middle, 0.75), strict=True))
+    assert held.c1 == pytest.approx(math.sqrt(js))
+    assert held.c2 == pytest.approx((11.0**2 - 1) / 2)  # ξ = ln((5.5/11)/(.5/11)), smoothed
+    assert estimate.constants(ALWAYS, NEVER).c1 == pytest.approx(math.sqrt(math.log(2)))
+
+
+def test_a_uniform_prior_would_make_success_look_private():
+    """Why κ2 is a blind attack: against (1/2, 1/2) a sure recovery leaks far less."""
+    uniform = np.array([0.5, 0.5])
+    assert estimate.root_js(ALWAYS.shares, uniform[None])[0] < 0.6
+    assert estimate.constants(ALWAYS, NEVER).c1 > 0.8
+
+
+def test_leakage_lies_in_its_interval_and_grows_with_success():
+    values = []
+    for rate in (0.0, 0.1, 0.3, 0.5, 0.8, 1.0):
+        found = estimate.leakage(recoveries([rate]), NEVER)
+        assert 0 <= found.low <= found.value <= found.high <= math.sqrt(math.log(2)) + 1e-12
+        assert found.rate_low <= rate <= found.rate_high
+        values.append(found.value)
+    assert values == sorted(values)
+    assert values[0] == 0
+    assert estimate.leakage(NEVER, NEVER).low == 0
+
+
+def test_the_bounds_of_leakage_hold_however_clients_and_records_differ():
+    """|p - q|/√2 <= mean √JS <= g(p + q) at exact rates; g cannot be the coins' own curve."""
+    draw, bends = np.random.default_rng(0), 0
+    for _ in range(2000):
+        clients, records = draw.integers(1, 5, size=2)
+        shape = draw.choice([0.05, 0.3, 1.0, 5.0], size=records + 1)
+        p = draw.dirichlet(shape, clients)
+        q = draw.dirichlet([0.05] * records + [draw.choice([0.1, 3.0])], clients)
+        value = estimate.root_js(p, q).mean()
+        attack, blind = 1 - p[:, -1].mean(), 1 - q[:, -1].mean()
+        assert abs(attack - blind) / math.sqrt(2) <= value + 1e-12
+        assert value <= estimate._concave(min(1.0, attack + blind)) + 1e-12
+        coin = estimate.root_js(np.array([attack, 1 - attack]), np.array([blind, 1 - blind]))
+        bends += value > coin + 1e-3
+    assert bends > 10
+
+
+def test_no_success_on_few_models_does_not_certify_a_small_budget():
+    few, many = (recoveries([0.0], models=m) for m in (2, 400))
+    assert estimate.leakage(few, few).meets(0.2) == "open"
+    assert estimate.leakage(many, many).meets(0.2) == "yes"
+    assert estimate.leakage(recoveries([1.0], models=20), many).meets(0.2) == "no"
+
+
+@pytest.mark.parametrize("kind", ["coins", "rare", "narrow", "wide"])
+def test_the_interval_covers_the_mean_it_was_drawn_from(kind):
+    """95 %, so at most 5 % of 100 miss, three standard errors allowed."""
+    draw, missed, widths = np.random.default_rng(0), 0, []
+    for _ in range(100):
+        values, mean = {
+            "coins": (draw.random(30) < 0.3, 0.3),
+            "rare": (draw.random(30) < 0.02, 0.02),
+            "narrow": (draw.beta(30, 70, size=30), 0.3),
+            "wide": (draw.beta(0.1, 0.9, size=30), 0.1),
+        }[kind]
+        low, high = mean_interval(values.astype(float), 0.95)
+        missed += not low <= mean <= high
+        widths.append(high - low)
+    assert missed <= 100 * 0.05 + 3 * math.sqrt(100 * 0.05 * 0.95)
+    assert np.mean(widths) < {"coins": 0.5, "rare": 0.3, "narrow": 0.2, "wide": 0.4}[kind]
+
+
+def test_the_interval_at_its_ends():
+    for n in (1, 5, 60):
+        low, high = mean_interval(np.zeros(n), 0.95)
+        exact = 1 - 0.025 ** (1 / n)  # Clopper and Pearson's, the shortest there is
+        assert low == 0
+        assert exact <= high < exact + 0.15
+        assert mean_interval(np.ones(n), 0.95) == pytest.approx((1 - high, 1.0))
+
+
+def test_repeated_attacks_on_one_model_do_not_narrow_the_interval():
+    once, often = recoveries([0.5], attacks=2), recoveries([0.5], attacks=200)
+    assert once.interval() == often.interval()
+    blind = Recoveries(often.hits, shared=False)
+    assert np.ptp(blind.interval()) < np.ptp(often.interval())
+
+
+def test_root_js_against_its_definition():
+    from scipy.spatial.distance import jensenshannon
+
+    generator = np.random.default_rng(0)
+    p, q = generator.dirichlet(np.ones(5), 20), generator.dirichlet(np.ones(5), 20)
+    expected = [jensenshannon(a, b) for a, b in zip(p, q, strict=True)]
+    assert np.allclose(estimate.root_js(p, q), expected)
+    apart = estimate.root_js(np.array([1.0, 0]), np.array([0, 1.0]))
+    assert apart == pytest.approx(math.sqrt(math.log(2)))
+
+
+def test_theorem_7_1():
+    e = 0.1
+    expected = math.sqrt(1.1 * math.log(1.1 / 0.9) / 2 + (e + math.log(1 / 0.9)) / 2)
+    assert estimate.theorem_7_1(e) == pytest.approx(expected)
+    few = recoveries([0.5], attacks=2)
+    assert math.isinf(estimate.c1_error(few))  # 8 attacks: vacuous
+    many = recoveries([0.5], models=200, attacks=200)
+    relative = math.sqrt(3 * math.log(4 / 0.05) / (40_000 * 0.5))
+    assert estimate.c1_error(many) == pytest.approx(estimate.theorem_7_1(relative), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Recoveries(np.zeros((1, 1, 1), bool)), "hits must be non-empty boolean"),
+        (lambda: Recoveries(np.zeros((1, 1, 0, 1), bool)), "hits must be non-empty boolean"),
+        (lambda: mean_interval(np.zeros(0), 0.95), r"values must be in \[0, 1\], at least one"),
+        (lambda: mean_interval(np.array([1.1]), 0.95), r"values must be in \[0, 1\]"),
+        (lambda: mean_interval(np.zeros(2), 1.0), r"confidence must be in \(0, 1\), got 1"),
+        (lambda: estimate.theorem_7_1(1.0), r"relative must be in \[0, 1\), got 1"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,177 @@
+"""The attacker on heads and on images."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.sources import open_images
+from train_distributed.commands.demo import pixel_digits
+from train_distributed.commands.run import TransformOptions
+from train_distributed.research.protection import rates
+from train_distributed.research.protection.data import head_federation, image_federation
+from train_distributed.research.protection.inversion import Observation, invert, rank_one
+from train_distributed.research.protection.mechanisms import (
+    Compression,
+    Randomisation,
+    Unprotected,
+    View,
+)
+from train_distributed.research.protection.models import HeadSurface, NetworkSurface
+from train_distributed.research.protection.similarity import Similarity
+
+COSINE = Similarity("cosine", 0.9)
+
+
+def rows(n, dim, seed=0, classes=10):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    return x / x.norm(dim=1, keepdim=True), torch.randint(classes, (n,), generator=generator)
+
+
+def seen(gradient, start):
+    return Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("client", range(20))
+def test_one_gradient_of_a_head_gives_the_record_away(client):
+    """Must-show a: through a real update w' = w − step · gradient, as float64 and as float32."""
+    surface = HeadSurface(768, 10)
+    x, y = rows(1, 768, seed=client)
+    generator = torch.Generator().manual_seed(client)
+    start, step = surface.start(generator), 2.0
+    updated = start - step * surface.gradient(start, x, surface.one_hot(y))
+    everything = torch.ones_like(updated, dtype=torch.bool)
+    guess = invert(
+        surface, Observation.of(View((0,), updated, everything), start, step), 1, generator
+    )
+    assert float((guess.x - x).norm() / x.norm()) <= 1e-5
+    assert torch.equal(guess.labels, y)
+    view = Unprotected().views(updated[None], None)["message"][0]
+    guess = invert(surface, Observation.of(view, start, step), 1, generator)
+    assert float((guess.x - x).norm() / x.norm()) <= 1e-5
+    assert torch.equal(guess.labels, y)
+
+
+def test_the_server_recovers_w_from_the_update():
+    start = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradient, step = torch.arange(7.0).double(), 0.5
+    view = View((0,), start - step * gradient, torch.ones(7, dtype=torch.bool))
+    found = Observation.of(view, start, step)
+    assert torch.allclose(found.gradient, gradient)
+    assert torch.allclose(view.values + step * found.gradient, start)
+
+
+def test_sparse_messages_are_completed_and_noise_defeats_the_attack():
+    surface = HeadSurface(200, 10)
+    x, y = rows(1, 200)
+    generator = torch.Generator().manual_seed(0)
+    start = surface.start(generator)
+    updated = start - surface.gradient(start, x, surface.one_hot(y))
+
+    def similarity(mechanism):
+        view = mechanism.views(updated[None], torch.Generator().manual_seed(1))["message"][0]
+        guess = invert(surface, Observation.of(view, start, 1.0), 1, generator)
+        return COSINE.of(guess.x[0], x[0])
+
+    assert similarity(Compression(0.7)) > 0.999
+    assert similarity(Compression(0.02)) < 0.5
+    assert similarity(Randomisation(0.003**2)) > 0.99
+    assert similarity(Randomisation(1.0)) < 0.5
+    assert similarity(Compression(0.0)) == 0
+
+
+def test_a_batch_of_four_is_recovered_inside_the_gradients_column_space():
+    surface = HeadSurface(60, 10)
+    found = []
+    for seed in range(4):
+        x, y = rows(4, 60, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        start = surface.start(generator)
+        gradient = surface.gradient(start, x, surface.one_hot(y))
+        guess = invert(surface, seen(gradient, start), 4, generator)
+        found += COSINE.recovered(guess.x, x).tolist()
+    assert np.mean(found) >= 0.5
+
+
+def test_gradients_agree_with_autograd():
+    surface = HeadSurface(9, 4)
+    x, y = rows(5, 9, classes=4)
+    start = surface.start(torch.Generator().manual_seed(0))
+    general = super(HeadSurface, surface).gradient(start, x, surface.one_hot(y))
+    assert torch.allclose(surface.gradient(start, x, surface.one_hot(y)), general, atol=1e-14)
+    r = general.view(10, 4)
+    assert torch.allclose(surface.bias(general), r[0])
+    assert (rank_one(surface, seen(general, start)).x.shape) == (1, 9)
+
+
+def test_an_image_is_recovered_from_an_untrained_network():
+    pytest.importorskip("skimage")
+    surface = NetworkSurface(1, 12, 10)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(1, 1, 12, 12, dtype=torch.float64)
+    x[..., 3:9, 5:8] = torch.rand(6, 3, generator=generator, dtype=torch.float64)
+    y = torch.tensor([7])
+    start = surface.start(generator)
+    gradient = surface.gradient(start, x, surface.one_hot(y))
+    guess = invert(surface, seen(gradient, start), 1, generator)
+    assert guess.labels.item() == 7
+    assert Similarity("ssim", 0.9).of(guess.x[0], x[0]) > 0.9
+    noise = torch.randn(gradient.shape, generator=generator, dtype=torch.float64)
+    blurred = invert(surface, seen(gradient + 10 * noise, start), 1, generator)
+    assert Similarity("ssim", 0.9).of(blurred.x[0], x[0]) < 0.9
+
+
+def test_the_networks_size():
+    assert NetworkSurface(1, 28, 10).parameters == 312 + 2 * 3612 + 5890
+    assert NetworkSurface(3, 32, 10).parameters == 912 + 2 * 3612 + 7690
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -0.1, 1.5, float("nan")])
+def test_a_threshold_outside_the_unit_interval_is_refused(threshold):
+    with pytest.raises(ValueError, match=r"threshold must be in \(0, 1\), got"):
+        Similarity("ssim", threshold)
+
+
+def test_similarities():
+    pytest.importorskip("skimage")
+    x = torch.rand(1, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert Similarity("ssim", 0.5).of(x, x) == pytest.approx(1)
+    assert Similarity("psnr", 0.5).of(x, x) == 1
+    assert Similarity("psnr", 0.5).of((x + 0.1).clamp(0, 1), x) == pytest.approx(0.4, abs=0.02)
+    assert Similarity("cosine", 0.5).of(torch.ones(3), torch.tensor([1.0, 0, 0])) == pytest.approx(
+        3**-0.5
+    )
+    assert Similarity("cosine", 0.5).of(torch.full((3,), float("nan")), torch.ones(3)) == -1
+    with pytest.raises(ValueError, match="batch must be >= 1, got 0"):
+        invert(
+            HeadSurface(2, 2), seen(torch.zeros(6).double(), torch.zeros(6)), 0, torch.Generator()
+        )
+
+
+@pytest.mark.slow
+def test_digits_are_recovered_from_single_gradients_of_untrained_networks(reference_data):
+    """Must-show b: 20 writers' digits, a random start each."""
+    pytest.importorskip("skimage")
+    images = open_images(str(reference_data / "data" / "mnist_writers.npz"))
+    federation = image_federation(
+        images, batch=1, step=0.1, rounds=1, clients=20, rows=500, test_rows=500, seed=0
+    )
+    found = rates.success(federation, Similarity("ssim", 0.9), attacks=1, rounds=0, seed=0)
+    assert found.found.hits.size == 20
+    assert found.found.rate >= 0.9
+
+
+def test_rates_of_batches_are_between_none_and_all(tmp_path):
+    public, private = pixel_digits()
+    transform = TransformOptions(components=16).fit(public)
+    federation = head_federation(
+        private, public, transform, clients=3, rows=20, batch=1, step=1.0, rounds=1, seed=0
+    )
+    similarity = Similarity("cosine", 0.9)
+    single = rates.success(federation, similarity, attacks=2, rounds=0, seed=0)
+    assert single.found.rate == 1
+    eight = rates.success(replace(federation, batch=8), similarity, attacks=1, rounds=0, seed=0)
+    assert eight.found.hits.shape == (3, 1, 1, 8)
+    assert 0 <= eight.found.rate < 1

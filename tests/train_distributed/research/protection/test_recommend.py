@@ -1,0 +1,200 @@
+"""The meta-algorithm, the Pareto front, the federation and the command."""
+
+import json
+import signal
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from pretrain.command import run_command
+from train_distributed.__main__ import _parse
+from train_distributed.commands.demo import pixel_digits
+from train_distributed.commands.run import TransformOptions
+from train_distributed.research.protection import exact_sums
+from train_distributed.research.protection import mechanisms as protect
+from train_distributed.research.protection.closed_forms import Compression, Constants, Paillier
+from train_distributed.research.protection.data import head_federation
+from train_distributed.research.protection.estimate import Leakage
+from train_distributed.research.protection.measure import Laboratory, Measurement
+from train_distributed.research.protection.recommend import (
+    Candidate,
+    Preference,
+    by_formula,
+    by_measurement,
+    pareto,
+)
+from train_distributed.research.protection.similarity import Similarity
+from train_distributed.research.protection.study import Settings, deploy
+
+
+def point(mechanism, parameter, leaked, loss, megabits, high=None):
+    held = Leakage(leaked, leaked, leaked if high is None else high, 0.0, 0.0, 0.0)
+    return Measurement(
+        mechanism, parameter, held, 1 - loss, loss, 0.0, 1e6, 1.0, megabits, 10 * megabits
+    )
+
+
+def test_the_cheapest_point_wins_and_compression_may_go_below_rho_star():
+    held = Constants(0.5, 1.0)
+    optimum = held.solve(0.5, Compression(100))
+    others = tuple(point("compression", r, 0.1, 1 - r, -10 * (1 - r)) for r in (0.995, 0.5, 0.1))
+    compression = Candidate(optimum, point("compression", 0.99, 0.5, 0.01, -0.1), others)
+    paillier = Candidate(held.solve(0.5, Paillier(100, 1.0)), point("paillier", 2048, 0, 0, 9), ())
+    both = (compression, paillier)
+    chosen = [by_formula(both, Preference(*p)) for p in ((1, 0), (1, 0.01), (0.1, 1))]
+    assert [(p.mechanism, p.parameter) for p in chosen if p] == [
+        ("paillier", 2048),
+        ("compression", 0.99),
+        ("compression", 0.1),
+    ]
+    assert 0.995 not in [p.parameter for p in compression.eligible()]  # weaker than ρ*
+    assert by_formula([], Preference(1, 1)) is None
+
+
+def test_measurement_may_overrule_the_formula():
+    leaks = point("compression", 0.9999, 0.8, 0.0, 0.0)
+    hides = point("randomisation", 1.0, 0.1, 0.3, 0.0)
+    unsure = point("paillier", 2048.0, 0.1, 0.0, 5.0, high=0.6)
+    points = [leaks, hides, unsure]
+    assert by_measurement(points, Preference(1, 1), 0.5) is hides
+    assert by_measurement(points, Preference(1, 0.01), 0.7) is unsure
+    assert by_measurement(points, Preference(1, 1), 0.05) is None
+
+
+def test_the_pareto_front_against_its_definition():
+    generator = np.random.default_rng(0)
+    points = [point("none", i, *generator.integers(0, 4, 3).astype(float)) for i in range(60)]
+
+    def axes(p):
+        return np.array([p.leakage.value, p.utility_loss, p.extra_megabits])
+
+    front = pareto(points)
+    for p in points:
+        beaten = any((axes(q) <= axes(p)).all() and (axes(q) < axes(p)).any() for q in points)
+        assert (p in front) == (not beaten)
+    assert 0 < len(front) < 60
+
+
+def test_what_is_deployed_for_a_degenerate_optimum():
+    settings = Settings(0.4, 1e-3, 2048, 3, 1, 6)
+    held = Constants(0.5, 1.0)
+    tiny = held.solve(0.5, Paillier(7690, 8e-4))
+    assert tiny.parameter is not None
+    assert tiny.parameter < 0.05
+    assert deploy(tiny, settings) == exact_sums.Paillier(key_bits=2048)
+    huge = replace(tiny, log_parameter=2100 * np.log(2))
+    assert deploy(huge, settings) == exact_sums.Paillier(key_bits=2112)
+    shares = replace(tiny, mechanism="shares", log_parameter=100.0)
+    with pytest.raises(ValueError, match=r"r\* must be <= .* 64-bit word"):
+        deploy(shares, settings)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    public, private = pixel_digits()
+    transform = TransformOptions(components=32).fit(public)
+    return head_federation(
+        private, public, transform, clients=10, rows=250, batch=1, step=2.0, rounds=60, seed=0
+    )
+
+
+def test_leakage_and_accuracy_both_fall_with_noise(digits):
+    """Must-show d: 8 levels that span both transitions, Spearman <= −.9."""
+    models = tuple(digits.models(10, 5, 0))
+    lab = Laboratory(digits, Similarity("cosine", 0.9), models, 1, 10, 6, 0)
+    levels = np.geomspace(0.2, 6.0, 8) * lab.update_size
+    points = [lab.measure(protect.Randomisation(float(level**2))) for level in levels]
+    leaked = [p.leakage.value for p in points]
+    accuracy = [p.accuracy for p in points]
+    assert max(leaked) > 0.3
+    for fell in (leaked, accuracy):
+        found: Any = spearmanr(levels, fell)
+        assert found.statistic <= -0.9
+
+
+def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
+    lab = Laboratory(digits, Similarity("cosine", 0.9), tuple(digits.models(2, 5, 0)), 1, 10, 1, 0)
+    exact = lab.measure(exact_sums.Shares())
+    plain = lab.measure(protect.Unprotected())
+    assert plain.leakage.rate == 1
+    assert exact.leakage.rate < 1
+    assert abs(exact.utility_loss) < 0.01
+    assert exact.bytes_per_client > plain.bytes_per_client
+    assert (
+        lab.attack(exact_sums.Shares(servers=2)).hits.tolist()
+        == lab.attack(exact_sums.Shares()).hits.tolist()
+    )
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train_distributed", "protect", *arguments])
+        code = run_command(_parse)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+SMALL = ["--rounds", "3", "--seeds", "1", "--models", "2", "--attacks", "2", "--steps", "1"]
+SMALL += ["--components", "3", "--noise-levels", "1", "--clients", "3", "--variance-models", "8"]
+
+
+def test_the_command_recommends_and_draws(call, tmp_path):
+    pytest.importorskip("phe")
+    code, printed, error = call(
+        *SMALL, "--budget", ".3", "--prefer-utility", "1", "--prefer-efficiency", ".1", "--out", "o"
+    )
+    assert (code, error) == (0, "")
+    for words in ("heuristic", "recommended by the formula", "recommended by measurement", "n* ="):
+        assert words in printed
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == [
+        "report.json",
+        "table.txt",
+        "tradeoff.png",
+    ]
+    report = json.loads((tmp_path / "o" / "report.json").read_text())
+    assert [o["mechanism"] for o in report["optima"]] == [
+        "randomisation",
+        "paillier",
+        "shares",
+        "compression",
+    ]
+    assert report["parameters"] == 40
+    assert any(p["pareto"] for p in report["points"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--budget", "-1"], "budget must be finite and >= 0, got -1"),
+        (["--threshold", "1"], "threshold must be in (0, 1), got 1"),
+        (["--key-bits", "1024"], "key_bits must be >= 2048, got 1024"),
+        (["--half-width", "0"], "half_width must be finite and > 0, got 0"),
+        (["--clients", "1"], "clients must be >= 2, got 1"),
+        (["--clients", "2501"], "users must be in [1, 2500]"),
+        (["--batch", "0"], "batch must be >= 1, got 0"),
+        (["--models", "0"], "models must be >= 1, got 0"),
+        (["--prefer-utility", "-1"], "prefer_utility must be finite and >= 0, got -1"),
+        (["--prefer-utility", "0"], "must not both be 0"),
+        (["--embeddings", "x"], "embeddings and public must be given together, got one"),
+        (["--images", "nowhere.npz"], "images must be"),
+        (["--victims", "4"], "victims must be <= 3 clients, got 4"),
+        (["--servers", "1"], "servers must be >= 2, got 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(call, tmp_path, change, message):
+    code, printed, error = call(*SMALL, *change, "--out", "made")
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert error.startswith("error: ")
+    assert message in error
+    assert not list(tmp_path.iterdir())

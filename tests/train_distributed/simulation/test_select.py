@@ -1,0 +1,148 @@
+"""`select` reads public data only; `run` takes its file, for the same promise and public set."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from embed.transform_options import TransformOptions
+from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.run import Run
+from train_distributed.commands.select import Select
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation import rehearsal
+from train_distributed.simulation.choice import ranking
+from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.rehearsal import (
+    Candidates,
+    Federation,
+    balanced_groups,
+    pose_task,
+)
+
+PROMISE = Privacy(2.0, 1e-5, 0.5)
+
+
+def blobs(rows: int, classes: int, seed: int) -> EmbeddingSet:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(rows) % classes
+    x = 2 * np.eye(classes, 12)[labels] + 0.3 * rng.standard_normal((rows, 12))
+    split = (np.arange(rows) % 5 == 0).astype(np.uint8)
+    meta = {"class_names": [str(k) for k in range(classes)]}
+    return EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, split=split, meta=meta)
+
+
+@pytest.fixture
+def public(tmp_path) -> Path:
+    blobs(400, 8, 0).save(tmp_path / "public")
+    return tmp_path / "public"
+
+
+@pytest.fixture
+def chosen(public, tmp_path, capsys) -> Path:
+    Select(public, 10, 16, 4, PROMISE, tasks=1, seeds=1, out=tmp_path / "chosen").run()
+    return tmp_path / "chosen" / "configuration.json"
+
+
+def test_run_takes_the_chosen_file(public, chosen, tmp_path, capsys):
+    blobs(200, 4, 1).save(tmp_path / "private")
+    run = Run(
+        tmp_path / "private",
+        config=chosen,
+        privacy=PROMISE,
+        public=public,
+        scheme="iid",
+        users=10,
+        seed=0,
+        out=tmp_path / "out",
+    )
+    run.run()
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    written = json.loads(chosen.read_text())
+    for name in ("method", "transform_options", "options"):
+        assert report["configuration"][name] == written[name]
+    assert report["epsilon"] == written["privacy"]["epsilon"] == 2.0
+    best = json.loads((chosen.parent / "report.json").read_text())["candidates"]
+    assert best[0]["method"] == written["method"]
+    assert best[0]["accuracy"] == max(c["accuracy"] for c in best)
+    assert len(best) > 50
+
+
+def test_run_refuses_a_file_for_another_promise_public_set_or_beside_options(
+    public, chosen, tmp_path
+):
+    blobs(200, 4, 1).save(tmp_path / "private")
+    blobs(100, 4, 2).save(tmp_path / "other")
+    run = Run(tmp_path / "private", config=chosen, privacy=PROMISE, public=public, seed=0)
+    with pytest.raises(ValueError, match="privacy must be what config was chosen for"):
+        replace(run, privacy=replace(PROMISE, epsilon=3.0)).run()
+    with pytest.raises(ValueError, match="public must be the set config was chosen on"):
+        replace(run, public=tmp_path / "other").run()
+    with pytest.raises(ValueError, match="method must be left out with config, got svm"):
+        replace(run, method="svm").run()
+    with pytest.raises(ValueError, match="options of method and transform must be left out"):
+        replace(run, options=MethodOptions(l2_reg=1.0)).run()
+    with pytest.raises(ValueError, match="options of method and transform must be left out"):
+        replace(run, transform_options=TransformOptions(components=3)).run()
+    chosen.write_text(chosen.read_text().replace("transform_options", "transform"))
+    with pytest.raises(ValueError, match="config must be what select wrote"):
+        run.run()
+
+
+def test_an_infinite_epsilon_survives_the_file(tmp_path):
+    before = Chosen("svm", TransformOptions(components=3), {"l2_reg": 0.1}, Privacy(np.inf, 1e-5))
+    (tmp_path / "c.json").write_text(before.text())
+    assert Chosen.read(tmp_path / "c.json") == before
+
+
+def test_select_refuses_too_few_public_classes_and_empty_federations(public):
+    with pytest.raises(ValueError, match="public must hold at least num_classes = 9 classes"):
+        Select(public, 10, 16, 9, PROMISE).run()
+    with pytest.raises(ValueError, match="users must be >= 1, got 0"):
+        Select(public, 0, 16, 4, PROMISE).run()
+
+
+def test_the_rehearsed_noise_is_that_of_the_whole_federation():
+    scenario = Federation(users=1000, rows_per_user=50, num_classes=10).stand_in(2020)
+    assert (scenario.users, scenario.rows_per_user, scenario.stands_for) == (40, 50, (1000, 50))
+    few = Federation(users=1, rows_per_user=50_000, num_classes=10).stand_in(2020)
+    assert (few.users, few.rows_per_user, few.stands_for) == (1, 2020, (1, 50_000))
+    enough = Federation(users=3, rows_per_user=5, num_classes=10).stand_in(2020)
+    assert (enough.users, enough.rows_per_user) == (3, 5)
+
+
+def test_similar_classes_are_grouped_and_half_are_left_for_the_transform():
+    centres = np.array([[0.0, 0], [10, 0], [0, 10]])
+    rng = np.random.default_rng(0)
+    means = np.concatenate([centres + rng.normal(0, 0.1, (3, 2)) for _ in range(4)])
+    found = balanced_groups(means, 3, 4, np.random.default_rng(1))
+    for k in range(3):
+        assert len(set(found[k::3])) == 1
+    assert set(found) == {0, 1, 2}
+    posed = pose_task(blobs(400, 8, 0), 2, np.random.default_rng(0))
+    assert sorted(posed) == [-1] * 4 + [0, 0, 1, 1]
+    one_each = pose_task(blobs(400, 8, 0), 8, np.random.default_rng(0))
+    assert sorted(one_each) == list(range(8))
+
+
+def test_ranking_takes_the_best_mean_per_epsilon():
+    cells = [
+        Cell(name, "svm", "iid", epsilon, seed, value, {"l2_reg": float(len(name))}, "t")
+        for name, epsilon, values in (("a", 1.0, (0.2, 0.9)), ("bb", 1.0, (0.6, 0.6)))
+        for seed, value in enumerate(values)
+    ]
+    (best,) = ranking(cells).values()
+    assert [choice.setting.label for choice in best] == ["bb", "a"]
+    assert best[1].accuracy == pytest.approx(0.55)
+
+
+def test_candidates_name_only_transforms_that_exist():
+    candidates = Candidates.default(1280)
+    assert {setting.transform for setting in candidates.settings} == set(candidates.transforms)
+    assert len(candidates.settings) >= 200
+    assert {o.components for o in Candidates.default(40).transforms.values()} == {32, 40}
+    assert rehearsal.HEAD_QUANTILE in rehearsal.QUANTILES

@@ -1,0 +1,142 @@
+"""What settings share is what each would have computed alone; seeds pair the noise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.methods import build_method
+from train_distributed.partition import split
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.plan import Plan, Setting
+from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.scenario import Scenario, held_out
+from train_distributed.simulation.shared_training import RowsInMemory, released, totals
+
+TRANSFORM = PublicTransform.identity(3)
+
+
+@pytest.fixture
+def held() -> RowsInMemory:
+    generator = torch.Generator().manual_seed(0)
+    x = TRANSFORM(torch.randn(60, 3, generator=generator))
+    y = torch.randint(3, (60,), generator=generator)
+    sizes = torch.tensor([5, 20, 10, 25])
+    return RowsInMemory(x, y, split(y, 4, "iid", sizes=sizes, generator=generator))
+
+
+def plain_sum(held: RowsInMemory, method) -> torch.Tensor:
+    total = torch.zeros(method.dimension, dtype=torch.float64)
+    for chunk in held.chunks():
+        for user in range(len(chunk.users)):
+            only = torch.arange(len(chunk.users)) == user
+            total += method.submit(chunk.select(only)).sum(0)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [
+        ("class-sums", [{"shrinkage": 0.1}, {"shrinkage": 0.5}]),
+        ("least-squares", [{"public_share": 0.0}, {"alpha": 2.0}]),
+        ("softmax", [{}, {"radius": 0.2}, {"radius": 0.5, "bound": "paper"}]),
+        ("svm", [{"l2_reg": 0.3}, {"l2_reg": 0.3, "radius": 0.4}]),
+        ("softmax", [{"solver": "sgd", "epochs": 3}]),
+    ],
+)
+def test_shared_training_gives_every_users_own_sum(held, name, variants):
+    methods = [build_method(name, TRANSFORM, 3, options) for options in variants]
+    for total, method in zip(totals(held, methods), methods, strict=True):
+        torch.testing.assert_close(total, plain_sum(held, method), rtol=1e-5, atol=1e-6)
+
+
+def test_settings_share_a_training_only_if_it_does_not_see_their_options():
+    def training(**options):
+        return Setting("a", "softmax", "t", options).training
+
+    assert training(radius=1.0, bound="paper") == training() == training(radius=2.0)
+    assert training(l2_reg=0.1) != training(l2_reg=0.2)
+    assert training(solver="sgd", radius=1.0) != training(solver="sgd", radius=2.0)
+
+
+def test_noise_has_the_standard_deviation_of_the_guarantee(held):
+    method = build_method("class-sums", TRANSFORM, 3, {})
+    promise = Privacy(0.5, 1e-5, 0.5)
+    guarantee = Guarantee.of(held.sizes, method, promise)
+    std = guarantee.local_std * math.sqrt(4)
+    seen = {}
+
+    def shown(total, rows, noise_std):
+        seen.update(total=total, rows=rows, std=noise_std)
+        return total
+
+    object.__setattr__(method, "classifier", shown)
+    released(method, torch.zeros(12).double(), guarantee, 60, torch.ones(12))
+    assert seen["rows"] == 60
+    assert seen["std"] == pytest.approx(std)
+    torch.testing.assert_close(seen["total"], torch.full((12,), std, dtype=torch.float64))
+
+
+def blobs(rows: int = 120) -> EmbeddingSet:
+    rng = np.random.default_rng(1)
+    labels = np.arange(rows) % 3
+    return EmbeddingSet(
+        embeddings=(np.eye(3)[labels] + 0.5 * rng.standard_normal((rows, 3))).astype(np.float32),
+        labels=labels,
+        split=(np.arange(rows) % 4 == 0).astype(np.uint8),
+    )
+
+
+def test_rows_that_stand_for_more_users_are_as_good_as_less_noise():
+    scenarios = [Scenario(users=6), Scenario(users=6, stands_for=(600, 15))]
+    plan = Plan(
+        settings=[Setting("a", "class-sums")],
+        scenarios=scenarios,
+        promises=[Privacy(0.02, 1e-5), Privacy(math.inf, 1e-5)],
+        seeds=range(8),
+        num_classes=3,
+    )
+    cells = [c for _, cells in run_jobs(blobs(), {"default": TRANSFORM}, plan) for c in cells]
+    means = {}
+    for cell in cells:
+        means.setdefault((cell.scheme, cell.epsilon), []).append(cell.accuracy)
+    noisy, more = (np.mean(means[scenario.name, 0.02]) for scenario in scenarios)
+    free, same = (np.mean(means[scenario.name, None]) for scenario in scenarios)
+    assert free == same
+    assert noisy + 0.1 < more <= free
+
+
+def test_equal_seeds_give_equal_rows_to_all_schemes():
+    labels = torch.arange(100) % 4
+    drawn = [
+        Scenario(users=5, scheme=scheme, rows_per_user=6).place(
+            labels, None, torch.Generator().manual_seed(3)
+        )[0]
+        for scheme in ("iid", "one-class")
+    ]
+    assert torch.equal(*drawn)
+    assert len(drawn[0].unique()) == 30
+
+
+def test_worlds_refuse_what_they_cannot_place():
+    labels = torch.arange(10) % 2
+    with pytest.raises(ValueError, match=r"users \* rows_per_user must be in \[1, 10\], got 12"):
+        Scenario(users=3, rows_per_user=4).place(labels, None, torch.Generator())
+    with pytest.raises(ValueError, match="embeddings must name their users"):
+        Scenario(users=None, scheme="by-writer").place(labels, None, torch.Generator())
+
+
+def test_folds_of_a_repetition_cover_all_rows_once_and_are_stratified():
+    labels = np.repeat([0, 1, 2], [30, 12, 18])
+    split_of = np.zeros(60, np.uint8)
+    tested = [held_out(labels, split_of, 6, seed)[1] for seed in range(12)]
+    for repetition in (tested[:6], tested[6:]):
+        np.testing.assert_array_equal(np.sort(np.concatenate(repetition)), np.arange(60))
+    for rows in tested:
+        np.testing.assert_array_equal(np.bincount(labels[rows]), [5, 2, 3])
+    assert not np.array_equal(tested[0], tested[6])
+    with pytest.raises(ValueError, match="folds must be >= 2, got 1"):
+        held_out(labels, split_of, 1, 0)

@@ -1,0 +1,1 @@
+"""What a user types: one dataclass per command, its checks, directories and printing."""

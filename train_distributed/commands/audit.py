@@ -1,0 +1,123 @@
+"""`python -m train_distributed audit`: is more learned from a release than it promises?"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pretrain.output import default_directory, new_directory, refuse_existing
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.provenance import provenance
+from train_distributed.one_shot.release import Noise
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research.audit.attack import Finding, attack
+from train_distributed.research.audit.configurations import standing
+from train_distributed.research.audit.target import Target
+from train_distributed.research.audit.worst_case import Federation
+from train_distributed.research.baselines.learn import PrivateMethodName
+
+BROKEN = 1  # exit code
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Attack whole releases with worst-case neighbours; exit 1 if one breaks its promise."""
+
+    method: Literal["all"] | PrivateMethodName = "all"
+    """One method in the configuration that the options below describe, or a standing list of
+    configurations of all methods."""
+    privacy: Privacy = field(default_factory=lambda: Privacy(3.0, 1e-5))
+    options: MethodOptions = field(default_factory=MethodOptions)
+    users: int = 2
+    """w; the dishonest ones' noise is known to the attacker."""
+    rows: int = 3
+    """Rows of every user."""
+    features: int = 2
+    """Numbers in an embedding."""
+    num_classes: int = 2
+    """K."""
+    noise: Noise = "discrete"
+    """Kind of noise."""
+    min_survivors: int | None = None
+    """Fewest users that a sum is opened for; the others drop out."""
+    releases: int = 1
+    """Releases of the same data, the r-th with ε/r; their promises compose."""
+    trials: int = 2000
+    """Releases of either neighbour; of `--method all` three times as many where noise is float."""
+    confidence: float = 0.9999
+    """Of each lower bound: correct code is found broken at most this rarely."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> int:
+        """Prints a line per attack, writes audit.json and table.txt; 1 if a promise is broken.
+
+        Raises:
+            ValueError: a setting out of range.
+            FileExistsError: the directory exists.
+        """
+        out = default_directory("audit") if self.out is None else self.out
+        refuse_existing(out, overwrite=self.overwrite)
+        rows: list[dict[str, Any]] = []
+        lines: list[str] = []
+        for target in self._targets():
+            many = 3 if self.method == "all" and target.noise == "float" else 1
+            finding = attack(target, trials=many * self.trials, confidence=self.confidence)
+            for line in (() if rows else (HEADINGS,)) + (_line(target, finding),):
+                print(line, flush=True)
+                lines.append(line)
+            rows.append(_described(target) | finding.as_dict())
+        broken = sum(row["broken"] for row in rows)
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            result = {**provenance(), "broken": broken, "audits": rows}
+            (partial / "audit.json").write_text(json.dumps(result, indent=1) + "\n")
+            lines.append(
+                f"{broken} of {len(rows)} promises broken at {100 * self.confidence:g} % "
+                "confidence each"
+            )
+            (partial / "table.txt").write_text("\n".join(lines) + "\n")
+        print(f"{lines[-1]}; written: {out}")
+        return BROKEN if broken else 0
+
+    def _targets(self) -> tuple[Target, ...]:
+        if self.method == "all":
+            return standing()
+        if self.releases < 1:
+            raise ValueError(f"releases must be >= 1, got {self.releases}")
+        self.privacy.validate()
+        federation = Federation(
+            self.users,
+            self.rows,
+            self.features,
+            self.num_classes,
+            self.privacy,
+            self.min_survivors,
+        )
+        options = self.options.given()
+        return (Target(self.method, federation, self.noise, options, self.releases),)
+
+
+HEADINGS = (
+    f"{'method':20} {'noise':8} {'users':>5} {'K':>2} {'promised (eps, delta)':>22}  "
+    f"{'eps at least':>12} {'by frequency':>12} {'by curve':>8}  worst pair"
+)
+
+
+def _line(target: Target, finding: Finding) -> str:
+    federation, claim = target.federation, finding.claim
+    curve = "-" if finding.gaussian is None else f"{finding.gaussian:.3f}"
+    promised = f"({claim.epsilon:.4g}, {claim.delta:g})"
+    verdict = "  BROKEN" if finding.broken else ""
+    return (
+        f"{target.method:20} {target.noise:8} {federation.users:5} {federation.num_classes:2} "
+        f"{promised:>22}  {finding.epsilon:12.3f} {finding.clopper_pearson:12.3f} {curve:>8}  "
+        f"{finding.pair}{verdict}"
+    )
+
+
+def _described(target: Target) -> dict[str, Any]:
+    described = asdict(target)
+    described["federation"]["privacy"] = asdict(target.federation.privacy)
+    return described

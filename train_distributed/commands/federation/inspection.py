@@ -1,0 +1,66 @@
+"""`federation status`: what a folder's files say, for people."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from train_distributed.commands.federation.setup import TLS
+from train_distributed.flower.certificates import SERVER, valid_until
+from train_distributed.flower.document import Document, read_document, shown
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.invitation import FEDERATION
+from train_distributed.flower.ledger import read_ledger
+from train_distributed.flower.run_log import LOG, RUNS, STATUS
+
+LAST_LINES = 5
+
+
+def lines_of(folder: Path) -> Iterator[str]:
+    """Line by line: the federation or federations, the last run, the end of its log.
+
+    Raises:
+        ValueError: no folder of `init` or `join`, or a file in it that was changed.
+    """
+    if (folder / FEDERATION).exists():
+        yield from _of_operator(folder)
+    else:
+        yield from _of_party(folder)
+    runs = sorted((folder / RUNS).glob("*/"))
+    if not runs:
+        yield "never started"
+        return
+    yield f"last run: {runs[-1]}"
+    if (runs[-1] / STATUS).exists():
+        yield from _flat(read_document(runs[-1] / STATUS))
+    if (runs[-1] / LOG).exists():
+        last = (runs[-1] / LOG).read_text(errors="backslashreplace").splitlines()[-LAST_LINES:]
+        yield from (f"log: {shown(line)}" for line in last)
+
+
+def _of_operator(folder: Path) -> Iterator[str]:
+    federation = Federation.load(folder / FEDERATION)
+    yield f"federation {federation.digest.hex()}, {federation.protocol}"
+    yield f"{len(federation.users)} users, sums of {federation.minimum} and more"
+    yield f"certificate valid until {valid_until(folder / TLS / SERVER):%Y-%m-%d}"
+
+
+def _of_party(folder: Path) -> Iterator[str]:
+    ledger = read_ledger(folder)
+    for entry in ledger:
+        yield f"federation {entry.digest}: {entry.called}"
+        if entry.user:
+            yield (
+                f"sessions: {entry.used} used, {entry.sessions - entry.used} left; "
+                f"epsilon {entry.spent:g} of {entry.sessions * entry.epsilon:g}"
+            )
+    spent = sum(entry.spent for entry in ledger)
+    yield f"epsilon of all federations of this folder: {spent:g}"
+
+
+def _flat(document: Document) -> Iterator[str]:
+    for name, value in document.values.items():
+        if isinstance(value, dict):
+            yield from (f"{shown(name)}: {shown(k)}: {shown(str(v))}" for k, v in value.items())
+        elif isinstance(value, list):
+            yield from (f"{shown(name)}: {shown(str(each))}" for each in value)
+        else:
+            yield f"{shown(name)}: {shown(str(value))}"

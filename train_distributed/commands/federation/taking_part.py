@@ -1,0 +1,120 @@
+"""`federation start` of a party: everything is checked first, then it answers the operator."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDesk
+from train_distributed.flower.escape import safe
+from train_distributed.flower.federation import Federation
+from train_distributed.flower.invitation import Invitation
+from train_distributed.flower.ledger import check_budget, remember, sessions_used
+from train_distributed.flower.party import read_private
+from train_distributed.flower.run_log import RunLog
+from train_distributed.flower.supernode import Node, serve
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+CARRIER_LOG = "carrier.log"
+MOST_SAID = 100  # refusals that are shown
+
+if TYPE_CHECKING:
+    from train_distributed.commands.federation import Start
+
+
+def take_part(start: "Start") -> int:
+    """Answers the operator until all agreed sessions are over, or it is gone for too long.
+
+    Returns:
+        0: the sessions are over; 1: the operator was gone.
+
+    Raises:
+        ValueError: a file or setting that does not fit; nothing was sent.
+    """
+    assert start.invitation is not None
+    _check_options(start)
+    invitation = Invitation.read(start.invitation, start.digest)
+    federation, keys = invitation.federation, read_private(start.folder)
+    party = invitation.identify(keys, start.folder)
+    if party < FIRST_SERVER:
+        check_budget(start.folder, federation, start.budget)
+    state = remember(start.folder, federation, party)
+    journal = DurableJournal(state)
+    journal.check()
+    log = RunLog.begin(start.folder, "start")
+    with log.told():
+        desk = _Told(_desk(start, invitation, party, keys, journal), log)
+        log.say(f"{federation.call(party)} of federation {federation.digest.hex()[:16]}")
+        log.status(**_status(federation, party, state, "running"))
+        address = start.superlink or invitation.superlink
+        carrier, patience = log.directory / CARRIER_LOG, start.patience
+        node = Node(desk, address, invitation.ca, start.folder, patience, carrier, log.say)
+        code = serve(node)
+    state_of = "over" if code == 0 else "the operator is gone"
+    status = _status(federation, party, state, state_of)
+    log.status(**status)
+    log.say(f"{state_of}: {status['sessions used']} of {status['sessions']} sessions used")
+    return code
+
+
+class _Told:
+    """A desk that says what it refuses, once, to the party whose it is."""
+
+    def __init__(self, desk: Desk, log: RunLog) -> None:
+        self._desk, self._log = desk, log
+        self._said: set[bytes] = set()
+        self.largest_frame, self.poll_seconds = desk.largest_frame, desk.poll_seconds
+        self.over = desk.over
+
+    def answer(self, request: bytes) -> bytes:
+        """The desk's answer."""
+        answer = self._desk.answer(request)
+        self.over = self._desk.over
+        if answer[:1] == REFUSED and answer not in self._said and len(self._said) < MOST_SAID:
+            self._said.add(answer)
+            self._log.say(f"refused what the operator asked: {safe(answer[1:])}")
+        return answer
+
+
+def _desk(
+    start: "Start",
+    invitation: Invitation,
+    party: int,
+    keys: PrivateKeys,
+    journal: DurableJournal,
+) -> Desk:
+    federation = invitation.federation
+    if party >= FIRST_SERVER:
+        if start.embeddings is not None:
+            raise ValueError(f"embeddings must be left out for {federation.call(party)}, got some")
+        return ComputationDesk(federation, party, keys, journal)
+    if start.embeddings is None:
+        raise ValueError(f"embeddings must be given for {federation.call(party)}, got none")
+    from embed import EmbeddingSet
+    from train_distributed.flower.task import ModelTask
+
+    task = ModelTask.of(federation, invitation.transform)
+    encoded = task.encoded(party, EmbeddingSet.open(start.embeddings))
+    return UserDesk(federation, party, keys, lambda: task.noised(encoded), journal)
+
+
+def _status(federation: Federation, party: int, state: Path, what: str) -> dict[str, object]:
+    used = sessions_used(state, federation) if party < FIRST_SERVER else "not counted"
+    return {
+        "state": what,
+        "party": federation.call(party),
+        "federation": federation.digest.hex(),
+        "sessions": federation.sessions,
+        "sessions used": used,
+    }
+
+
+def _check_options(start: "Start") -> None:
+    for name in ("out", "port"):
+        if getattr(start, name) is not None:
+            raise ValueError(f"{name} must be left out with an invitation, got one")
+    if start.budget is not None and not 0 < start.budget < math.inf:
+        raise ValueError(f"budget must be > 0 and finite, got {start.budget}")
+    if not start.patience > 0:
+        raise ValueError(f"patience must be > 0 seconds, got {start.patience}")

@@ -1,0 +1,210 @@
+"""`python -m train_distributed run`: one private model from a directory of embeddings."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.fit import refuse_leak
+from embed.store import TRAIN
+from embed.transform_options import TransformOptions
+from pretrain.output import default_directory, new_directory
+from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.rounds_figure import draw_rounds
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.release import Noise, Release
+from train_distributed.one_shot.users import own_partition
+from train_distributed.partition import Partition, split
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research.baselines import multi_round
+from train_distributed.research.baselines.learn import MethodName, learn
+from train_distributed.research.baselines.task import with_reason
+from train_distributed.research.experiments.frontier_figure import draw_release
+
+Scheme = Literal["own", "iid", "one-class", "dirichlet"]
+BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
+DISCRETE_NUMBERS = 1 << 22  # users x length of a submission: about a minute of exact sampling
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train one differentially private classifier from all users' embeddings."""
+
+    embeddings: Path
+    """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
+    config: Path | None = None
+    """configuration.json of `select`: method and options, for the privacy it was chosen for."""
+    method: MethodName | None = None
+    """What every user submits, sends in every round, or a baseline; least-squares if left out."""
+    privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    public: Path | None = None
+    """Embedding set that is nobody's secret: the transform is fitted on all its rows."""
+    transform: Path | None = None
+    """A transform fitted before (`python -m embed fit-transform`), instead of `public`."""
+    vouch_for_transform: bool = False
+    """Answer for it that `transform`, if it does not say which rows it has seen, has seen no
+    private one; the report says so."""
+    transform_options: TransformOptions = field(default_factory=TransformOptions)
+    options: MethodOptions = field(default_factory=MethodOptions)
+    num_classes: int | None = None
+    """K, where the embedding set names no classes or counted them from the labels that occur."""
+    scheme: Scheme = "own"
+    """Who holds which rows: as the set says, or a simulated partition."""
+    users: int | None = None
+    """Number of simulated users."""
+    concentration: float | None = None
+    """Of a dirichlet partition."""
+    noise: Noise | None = None
+    """`discrete` is for release and the default; `float` is for simulations."""
+    seed: int | None = None
+    """Makes a run reproducible, its noise float, and its model unsuitable for release."""
+    min_survivors: int | None = None
+    """Fewest users that a sum is opened for; all if left out."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> None:
+        """Trains, writes model.safetensors, report.json and privacy.png, prints the report.
+
+        Raises:
+            ValueError: a setting out of range.
+            FileExistsError: the directory exists.
+        """
+        self.privacy.validate()
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
+        out = default_directory("run") if self.out is None else self.out
+        with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
+            self._into(partial)
+        print(f"{'written':22} {out}")
+
+    def _into(self, partial: Path) -> None:
+        settings = self._settings()
+        private = EmbeddingSet.open(self.embeddings)
+        transform = self._transform(private, settings)
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        partition = self._partition(private, generator)
+        released = learn(
+            private,
+            settings.method,
+            self.privacy,
+            transform=transform,
+            num_classes=self.num_classes,
+            partition=partition,
+            noise=self._noise(private, transform, partition.users, settings),
+            generator=generator,
+            min_survivors=self.min_survivors,
+            vouch_for_transform=self.vouch_for_transform,
+            **settings.options,
+        )
+        if self.scheme in BY_LABEL:
+            why = "a simulation: users were given rows by their labels, which no promise covers"
+            released.report.update(with_reason(released.report, why))
+        used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
+        released.report["configuration"] = _jsonable(
+            asdict(self) | used | {"options": settings.options}
+        )
+        self._write(released, partial, settings.method)
+
+    def _settings(self) -> Chosen:
+        """Method, transform and options: as given, or from a configuration file and nowhere else.
+
+        Raises:
+            ValueError: both, or a file that was made for another promise.
+        """
+        if self.config is None:
+            method = self.method or "least-squares"
+            return Chosen(method, self.transform_options, self.options.given(), self.privacy)
+        chosen = Chosen.read(self.config)
+        for name in ("method", "transform"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} must be left out with config, got {getattr(self, name)}")
+        if self.options.given() or self.transform_options != TransformOptions():
+            raise ValueError("options of method and transform must be left out with config")
+        if chosen.privacy != self.privacy:
+            raise ValueError(
+                f"privacy must be what config was chosen for, {chosen.privacy}, got {self.privacy}"
+            )
+        return chosen
+
+    def _transform(self, private: EmbeddingSet, settings: Chosen) -> PublicTransform:
+        if (self.public is None) == (self.transform is None):
+            given = "neither" if self.public is None else "both"
+            raise ValueError(f"exactly one of public and transform must be given, got {given}")
+        if self.transform is None:
+            assert self.public is not None
+            public = EmbeddingSet.open(self.public)
+            if settings.public_hash not in (None, public.content_hash()):
+                raise ValueError(f"public must be the set config was chosen on, got {self.public}")
+            refuse_leak(public, private)
+            return settings.transform_options.fit(public)
+        if settings.transform_options != TransformOptions():
+            raise ValueError(
+                f"options of the transform must be left out with transform, which has its own, "
+                f"got {settings.transform_options}"
+            )
+        return PublicTransform.load(self.transform)
+
+    def _partition(self, private: EmbeddingSet, generator: torch.Generator | None) -> Partition:
+        if self.scheme == "own":
+            for name in ("users", "concentration"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} must be left out for scheme 'own', got {getattr(self, name)}"
+                    )
+            return own_partition(private)
+        labels = torch.from_numpy(private.labels[private.split == TRAIN])
+        if generator is None:
+            generator = torch.Generator()
+            generator.seed()
+        return split(
+            labels,
+            self.users,
+            self.scheme,
+            concentration=self.concentration,
+            generator=generator,
+        )
+
+    def _noise(
+        self, private: EmbeddingSet, transform: PublicTransform, users: int, settings: Chosen
+    ) -> Noise | None:
+        if self.noise is not None:
+            return self.noise
+        if settings.method in multi_round.METHODS:
+            return None
+        if self.seed is not None or settings.method not in METHODS:
+            return "float"
+        classes = self.num_classes or max(2, len(private.meta.get("class_names", ())))
+        method = build_method(settings.method, transform, classes, settings.options)
+        if users * method.dimension > DISCRETE_NUMBERS:
+            raise ValueError(
+                f"noise must be chosen for more than {DISCRETE_NUMBERS} numbers: 'discrete', for "
+                f"release, takes about 16 microseconds each, 'float' is a simulation; "
+                f"got {users} users x {method.dimension}"
+            )
+        return "discrete"
+
+    def _write(self, released: Release, partial: Path, method: str) -> None:
+        released.write(partial)
+        promise = draw_rounds if method in multi_round.METHODS else None
+        draw_release(released.report, partial / "privacy.png", promise)
+        shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+        costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
+        for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
+            if name in released.report:
+                print(f"{name:22} {released.report[name]}")
+
+
+def _jsonable(value: Any) -> Any:
+    """Nested settings with paths and infinities as words."""
+    if isinstance(value, dict):
+        return {name: _jsonable(each) for name, each in value.items()}
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,122 @@
+"""`python -m train_distributed select`: choose method and hyper-parameters on public data alone."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from embed import EmbeddingSet
+from pretrain.output import default_directory, new_directory
+from train_distributed.commands.configuration import Chosen
+from train_distributed.one_shot.provenance import provenance
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.choice import Choice, ranking
+from train_distributed.simulation.rehearsal import Candidates, Federation, rehearse
+
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Select:
+    """Choose method, regularisation, PCA size, whitening and clip bound by simulating the run.
+
+    Only public labelled embeddings are read, so the choice costs no privacy.
+    """
+
+    public: Path
+    """Labelled embedding set that is nobody's secret, of the same encoder; at least as many
+    classes as the private task, better twice as many."""
+    users: int
+    """Number of users w."""
+    rows_per_user: int
+    """Rows of each user n, on average."""
+    num_classes: int
+    """Number of classes K of the private task."""
+    privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    scheme: Literal["iid", "one-class", "dirichlet"] = "iid"
+    """Who is expected to hold which rows."""
+    concentration: float | None = None
+    """Of a dirichlet partition."""
+    tasks: int = 3
+    """Public tasks to rehearse on."""
+    seeds: int = 2
+    """Partitions and noises per task."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> None:
+        """Writes configuration.json, which `run --config` takes, and report.json; prints the best.
+
+        Raises:
+            ValueError: a setting out of range, or too few public classes.
+            FileExistsError: the directory exists.
+        """
+        federation = self._checked()
+        out = default_directory("select") if self.out is None else self.out
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            self._into(partial, federation)
+        print(f"written: {out}")
+
+    def _into(self, partial: Path, federation: Federation) -> None:
+        public = EmbeddingSet.open(self.public)
+        candidates = Candidates.default(public.dim)
+        rehearsals = rehearse(
+            public, [federation], [self.privacy], candidates, tasks=self.tasks, seeds=self.seeds
+        )
+        families = len({setting.training for setting in candidates.settings})
+        total = families * self.tasks * self.seeds
+        bar = tqdm(rehearsals, total=total, unit="job", disable=None, leave=False)
+        (best,) = ranking(cell for _, cells in bar for cell in cells).values()
+        setting = best[0].setting
+        chosen = Chosen(
+            setting.method,
+            candidates.transforms[setting.transform],
+            dict(setting.options),
+            self.privacy,
+            public.content_hash(),
+        )
+        (partial / "configuration.json").write_text(chosen.text())
+        report = {
+            **provenance(),
+            "federation": asdict(federation),
+            "public_hash": public.content_hash(),
+            "private_data_read": False,
+            "candidates": [_described(choice) for choice in best],
+        }
+        (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        print("accuracy of the best candidates on public tasks, not of the private run:")
+        for choice in best[:SHOWN]:
+            setting = choice.setting
+            options = ", ".join(f"{k} {v}" for k, v in setting.options.items())
+            print(
+                f"{100 * choice.accuracy:6.2f} %  {setting.method}, {setting.transform}, {options}"
+            )
+
+    def _checked(self) -> Federation:
+        self.privacy.validate()
+        for name in ("tasks", "seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        federation = Federation(
+            users=self.users,
+            rows_per_user=self.rows_per_user,
+            num_classes=self.num_classes,
+            scheme=self.scheme,
+            concentration=self.concentration,
+        )
+        federation.validate()
+        return federation
+
+
+def _described(choice: Choice) -> dict[str, Any]:
+    setting = choice.setting
+    return {
+        "accuracy": choice.accuracy,
+        "method": setting.method,
+        "transform": setting.transform,
+        "options": dict(setting.options),
+    }

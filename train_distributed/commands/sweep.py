@@ -1,0 +1,162 @@
+"""`python -m train_distributed sweep`: a whole experiment, resumable, as raw rows and a picture."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+from tqdm import tqdm
+
+from embed import EmbeddingSet
+from embed.fit import refuse_leak
+from pretrain.output import default_directory, new_directory, refuse_existing
+from train_distributed.one_shot.provenance import provenance
+from train_distributed.research.experiments.catalogue import EXPERIMENTS, Name
+from train_distributed.research.experiments.checkpoint import Journal, Rows
+from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.figures import draw, tell
+from train_distributed.research.experiments.work import Work
+
+NOTE = (
+    "a simulation with float noise; the best setting under a label is chosen per cell on the test "
+    "rows unless it says 'chosen by select', and that choice costs privacy that is not accounted "
+    "for; cells of one seed share their noise (common random numbers)"
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Compare methods in one of the experiments; a killed sweep continues where it stopped."""
+
+    experiment: tyro.conf.Positional[Name]
+    """frontier: ours as `select` chooses against blind averaging as published. selection: what
+    `select` chooses against the best of a grid. accuracy: against epsilon for several numbers of
+    users. users: against the number of users. groups: heat map for more users and group privacy.
+    central: one user. non-iid: partitions. unequal: local sizes. cost: seconds, memory, bytes.
+    convergence: averaged and global models of two users, and of many."""
+    embeddings: Path | None = None
+    """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
+    public: Path | None = None
+    """Embedding set that is nobody's secret; labelled for frontier and selection."""
+    conditions: Conditions = field(default_factory=Conditions)
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> None:
+        """Writes results.json, table.txt and figure.png; prints the table.
+
+        Raises:
+            ValueError: a setting out of range.
+            FileExistsError: the directory exists.
+        """
+        out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
+        refuse_existing(out, overwrite=self.overwrite)
+        self.conditions.validate()
+        private, public = self._sets()
+        work = EXPERIMENTS[self.experiment](self.conditions, private, public)
+        configuration = self._identity(private, public)
+        journal = Journal(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
+        result = {
+            **provenance(),
+            "experiment": self.experiment,
+            "configuration": configuration,
+            "embeddings": _described(private),
+            "public": _described(public),
+            "num_classes": private and len(private.meta["class_names"]),
+            "simulation": True,
+            "suitable_for_release": False,
+            "note": NOTE,
+            "cells": _finish(work, journal),
+        }
+        text = tell(result)
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            (partial / "results.json").write_text(_dump(result))
+            (partial / "table.txt").write_text(text + "\n")
+            draw(result, partial / "figure.png")
+        journal.path.unlink(missing_ok=True)
+        print(f"{text}\n\nwritten: {out}")
+
+    def _sets(self) -> tuple[EmbeddingSet | None, EmbeddingSet | None]:
+        needed = self.experiment != "convergence"
+        for name in ("embeddings", "public"):
+            given = getattr(self, name)
+            if needed != (given is not None):
+                rule = "given" if needed else "left out"
+                raise ValueError(f"{name} must be {rule} for {self.experiment}, got {given}")
+        if self.embeddings is None or self.public is None:
+            return None, None
+        private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        if not private.meta.get("class_names"):
+            raise ValueError("embeddings must name their classes (meta.json, class_names)")
+        if public.dim != private.dim:
+            raise ValueError(
+                f"public must have {private.dim} columns as embeddings, got {public.dim}"
+            )
+        refuse_leak(public, private)
+        return private, public
+
+    def _identity(
+        self, private: EmbeddingSet | None, public: EmbeddingSet | None
+    ) -> dict[str, Any]:
+        """What must be equal for a sweep to be the same one."""
+        return {
+            "experiment": self.experiment,
+            "embeddings": private and private.content_hash(),
+            "public": public and public.content_hash(),
+            **asdict(self.conditions),
+        }
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw the figure of a sweep again from its results.json."""
+
+    results: tyro.conf.Positional[Path]
+    """The results.json of a sweep, or the directory that holds it."""
+    out: Path | None = None
+    """PNG to write; figure.png beside the results if left out."""
+
+    def run(self) -> None:
+        """Draws, prints the table.
+
+        Raises:
+            ValueError: not the result of a sweep.
+        """
+        path = self.results / "results.json" if self.results.is_dir() else self.results
+        try:
+            result = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"results must be the JSON of a sweep, got: {error}") from error
+        if not isinstance(result, dict) or result.get("experiment") not in EXPERIMENTS:
+            raise ValueError(f"results must be the JSON of a sweep, got another file: {path}")
+        out = path.with_name("figure.png") if self.out is None else self.out
+        text = tell(result)
+        draw(result, out)
+        print(f"{text}\n\nwritten: {out}")
+
+
+def _finish(work: Work, journal: Journal) -> Rows:
+    """All rows of the work, in its order; jobs in the journal are not done again."""
+    done = journal.read()
+    fresh = work.jobs(done)
+    for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
+        journal.append(key, rows)
+        done[key] = json.loads(json.dumps(rows))
+    return work.collect(done)
+
+
+def _described(embeddings: EmbeddingSet | None) -> dict[str, Any]:
+    if embeddings is None:
+        return {}
+    names = ("data", "encoder", "preprocess", "classes", "dropped_rows")
+    return {name: embeddings.meta[name] for name in names if name in embeddings.meta}
+
+
+def _dump(result: dict[str, Any]) -> str:
+    """JSON with a line per cell."""
+    head = {name: value for name, value in result.items() if name != "cells"}
+    cells = ",\n".join("  " + json.dumps(cell) for cell in result["cells"])
+    return json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n{cells}\n ]\n}}\n'

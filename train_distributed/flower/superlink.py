@@ -1,0 +1,131 @@
+"""The operator's process: starts the hub, admits the nodes, runs or resumes one session over it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from train_distributed.flower.clerk import words
+from train_distributed.flower.coordinator import coordinate
+from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.record import CannotResume, Record
+from train_distributed.flower.relay import FlowerRelay, open_relay
+from train_distributed.flower.sandbox import hide_memory
+from train_distributed.flower.status import Log, Status, to_terminal
+from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
+from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.prg import new_seed
+
+JOURNAL, HUB_LOG = "journal", "hub.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What the operator runs, and where."""
+
+    federation: Federation
+    keys: PrivateKeys
+    nodes: tuple[Path, ...]  # node-key.pub of every party
+    certificates: Path  # folder with ca.pem, server.pem, server.key
+    host: str
+    port: int
+    seconds: float  # to come, and to answer each question
+    state: Path  # absolute directory that outlives this process: see `party_state`
+    run: Path  # directory for status.json and the hub's log
+    ready: Callable[[], None] = lambda: None  # called when the nodes may connect
+    say: Callable[[str], None] = to_terminal  # a line per stage
+
+
+def operate(operation: Operation) -> tuple[Opened, Log]:
+    """Runs one session; resumes the one that an earlier process did not finish.
+
+    The sum stays in `operation.state` until `record.settle` forgets it: after a crash, or where the
+    model could not be saved, the same call opens the same sum again.
+
+    Returns:
+        The sum, and what went wrong on the way.
+
+    Raises:
+        ValueError: no sum; the message names who is missing. Nothing is released.
+    """
+    hide_memory()
+    log = Log()
+    operation.run.mkdir(parents=True, exist_ok=True)
+    status = Status(log, operation.run, operation.say)
+    try:
+        journal = DurableJournal(operation.state / JOURNAL)
+        journal.check()
+        with Record(operation.state) as record, _relay(operation) as relay:
+            operation.ready()
+            if not relay.confined:
+                operation.say("no Landlock here: the hub could read this user's files")
+            opened = _session(operation, relay, record, journal, log, status)
+    except (ValueError, OSError) as error:
+        lost = ", ".join(f"{name_of(u)} ({step})" for u, step in sorted(log.missing.items()))
+        refused = "; ".join(log.refused[:20])
+        text = f"{words(error)}; missing: {lost or 'nobody'}; refused: {refused or 'nothing'}"
+        status.outcome(text)
+        raise ValueError(text) from error
+    status.outcome(f"opened: the sum of {len(opened.users)} users")
+    return opened, log
+
+
+def _relay(operation: Operation):
+    folder = operation.certificates
+    config = {
+        "host": operation.host,
+        "port": operation.port,
+        "certificate": str(folder / "server.pem"),
+        "key": str(folder / "server.key"),
+        "largest": operation.federation.largest_frame,
+    }
+    return open_relay(config, operation.nodes, operation.seconds, operation.run / HUB_LOG)
+
+
+def _session(
+    operation: Operation,
+    relay: FlowerRelay,
+    record: Record,
+    journal: DurableJournal,
+    log: Log,
+    status: Status,
+) -> Opened:
+    """The session under way, if there is one, and if it cannot be finished or was none, a new one.
+
+    A session that fails is given up: its nonce is never used again. Where users have spent a ticket
+    on it they will not take part in more than was agreed, and say so. Users by whose fault a
+    session failed are left out of the next one.
+    """
+    excluded = frozenset[int]()
+    while True:
+        resumed = record.session is not None
+        try:
+            return coordinate(
+                operation.federation,
+                new_seed(),
+                operation.keys,
+                journal,
+                relay,
+                log,
+                record=record,
+                status=status,
+                seconds=operation.seconds,
+                exclude=excluded,
+            )
+        except Misbehaviour as error:
+            record.forget()
+            if error.culprits.keys() <= excluded:
+                raise
+            excluded |= error.culprits.keys()
+            for user, what in error.culprits.items():
+                log.refuse(name_of(user), f"left out: {what}")
+            names = ", ".join(name_of(user) for user in sorted(error.culprits))
+            operation.say(f"a new session starts without {names}")
+        except (ProtocolError, CannotResume) as error:
+            record.forget()
+            if not resumed:
+                raise
+            log.missing.clear()
+            log.refuse("operator", f"could not finish session {log.session}: {words(error)}")
+            operation.say("the session that was interrupted cannot be finished; a new one starts")

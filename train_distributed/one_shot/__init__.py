@@ -1,0 +1,1 @@
+"""Many users' rows, one sum, one model and its report; what a user submits."""

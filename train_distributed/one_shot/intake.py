@@ -1,0 +1,232 @@
+"""What must hold of the private rows and the public transform before anything is computed.
+
+Refusals are visible: that a run was refused, and why, shows one bit that may rest on one record (a
+row that is not finite, a label out of range, a row that is public as well). They come before noise
+is drawn, for the set as a whole, and no ε covers them; whoever repairs a set and runs again tells
+nobody else.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.identity import BITS, false_positives, found, row_hashes
+from embed.store import INFERRED, TRAIN
+from train_distributed.partition import Partition
+from train_distributed.privacy.promise import Privacy
+
+NO_ROWS, COMPARED = "none: it is the identity", "hashes of the public rows, compared"
+VOUCHED, UNKNOWN = "unknown, vouched for", "unknown"
+SPLIT = "users that the set names are spread over several users: none is protected as a whole"
+STREAMED = "not compared: users stream in with rows that somebody else has transformed"
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What was found in order, and what makes a model unsuitable for release all the same."""
+
+    report: dict[str, Any]
+    unsuitable: tuple[str, ...] = ()
+
+
+@dataclass
+class _Scan:
+    """One pass over all rows of a set."""
+
+    broken: int = 0  # rows that are not finite
+    first: int = -1
+    value: float = 0.0  # what it holds: nan, inf or -inf
+    shared: int = 0  # finite rows that the transform has seen
+
+
+def admit(
+    embeddings: EmbeddingSet,
+    transform: PublicTransform,
+    num_classes: int | None,
+    *,
+    discrete: bool,
+    vouched: bool = False,
+    class_names: Sequence[str] = (),
+) -> Admission:
+    """Checks a set with its transform, before any work on its rows.
+
+    All rows of the set are compared with those that the transform has seen, test rows too: a set is
+    private as a whole, and an accuracy on rows that the transform knows would flatter it.
+
+    Args:
+        embeddings: the private set.
+        transform: the public transform.
+        num_classes: K as declared; None: as the set itself declares.
+        discrete: the noise is that of a release: what is unsuitable in a simulation is refused.
+        vouched: somebody answers for a transform that does not say which rows it has seen.
+        class_names: on which all users of a federation agreed, in the order of their labels.
+
+    Raises:
+        ValueError: rows that are not finite or that the transform has seen, labels out of range,
+            and under discrete noise classes that nobody declared or a transform of unknown origin.
+    """
+    _check_names(embeddings, class_names)
+    classes = known_classes(embeddings, num_classes)
+    inferred = num_classes is None and not embeddings.declared_classes
+    if inferred and discrete:
+        raise ValueError(
+            "num_classes must be given for discrete noise where the set's classes were counted "
+            f"from the labels that occur, got None and {classes} such classes"
+        )
+    origin = _origin(embeddings, transform, discrete=discrete, vouched=vouched)
+    reasons = {
+        "its classes were counted from the private labels that occur": inferred,
+        "nobody knows which rows the public transform has seen": origin == UNKNOWN,
+    }
+    report = provenance(transform) | {"public_transform": origin}
+    report |= _admit_rows(embeddings, transform)
+    report |= {"classes": INFERRED if inferred else "declared"}
+    return Admission(report, tuple(reason for reason, holds in reasons.items() if holds))
+
+
+def admit_stream(
+    transform: PublicTransform | None, *, discrete: bool, vouched: bool = False
+) -> Admission:
+    """The same for users that stream in: their raw rows are never seen, so nothing is compared.
+
+    Raises:
+        ValueError: under discrete noise, a transform other than the identity, unless vouched for.
+    """
+    if transform is None or transform.is_identity:
+        return Admission({"public_transform": STREAMED})
+    if discrete and not vouched:
+        raise ValueError(
+            "vouch_for_transform must be set for users that stream in already transformed, whose "
+            "rows cannot be compared with the public ones, got False"
+        )
+    unsuitable = () if vouched else ("nobody compared private rows with the public ones",)
+    origin = f"{STREAMED}; vouched for" if vouched else STREAMED
+    return Admission(provenance(transform) | {"public_transform": origin}, unsuitable)
+
+
+def check_partition(partition: Partition, rows: int) -> None:
+    """Raises ValueError unless every one of the rows belongs to exactly one user."""
+    if len(partition.order) != rows:
+        raise ValueError(
+            f"partition must cover the {rows} training rows, got {len(partition.order)}"
+        )
+    if not torch.equal(partition.order.sort().values, torch.arange(rows)):
+        raise ValueError("partition must give every training row to one user, got a row twice")
+
+
+def spread_users(
+    embeddings: EmbeddingSet, partition: Partition, privacy: Privacy
+) -> tuple[str, ...]:
+    """Why a promise for users is none for those that the set names; nothing where it is one."""
+    if embeddings.users is None or privacy.unit != "user":
+        return ()
+    named = embeddings.users[embeddings.split == TRAIN]
+    holder = np.empty(len(named), np.int64)
+    holder[partition.order.numpy()] = np.repeat(np.arange(partition.users), partition.counts)
+    pairs = np.unique(np.stack([named, holder]), axis=1)
+    return (SPLIT,) if pairs.shape[1] > len(np.unique(named)) else ()
+
+
+def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
+    """K, from configuration or class names; from the private labels only where a set says so.
+
+    Raises:
+        ValueError: neither, both and unequal, or a label that is not in [0, K).
+    """
+    declared = len(embeddings.declared_classes)
+    if num_classes is None:
+        counted = len(embeddings.meta.get("class_names", ()))
+        if not counted:
+            raise ValueError("num_classes must be given where the set names no classes, got None")
+        return counted
+    if declared and declared != num_classes:
+        raise ValueError(
+            f"num_classes must be {declared}, the set's class names, got {num_classes}"
+        )
+    outside = embeddings.labels >= num_classes
+    if outside.any():
+        worst = int(embeddings.labels.max())
+        raise ValueError(
+            f"labels must lie in [0, {num_classes}), got {worst} and {int(outside.sum())} outside"
+        )
+    return num_classes
+
+
+def provenance(transform: PublicTransform) -> dict[str, Any]:
+    """How many public rows a transform has seen, and how many were kept from it."""
+    if transform.seen is None:
+        return {}
+    return {"public_rows": len(transform.seen), "public_rows_dropped": transform.dropped}
+
+
+def _origin(
+    embeddings: EmbeddingSet, transform: PublicTransform, *, discrete: bool, vouched: bool
+) -> str:
+    if embeddings.is_compared and transform.is_identity:
+        return NO_ROWS
+    if embeddings.is_compared and transform.seen is not None and len(transform.seen):
+        return COMPARED
+    if vouched:
+        return VOUCHED
+    if discrete:
+        raise ValueError(
+            "transform must say which rows it has seen for discrete noise, and the rows must be "
+            "raw or compared with those (fit it again, or set vouch_for_transform), got neither"
+        )
+    return UNKNOWN
+
+
+def _check_names(embeddings: EmbeddingSet, agreed: Sequence[str]) -> None:
+    declared = embeddings.declared_classes
+    if agreed and declared not in ((), tuple(agreed)):
+        raise ValueError(f"class_names must be {tuple(agreed)} as agreed, got {declared}")
+
+
+def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
+    """Of all rows, what a report says about those that the transform has seen."""
+    if embeddings.dim != len(transform.mean):
+        raise ValueError(
+            f"transform must be of {embeddings.dim} columns, got one of {len(transform.mean)}"
+        )
+    seen = transform.seen if transform.seen is not None and len(transform.seen) else None
+    scan = _scan(embeddings.blocks(), seen)
+    if scan.broken:
+        raise ValueError(
+            f"embeddings must be finite, got {scan.value} in row {scan.first}, the first of "
+            f"{scan.broken} such rows among {len(embeddings)}; nothing is released"
+        )
+    if seen is None:
+        if transform.fitted_on and transform.fitted_on == embeddings.content_hash():
+            raise ValueError("transform must not be fitted on the private rows, got their very set")
+        return {}
+    if scan.shared:
+        raise ValueError(
+            f"transform must not have seen private rows, got {scan.shared} of {len(embeddings)} "
+            f"among its {len(seen)} public ones (`python -m embed exclude` drops them before a "
+            "transform is fitted); nothing is released"
+        )
+    return {
+        "private_rows_compared": len(embeddings),
+        "shared_rows": 0,
+        "row_hash_bits": BITS,
+        "shared_rows_by_chance": false_positives(len(embeddings), len(seen)),
+    }
+
+
+def _scan(blocks: Iterator[np.ndarray], seen: np.ndarray | None) -> _Scan:
+    scan, start = _Scan(), 0
+    for block in blocks:
+        finite = np.isfinite(block).all(1)
+        if not finite.all():
+            if not scan.broken:
+                row = block[finite.argmin()]
+                scan.first, scan.value = start + int(finite.argmin()), row[~np.isfinite(row)][0]
+            scan.broken += int((~finite).sum())
+        elif seen is not None and not scan.broken:
+            scan.shared += int(found(row_hashes(block), seen).sum())
+        start += len(block)
+    return scan

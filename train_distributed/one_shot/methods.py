@@ -1,0 +1,134 @@
+"""The ways to spend the one secure sum, by name."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from embed import PublicTransform
+from heads import HuberSVMHead, LogisticHead, SoftmaxHead
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.private_statistics import ClassSums, LeastSquares
+from train_distributed.one_shot.users import Chunk
+from train_distributed.privacy.guarantee import Reach
+
+HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
+STATISTICS = {"class-sums": ClassSums, "least-squares": LeastSquares}
+METHODS = (*STATISTICS, *HEADS)
+L2_REG = 1.0  # Λ where none is given
+
+
+class Method(Reach, Protocol):
+    """What every user submits, how far a record moves it, what the sum is good for."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """Length D of a submission."""
+        ...
+
+    @property
+    def scale(self) -> float | Tensor:
+        """Factor, or (D,) factors, under which the submission's sensitivity is stated."""
+        ...
+
+    @property
+    def grid_powers(self) -> Tensor | None:
+        """(D,) int: entries are multiples of g**power if rows are multiples of g.
+
+        None: they are not, whatever the rows.
+        """
+        ...
+
+    def validate(self) -> None:
+        """Raises ValueError for a setting out of range."""
+        ...
+
+    def entry_bound(self, n: int) -> float:
+        """Largest |entry| of the scaled submission of a user with n rows."""
+        ...
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, D) float64 submissions, unscaled, without noise."""
+        ...
+
+    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
+        """(d, K) weights from the noised, unscaled sum; `noise_std` per entry of the scaled one."""
+        ...
+
+
+def check_method(method: Method, transform: PublicTransform, num_classes: int) -> None:
+    """Refuses a method whose sensitivity is not that of the rows it is given.
+
+    Args:
+        method: built elsewhere.
+        transform: the one that makes the rows, and that alone clips them.
+        num_classes: K.
+
+    Raises:
+        ValueError: another transform, clip norm, dimension or K; or a method of another kind than
+            those of METHODS, which does not say for which rows it is.
+    """
+    method.validate()
+    if isinstance(method, ClassSums | LeastSquares):
+        stated = method.transform
+        if not stated.same_rows(transform):
+            raise ValueError(
+                "transform must be the method's own, got another one: rows of norm "
+                f"{transform.clip_norm} for a sensitivity stated for {stated.clip_norm}"
+            )
+    elif isinstance(method, BlindAveraging):
+        if (method.head.clip_norm, method.dim) != (transform.clip_norm, transform.dim):
+            raise ValueError(
+                f"method must be made for rows of norm {transform.clip_norm} and {transform.dim} "
+                f"columns, got one for {method.head.clip_norm} and {method.dim}"
+            )
+    else:
+        raise ValueError(
+            f"method must be of ClassSums, LeastSquares or BlindAveraging, got {type(method)}"
+        )
+    if method.num_classes != num_classes:
+        raise ValueError(
+            f"num_classes must be the method's {method.num_classes}, got {num_classes}"
+        )
+
+
+def build_method(
+    name: str, transform: PublicTransform, num_classes: int, options: Mapping[str, Any]
+) -> Method:
+    """The method of this name, with c and a from the transform.
+
+    Args:
+        name: one of METHODS.
+        transform: the public transform that makes the rows.
+        num_classes: K.
+        options: for statistics the fields of `ClassSums` or `LeastSquares`; for heads `l2_reg`,
+            `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
+
+    Raises:
+        ValueError: an unknown name or option, a value out of range.
+    """
+    if name not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
+    try:
+        method = _build(name, transform, num_classes, dict(options))
+    except TypeError as error:
+        raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
+    method.validate()
+    return method
+
+
+def _build(
+    name: str, transform: PublicTransform, num_classes: int, options: dict[str, Any]
+) -> Method:
+    if name in STATISTICS:
+        return STATISTICS[name](num_classes=num_classes, transform=transform, **options)
+    of_head = {"l2_reg": L2_REG} | {
+        key: options.pop(key) for key in ("l2_reg", "radius", "relaxation") if key in options
+    }
+    head = HEADS[name](num_classes=num_classes, clip_norm=transform.clip_norm, **of_head)
+    return BlindAveraging(head=head, dim=transform.dim, **options)

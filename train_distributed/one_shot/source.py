@@ -1,0 +1,112 @@
+"""Where the rows of a release come from: a set of raw ones, or users that stream in."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from embed.store import TRAIN
+from train_distributed.one_shot.intake import (
+    Admission,
+    admit,
+    admit_stream,
+    check_partition,
+    known_classes,
+    spread_users,
+)
+from train_distributed.one_shot.users import Chunk, EmbeddingUsers, Users, own_partition
+from train_distributed.partition import Partition
+from train_distributed.privacy.promise import Privacy
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows come from, and the one transform that clips them."""
+
+    embeddings: EmbeddingSet | None  # None: rows stream in that somebody else has transformed
+    users: Users
+    transform: PublicTransform
+    given: int | None  # K as the caller declares it
+    num_classes: int
+
+    @classmethod
+    def of(
+        cls,
+        rows: EmbeddingSet | Users,
+        transform: PublicTransform | None,
+        partition: Partition | None,
+        given: int | None,
+    ) -> "Source":
+        """The arguments of `release`, filled in.
+
+        Raises:
+            ValueError: two transforms or two partitions, a partition that leaves out a row or gives
+                it to two users, or classes that nobody states.
+        """
+        if type(rows) is EmbeddingUsers:
+            another = transform is not None and not transform.same_rows(rows.transform)
+            if another or partition is not None:
+                raise ValueError("transform and partition must be None for users that have theirs")
+            rows, transform, partition = rows.embeddings, rows.transform, rows.partition
+        if not isinstance(rows, EmbeddingSet):
+            if partition is not None:
+                raise ValueError("partition must be None for a stream of users, which has its own")
+            if given is None:
+                raise ValueError("num_classes must be given for a stream of users, got None")
+            transform = PublicTransform.identity(rows.dim - 1) if transform is None else transform
+            return cls(None, rows, transform, given, given)
+        classes = known_classes(rows, given)
+        transform = PublicTransform.identity(rows.dim) if transform is None else transform
+        partition = own_partition(rows) if partition is None else partition
+        check_partition(partition, int((rows.split == TRAIN).sum()))
+        return cls(rows, EmbeddingUsers(rows, transform, partition), transform, given, classes)
+
+    def admit(self, privacy: Privacy, *, discrete: bool, vouched: bool) -> Admission:
+        """Refuses what no release may rest on; see `intake`."""
+        if self.embeddings is None or not isinstance(self.users, EmbeddingUsers):
+            return admit_stream(self.transform, discrete=discrete, vouched=vouched)
+        admitted = admit(
+            self.embeddings, self.transform, self.given, discrete=discrete, vouched=vouched
+        )
+        spread = spread_users(self.embeddings, self.users.partition, privacy)
+        return replace(admitted, unsuitable=admitted.unsuitable + spread)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every user once, with the rows that the noise rests on.
+
+        Raises:
+            ValueError: users of a stream that break their word, or rows that are not finite.
+        """
+        sizes = self.users.sizes
+        seen = torch.zeros(len(sizes), dtype=torch.bool)
+        for chunk in self.users.chunks():
+            _check_chunk(chunk, sizes, seen)
+            if self.embeddings is None:
+                _check_rows(chunk, self.num_classes)
+            yield chunk
+
+
+def _check_chunk(chunk: Chunk, sizes: Tensor, seen: Tensor) -> None:
+    """Notes the chunk's users in (users,) `seen`; the noise rests on their sizes, once each."""
+    if seen[chunk.users].any() or len(chunk.users.unique()) < len(chunk.users):
+        raise ValueError("users must stream in once each, got one twice")
+    if not torch.equal(chunk.counts, sizes[chunk.users]):
+        raise ValueError("users must hold as many rows as their sizes say, got others")
+    seen[chunk.users] = True
+
+
+def _check_rows(chunk: Chunk, num_classes: int) -> None:
+    """Refuses a user's rows that no `EmbeddingSet` would hold, before any of its noise is drawn."""
+    own = torch.arange(chunk.x.shape[1]) < chunk.counts[:, None]
+    labels = chunk.y[own]
+    if (labels < 0).any() or (labels >= num_classes).any():
+        raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels.max())}")
+    broken = own & ~torch.isfinite(chunk.x).all(2)
+    if broken.any():
+        user = int(chunk.users[broken.any(1)][0])
+        raise ValueError(
+            f"rows must be finite, got {int(broken.sum())} that are not, the first of user {user}; "
+            "nothing is released"
+        )

@@ -1,0 +1,229 @@
+"""The one sum over all users, with every user's share of the noise in it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train_distributed.one_shot.methods import Method
+from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
+from train_distributed.privacy.fixed_point import FixedPoint
+from train_distributed.privacy.float_noise import gaussian
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
+from train_distributed.secure_sum import (
+    SumResult,
+    simulate_sum,
+)
+from train_distributed.secure_sum.simulate import ADVERTISE
+
+GRID_EXPONENTS = range(20, 7, -1)
+EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are whole
+SERVERS = 3
+PROTOCOL = f"additive shares among {SERVERS} servers, all in one process"
+
+
+class Summation(Protocol):
+    """Takes submissions in any order, gives their noised total once."""
+
+    @property
+    def grid(self) -> float | None:
+        """Rows must be multiples of it before they are submitted; None: any rows."""
+        ...
+
+    @property
+    def local_std(self) -> float:
+        """Standard deviation of one user's noise, in scaled units."""
+        ...
+
+    def add(self, users: Tensor, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions of these (u,) users."""
+        ...
+
+    def total(self) -> Tensor:
+        """(D,) float64 scaled, noised."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What to say about the noise and the sum."""
+        ...
+
+
+@dataclass
+class FloatSum:
+    """A simulation in floating point: the users' noises are drawn as the one Gaussian they add to.
+
+    m independent draws of N(0, s²) sum to N(0, m s²), so this is the same distribution. Marked
+    unsuitable for release, as all floating-point noise is.
+    """
+
+    dimension: int
+    local_std: float  # s, of each user's noise in the scaled submission; 0: none
+    generator: torch.Generator
+    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
+    grid: None = None
+    _sum: Tensor = field(init=False)
+    _users: int = 0  # whose noise is in the total
+
+    def __post_init__(self) -> None:
+        self._sum = torch.zeros(self.dimension, dtype=torch.float64)
+
+    def add(self, users: Tensor, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions."""
+        self._sum += submissions.sum(0)
+        self._users += sum(user not in self.bare for user in users.tolist())
+
+    def total(self) -> Tensor:
+        """(D,) float64."""
+        std = self.local_std * self._users**0.5
+        return self._sum + gaussian(self.dimension, std, self.generator) if std else self._sum
+
+    def report(self) -> dict[str, Any]:
+        """The kind of noise."""
+        return {
+            "noise": "float" if self.local_std else "none",
+            "local_noise_std": self.local_std,
+            "bytes_per_user": 8 * self.dimension,
+        }
+
+
+@dataclass
+class Integers:
+    """How submissions become whole numbers with noise, and what their sum means: no sum itself."""
+
+    plan: IntegerRelease
+    code: FixedPoint  # of the scaled submission, or of whole steps where they differ by coordinate
+    grid: float | None  # rows must be multiples of it; None: any rows
+
+    @classmethod
+    def of(cls, method: Method, guarantee: Guarantee, sizes: Tensor) -> "Integers":
+        """The grid, noise and encoding of a method for users of these sizes.
+
+        Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
+        on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around,
+        and where float64 holds every user's own sum exactly: rounding it would move it by more
+        than its sensitivity says.
+
+        Raises:
+            ValueError: the sum could wrap around, or one user's would not be exact.
+        """
+        bound, users = method.entry_bound(int(sizes.max())), guarantee.users
+        if method.grid_powers is None:
+            release = _plan(guarantee, method.dimension, None)
+            return Integers(release, release.fixed_point(bound, users), None)
+        for exponent in GRID_EXPONENTS:
+            grid = 2.0**-exponent
+            steps = (grid ** method.grid_powers.double() * method.scale).numpy()
+            release = _plan(guarantee, method.dimension, steps)
+            finest = float(np.min(steps))
+            try:
+                if bound / finest > EXACT_STEPS:
+                    raise ValueError(
+                        f"rows of a user must sum to at most 2^50 steps, got {bound / finest:.4g}"
+                    )
+                code = FixedPoint(1.0, bound / finest, users, release.local_std / finest)
+            except ValueError:
+                if exponent == GRID_EXPONENTS[-1]:
+                    raise
+                continue
+            return Integers(release, code, grid)
+        raise AssertionError("unreachable: the last grid returns or raises")
+
+    @property
+    def local_std(self) -> float:
+        """Noise of each user, in scaled units."""
+        return self.plan.local_std
+
+    def encode(self, submission: np.ndarray) -> np.ndarray:
+        """(D,) scaled float64 to (D,) uint64, without noise."""
+        if self.grid is None:
+            return self.code.encode(submission)
+        return self.code.encode_exact(np.rint(submission / self.plan.step))
+
+    def decode(self, words: np.ndarray) -> Tensor:
+        """(D,) uint64 sum to (D,) float64 scaled."""
+        decoded = self.code.decode(words)
+        return torch.from_numpy(decoded if self.grid is None else decoded * self.plan.step)
+
+    def report(self) -> dict[str, Any]:
+        """The kind of noise, the grid, and what discreteness costs; nothing about a sum."""
+        return {
+            "noise": "discrete",
+            "local_noise_std": self.local_std,
+            "step": float(np.max(self.plan.step)),
+            "log10_zeta": self.plan.log10_zeta,
+        }
+
+
+@dataclass
+class IntegerSum(Integers):
+    """What is deployed, all in one process: every user's own discrete noise, and one secure sum."""
+
+    parties: int  # w
+    minimum: int  # m_min
+    sampler: NoiseSampler = discrete_gaussian
+    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
+    _sent: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+    _result: SumResult | None = field(default=None, init=False)
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        guarantee: Guarantee,
+        sizes: Tensor,
+        sampler: NoiseSampler = discrete_gaussian,
+    ) -> "IntegerSum":
+        """The sum of `Integers.of` these; see there."""
+        made = Integers.of(method, guarantee, sizes)
+        least = guarantee.min_survivors
+        return cls(made.plan, made.code, made.grid, guarantee.users, least, sampler)
+
+    def add(self, users: Tensor, submissions: Tensor) -> None:
+        """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
+        for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
+            words = self.encode(submission)
+            noisy = user not in self.bare
+            self._sent[user] = (
+                add_noise(words, self.plan.stds_in_steps, self.sampler) if noisy else words
+            )
+
+    def total(self) -> Tensor:
+        """(D,) float64, after protocol A has summed all that was sent."""
+        if self.parties == 1:
+            return self.decode(self._sent[0])
+        silent = np.zeros(self.plan.dimension, np.uint64)
+        vectors = np.stack([self._sent.get(user, silent) for user in range(self.parties)])
+        absent = set(range(self.parties)) - self._sent.keys()
+        self._result = simulate_sum(
+            vectors, "shares", SERVERS, {ADVERTISE: absent}, minimum=self.minimum
+        )
+        return self.decode(self._result.total)
+
+    def report(self) -> dict[str, Any]:
+        """What `Integers` reports, and what was sent.
+
+        Raises:
+            ValueError: there are several users, and no sum of theirs has been taken yet.
+        """
+        if self.parties > 1 and self._result is None:
+            raise ValueError("report must come after total, which sums; got no sum yet")
+        alone = {"secure_sum": "none, a single user", "bytes_per_user": 0}
+        if self._result is None:
+            return super().report() | alone
+        sent = self._result.bytes_per_client
+        return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
+
+
+def _plan(guarantee: Guarantee, dimension: int, steps: np.ndarray | None) -> IntegerRelease:
+    return plan(
+        guarantee.privacy.epsilon,
+        guarantee.privacy.delta,
+        sensitivity=guarantee.joint_sensitivity,
+        honest=guarantee.honest,
+        dimension=dimension,
+        rounded_users=guarantee.touched_users if steps is None else 0,
+        step=steps,
+    )

@@ -1,0 +1,1 @@
+"""From a promise to noise on integers: promises, guarantees, fixed point, discrete Gaussian."""

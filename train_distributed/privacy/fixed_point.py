@@ -1,0 +1,147 @@
+"""Real numbers as 64-bit integers whose sum modulo 2^64 is the true sum.
+
+**No wrap-around.** Let every party submit `round(x / step)` with |x| ≤ bound, plus discrete
+Gaussian noise of standard deviation s = noise_std / step. The rounded values of at most w parties
+sum to at most w (bound/step + 1/2) in absolute value. A discrete Gaussian is sub-Gaussian with
+its own parameter s² (Canonne, Kamath, Steinke 2020, Fact 16), so the noise of m ≤ w parties
+exceeds 12 s w with probability ≤ 2 exp(-(12 s w)² / (2 m s²)) ≤ 2 exp(-72 w) per coordinate. Where
+
+    w (bound/step + 1/2 + 12 s) < 2^63
+
+the integer sum lies in [-2^63, 2^63) except with probability ≤ 2 d exp(-72 w) over d coordinates,
+and then the sum modulo 2^64, read as a signed integer, is the integer sum. Wrap-around would be
+wrong, never less private: reduction modulo 2^64 is post-processing.
+
+**Exactness.** A power-of-two step makes `x / step` and `total * step` exact in float64 (within
+its range), so rounding moves each coordinate by at most half a step and nothing else does.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+HALF_RANGE = 2.0**63
+NOISE_MARGIN = 12  # standard deviations
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """The map between real vectors and their integers modulo 2^64.
+
+    Raises:
+        ValueError: a field out of range, or the sum of all parties could wrap around.
+    """
+
+    step: float  # real size of one integer
+    bound: float  # largest |entry| that a party may encode, same unit as step
+    parties: int  # w, the most vectors that are ever added
+    noise_std: float = 0.0  # of one party's noise, added after encoding; same unit as step
+
+    def __post_init__(self) -> None:
+        for name, value, lowest in (
+            ("step", self.step, math.ulp(0.0)),
+            ("bound", self.bound, 0.0),
+            ("noise_std", self.noise_std, 0.0),
+        ):
+            if not (math.isfinite(value) and value >= lowest):
+                rule = "> 0" if lowest else ">= 0"
+                raise ValueError(f"{name} must be finite and {rule}, got {value}")
+        if self.parties < 1:
+            raise ValueError(f"parties must be >= 1, got {self.parties}")
+        largest = self.largest_sum
+        if not largest < HALF_RANGE:
+            raise ValueError(
+                f"parties * (bound/step + 1/2 + {NOISE_MARGIN} noise_std/step) must be < 2^63, got "
+                f"{largest:.4g} for parties={self.parties}, bound={self.bound}, step={self.step}, "
+                f"noise_std={self.noise_std}"
+            )
+
+    @property
+    def largest_sum(self) -> float:
+        """Below which the sum stays: w (bound/step + 1/2 + 12 noise_std/step), in steps."""
+        margin = self.bound / self.step + 0.5 + NOISE_MARGIN * self.noise_std / self.step
+        return self.parties * margin * (1 + 2.0**-50)
+
+    def encode(self, x: ArrayLike) -> NDArray[np.uint64]:
+        """Rounds to the nearest step.
+
+        Args:
+            x: real vector of any shape, |entry| <= bound.
+
+        Returns:
+            uint64 of the same shape: round(x / step) modulo 2^64.
+
+        Raises:
+            ValueError: an entry beyond the bound or not finite; nothing is ever clipped.
+        """
+        return _words(np.rint(self._in_steps(x)))
+
+    def encode_exact(self, x: ArrayLike) -> NDArray[np.uint64]:
+        """Like `encode`, for values that are whole multiples of the step: no rounding happens.
+
+        Raises:
+            ValueError: as `encode`, or an entry between two steps.
+        """
+        steps = self._in_steps(x)
+        if np.any(np.rint(steps) != steps):
+            between = np.asarray(x, np.float64)[np.rint(steps) != steps].flat[0]
+            raise ValueError(f"x must hold multiples of step={self.step}, got {between}")
+        return _words(steps)
+
+    def decode(self, total: ArrayLike) -> NDArray[np.float64]:
+        """Reads a sum modulo 2^64 as signed integers, in real units.
+
+        Args:
+            total: uint64 of any shape.
+
+        Returns:
+            float64 of the same shape.
+
+        Raises:
+            ValueError: total is not uint64.
+        """
+        words = np.asarray(total)
+        if words.dtype != np.uint64:
+            raise ValueError(f"total must be uint64, got {words.dtype}")
+        return words.view(np.int64).astype(np.float64) * self.step
+
+    def _in_steps(self, x: ArrayLike) -> NDArray[np.float64]:
+        values = np.asarray(x, np.float64)
+        beyond = ~(np.abs(values) <= self.bound)  # also true for nan
+        if np.any(beyond):
+            raise ValueError(
+                f"x must be finite and |x| <= bound={self.bound}, got {values[beyond].flat[0]}"
+            )
+        return values / self.step
+
+
+def towards_zero(x: ArrayLike, step: float) -> NDArray[np.float64]:
+    """Rounds every entry towards zero to a multiple of `step`.
+
+    No norm grows, so a sensitivity proven for rows |x| ≤ c holds for the rounded rows, and sums of
+    them are whole multiples of the step: nothing is charged for rounding (`encode_exact`).
+
+    Args:
+        x: real rows of any shape.
+        step: a power of two, so that quotient and product are exact.
+
+    Raises:
+        ValueError: step is not a power of two, or an entry is not finite.
+    """
+    if not is_power_of_two(step):
+        raise ValueError(f"step must be a power of two, got {step}")
+    values = np.asarray(x, np.float64)
+    if not np.all(np.isfinite(values)):
+        raise ValueError(f"x must be finite, got {values[~np.isfinite(values)].flat[0]}")
+    return np.trunc(values / step) * step
+
+
+def is_power_of_two(step: float) -> bool:
+    """Whether dividing by `step` only moves the exponent."""
+    return math.isfinite(step) and step > 0 and math.frexp(step)[0] == 0.5
+
+
+def _words(steps: NDArray[np.float64]) -> NDArray[np.uint64]:
+    return steps.astype(np.int64).view(np.uint64)

@@ -1,0 +1,108 @@
+"""From a privacy promise to the noise that every user adds."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from heads.rows import SLACK
+from train_distributed import accounting
+from train_distributed.privacy.promise import Privacy, group_sensitivity, honest_users
+
+# By more than double rounding, and than rows that are longer than their bound do: by SLACK as
+# computed, by d 2⁻⁵⁴ more in truth, where the square counts twice; that is for d up to 2¹⁶.
+ROUND_UP = 1 + 4 * SLACK + 2.0**-36
+
+
+class Reach(Protocol):
+    """How far one record, or one user, moves what users submit."""
+
+    @property
+    def compositions(self) -> int:
+        """C equal parts of a submission that a record moves, each by `record_reach`."""
+        ...
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """L2 movement of one part of a scaled submission when one record is replaced."""
+        ...
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        """(users,) the same when all of a user's records are replaced."""
+        ...
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What the noise of one sum is made of; all lengths in scaled, submitted units.
+
+    Everything here is computed from public numbers: sizes, settings, never rows.
+    """
+
+    privacy: Privacy
+    users: int  # w
+    min_survivors: int  # m_min
+    honest: int  # H, certain to be among any m_min survivors
+    compositions: int  # C
+    sensitivity: float  # of one composition, for the stated unit and group
+    noise_multiplier: float  # of one composition; 0: no noise
+
+    @classmethod
+    def of(
+        cls, sizes: Tensor, method: Reach, privacy: Privacy, min_survivors: int | None = None
+    ) -> "Guarantee":
+        """The guarantee of a method for users of these sizes.
+
+        Args:
+            sizes: (users,) n_i, public.
+            method: what is submitted.
+            privacy: the promise.
+            min_survivors: m_min; None: all users.
+
+        Raises:
+            ValueError: no certainly honest user, or a promise out of range.
+        """
+        privacy.validate()
+        users = len(sizes)
+        honest = honest_users(users, privacy.fraction(users), min_survivors)
+        sensitivity = group_sensitivity(
+            method.record_reach(sizes),
+            method.user_reach(sizes),
+            sizes,
+            unit=privacy.unit,
+            group_size=privacy.group_size,
+        )
+        multiplier = accounting.noise_multiplier(
+            privacy.epsilon, privacy.delta, method.compositions
+        )
+        least = users if min_survivors is None else min_survivors
+        return cls(
+            privacy, users, least, honest, method.compositions, sensitivity * ROUND_UP, multiplier
+        )
+
+    @property
+    def joint_sensitivity(self) -> float:
+        """Δ of the whole submission: √C times that of one composition."""
+        return math.sqrt(self.compositions) * self.sensitivity * ROUND_UP
+
+    @property
+    def touched_users(self) -> int:
+        """A: how many users' submissions a neighbour changes at most."""
+        return min(self.privacy.group_size, self.users)
+
+    @property
+    def local_std(self) -> float:
+        """Noise of one user, σ Δ / √H: the honest ones' shares alone suffice (Sec. 5.1)."""
+        return self.noise_multiplier * self.sensitivity / math.sqrt(self.honest) * ROUND_UP
+
+    def report(self) -> dict[str, Any]:
+        """The promise in words and numbers, JSON-ready."""
+        return self.privacy.report() | {
+            "privacy_curve": "gaussian",
+            "honest_fraction": float(self.privacy.fraction(self.users)),
+            "honest_users": self.honest,
+            "min_survivors": self.min_survivors,
+            "compositions": self.compositions,
+            "sensitivity": self.sensitivity,
+            "noise_multiplier": self.noise_multiplier,
+        }

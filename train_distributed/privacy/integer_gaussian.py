@@ -1,0 +1,233 @@
+"""(ε, δ) of a sum of rounded vectors and discrete Gaussian noise: nothing is approximated away.
+
+Setting. User i sends z_i = round(v_i / g) + N_i, N_i ~ N_Z(0, (σ/g_c)²) independent in every
+coordinate c. Neighbouring inputs (replace one record) move Σ v_i by at most Δ in L2 and change the
+vectors of at most A users. g_c is the real size of one integer step of coordinate c, σ the real
+standard deviation of one user's noise. At least H users are honest. Write s_c = σ/g_c,
+q(s) = exp(-2π²s²), θ(s) = 2 Σ_{m≥1} q(s)^(m²), τ = 4 steps, and
+
+    ζ = Σ_c [ 5 Σ_{k=1}^{H-1} exp(-2π² s_c² k/(k+1)) + 5 exp(-2π² τ²) ].
+
+**Theorem.** If the continuous Gaussian mechanism with standard deviation sqrt(Hσ² - τ² max g²) and
+sensitivity Δ + A sqrt(Σ_c g_c²) is (ε, δ), the integer sum is (ε + 2ζ, e^ζ δ).
+
+**Proof.** Poisson summation: Σ_{x∈Z} exp(-(x-a)²/(2s²)) = s sqrt(2π) (1 + ϑ), |ϑ| ≤ θ(s), and
+ϑ = θ(s) for a = 0. Let s ≥ 1/2 below, so q(s) < 0.0072 and θ(s) ≤ 2q/(1 - q³).
+
+1. *Two discrete Gaussians.* Completing the square with 1/ρ² = 1/s² + 1/t²,
+   P[N_Z(0,s²) + N_Z(0,t²) = z] / P[N_Z(0,s²+t²) = z]
+   = (1 + ϑ)(1 + θ(√(s²+t²))) / ((1 + θ(s))(1 + θ(t))), |ϑ| ≤ θ(ρ). It is at most 1 + θ(ρ), since
+   θ falls; and its logarithm is at least ln(1 - θ(ρ)) - θ(s) - θ(t). With s² = ρ²/a and
+   t² = ρ²/(1-a), q(ρ)^(1/a) ≤ a q(ρ) because ln(1/q) ≥ 1, so θ(s) + θ(t) ≤ 2 q(ρ)/(1-q³). Either
+   way |ln ratio| ≤ 5 q(ρ) (Kairouz, Liu, Steinke 2021, Thm 9).
+2. *H of them.* Adding one at a time, ρ² = s² k/(k+1), and by post-processing the bounds add up:
+   the sum of H is within e^{±5 Σ_k q(s sqrt(k/(k+1)))} of N_Z(0, H s²), point by point.
+3. *One discrete Gaussian.* Let R(x) = z with probability ∝ exp(-(z-x)²/(2τ²)): a randomised
+   rounding with R(x + j) = R(x) + j for integers j. For continuous X ~ N(0, S² - τ²), S² = H s²,
+   P[R(X) = z] = ∫ φ(x; S²-τ²) φ(z-x; τ²)/(1 + ϑ) dx, so it is within 1/(1 ± θ(τ)) of φ(z; S²), and
+   P[N_Z(0,S²) = z] = φ(z; S²)/(1 + θ(S)). Hence |ln ratio| ≤ -ln(1-θ(τ)) + θ(S) ≤ 5 q(τ).
+4. *The mechanism.* Coordinates are independent: with P the law of the integer noise and Q that of
+   R(X), |ln P/Q| ≤ ζ on Z^d. On neighbours the integer inputs f, f' differ by u with
+   |u_c| ≤ |Δv_c|/g_c + A_c, A_c ≤ A, so |g·u| ≤ Δ + A sqrt(Σ g_c²) by the triangle inequality.
+   R shifts with integers, so f + R(X) = R(f + X) is post-processing of a Gaussian mechanism whose
+   standard deviation in coordinate c is sqrt(H s_c² - τ²) g_c ≥ sqrt(Hσ² - τ² max g²). Then
+   P(f + S) ≤ e^ζ Q(f + S) ≤ e^ζ (e^ε Q(f' + S) + δ) ≤ e^{ε+2ζ} P(f' + S) + e^ζ δ. Noise of further
+   users is independent of the data, and so post-processing. ∎
+
+The charge of half a step per rounding is exact because the step is a power of two: dividing by it
+rounds nothing. Rows rounded towards zero before they are summed (`towards_zero`) keep their norm
+bound: then the integers are the statistic, Δ is theirs, and A = 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from train_distributed import accounting
+from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
+
+TAU = 4.0  # τ, steps
+STEPS_PER_STD = 2.0**10  # default step: σ is at least so many steps,
+STEPS_PER_SENSITIVITY = 2.0**14  # and rounding at most 1/2^14 of the sensitivity
+ROUND_UP = 1 + 2.0**-48  # the planned noise errs upwards by more than double rounding does
+EXACT_TERMS = 10**6  # beyond, the last term stands for all that follow (each smaller)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerRelease:
+    """What one integer sum reveals; replace-one-record neighbours unless Δ says otherwise.
+
+    Raises:
+        ValueError: a field out of range, or noise of less than one step.
+    """
+
+    local_std: float  # σ of one user's noise, in the unit of the sensitivity
+    step: float | NDArray[np.float64]  # g: real size of a step; (d,) if it differs by coordinate
+    sensitivity: float  # Δ: joint L2 of the submitted vector, all heads together
+    honest: int  # H, users certain to be honest and present
+    dimension: int  # d
+    rounded_users: int = 1  # A, users whose vector a neighbour changes; 0: rows were rounded
+
+    def __post_init__(self) -> None:
+        for name, value in (("local_std", self.local_std), ("sensitivity", self.sensitivity)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be finite and > 0, got {value}")
+        for name, value, least in (
+            ("honest", self.honest, 1),
+            ("dimension", self.dimension, 1),
+            ("rounded_users", self.rounded_users, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        steps = _steps(self.step, self.dimension)
+        if self.rounded_users and not all(map(is_power_of_two, steps)):
+            raise ValueError(
+                f"step must be a power of two where vectors are rounded, got {self.step}"
+            )
+        if self.local_std < steps.max() or self.honest * self.local_std**2 <= (
+            (TAU * steps.max()) ** 2
+        ):
+            raise ValueError(
+                f"local_std must be >= the step and > {TAU:g} steps / sqrt(honest), "
+                f"got {self.local_std} for a step of {steps.max()} and honest={self.honest}"
+            )
+
+    @property
+    def log_zeta(self) -> float:
+        """Natural logarithm of ζ, which is often below the smallest double."""
+        return _log_zeta(self.local_std, self.step, self.honest, self.dimension)
+
+    @property
+    def log10_zeta(self) -> float:
+        """log10 ζ, the number to report."""
+        return self.log_zeta / math.log(10)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the continuous mechanism of the theorem: its standard deviation / sensitivity."""
+        steps = _steps(self.step, self.dimension)
+        variance = self.honest * self.local_std**2 - (TAU * float(steps.max())) ** 2
+        charged = self.sensitivity + self.rounded_users * _rounding(steps, self.dimension)
+        return math.sqrt(variance) / charged
+
+    @property
+    def stds_in_steps(self) -> float | NDArray[np.float64]:
+        """What each user's noise sampler is asked for: σ/g."""
+        return self.local_std / self.step
+
+    def fixed_point(self, bound: float, parties: int) -> FixedPoint:
+        """The encoding that goes with this noise, where one step serves all coordinates.
+
+        Args:
+            bound: largest |entry| before noise, in the unit of the sensitivity.
+            parties: w, the most users that are ever added.
+
+        Raises:
+            ValueError: the sum could wrap around, or the step differs by coordinate.
+        """
+        if np.ndim(self.step):
+            raise ValueError(f"step must be one number, got shape {np.shape(self.step)}")
+        return FixedPoint(float(self.step), bound, parties, noise_std=self.local_std)
+
+    def delta(self, epsilon: float) -> float:
+        """δ(ε) = e^ζ δ_continuous(ε - 2ζ)."""
+        zeta = math.exp(self.log_zeta)
+        if epsilon < 2 * zeta:
+            return 1.0
+        return min(
+            1.0, math.exp(zeta) * accounting.delta(epsilon - 2 * zeta, self.noise_multiplier)
+        )
+
+    def epsilon(self, delta: float) -> float:
+        """ε(δ) = ε_continuous(e^-ζ δ) + 2ζ."""
+        zeta = math.exp(self.log_zeta)
+        return accounting.epsilon(math.exp(-zeta) * delta, self.noise_multiplier) + 2 * zeta
+
+
+def plan(
+    epsilon: float,
+    delta: float,
+    *,
+    sensitivity: float,
+    honest: int,
+    dimension: int,
+    rounded_users: int = 1,
+    step: float | NDArray[np.float64] | None = None,
+) -> IntegerRelease:
+    """The smallest noise, and a step, with which the integer sum is (epsilon, delta).
+
+    Args:
+        epsilon: > 0 and finite.
+        delta: in (0, 1).
+        sensitivity: Δ, joint L2 of the submitted vector.
+        honest: H.
+        dimension: d.
+        rounded_users: A; 0 where rows were rounded towards zero first.
+        step: g, one number or (d,); default `default_step` at the noise that a real-valued
+            release would need.
+
+    Raises:
+        ValueError: a target that no amount of noise at this step meets.
+    """
+    local = accounting.noise_multiplier(epsilon, delta) * sensitivity / math.sqrt(honest)
+    if step is None:
+        step = default_step(local, sensitivity, dimension, rounded_users=max(1, rounded_users))
+    steps = _steps(step, dimension)
+    # ζ falls with the noise, and the noise planned below is at least `local`.
+    zeta = math.exp(_log_zeta(local, step, honest, dimension))
+    if 2 * zeta >= epsilon:
+        raise ValueError(f"step must leave 2 zeta < epsilon={epsilon}, got zeta={zeta:.3g}")
+    multiplier = accounting.noise_multiplier(epsilon - 2 * zeta, math.exp(-zeta) * delta)
+    std = multiplier * (sensitivity + rounded_users * _rounding(steps, dimension))
+    std = math.hypot(std, TAU * float(steps.max())) * ROUND_UP
+    return IntegerRelease(
+        local_std=std / math.sqrt(honest),
+        step=step,
+        sensitivity=sensitivity,
+        honest=honest,
+        dimension=dimension,
+        rounded_users=rounded_users,
+    )
+
+
+def default_step(
+    local_std: float, sensitivity: float, dimension: int, *, rounded_users: int = 1
+) -> float:
+    """min(σ/2^10, Δ/(2^14 A sqrt(d))), rounded down to a power of two.
+
+    Rounding then adds at most 2^-14 to the sensitivity and τ at most 2^-17 to the noise.
+    """
+    finest = min(
+        local_std / STEPS_PER_STD,
+        sensitivity / (STEPS_PER_SENSITIVITY * rounded_users * math.sqrt(dimension)),
+    )
+    return 2.0 ** math.floor(math.log2(finest))
+
+
+def _steps(step: ArrayLike, dimension: int) -> NDArray[np.float64]:
+    steps = np.atleast_1d(np.asarray(step, np.float64))
+    if steps.shape not in {(1,), (dimension,)} or not np.all(np.isfinite(steps) & (steps > 0)):
+        raise ValueError(
+            f"step must be one finite number > 0 or ({dimension},) of them, "
+            f"got shape {steps.shape} with minimum {steps.min(initial=math.inf)}"
+        )
+    return steps
+
+
+def _rounding(steps: NDArray[np.float64], dimension: int) -> float:
+    """sqrt(Σ_c g_c²)."""
+    return float(steps[0]) * math.sqrt(dimension) if len(steps) == 1 else math.hypot(*steps)
+
+
+def _log_zeta(local_std: float, step: ArrayLike, honest: int, dimension: int) -> float:
+    """Natural logarithm of ζ, every coordinate counted as the one with the coarsest step."""
+    std = local_std / float(np.max(step))  # in steps
+    terms = min(honest - 1, EXACT_TERMS)
+    k = np.arange(1, terms + 1)
+    weights = np.ones(terms)
+    weights[-1:] += honest - 1 - terms
+    exponents = np.append(-2 * (math.pi * std) ** 2 * k / (k + 1), -2 * (math.pi * TAU) ** 2)
+    logs = exponents + np.log(np.append(weights, 1.0))
+    return math.log(5 * dimension) + float(np.logaddexp.reduce(logs))

@@ -1,0 +1,1 @@
+"""What claims are tested with; only commands import it."""

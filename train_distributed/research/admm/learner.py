@@ -1,0 +1,141 @@
+"""ADMM as a learner: nodes are users, all messages together spend the promised ε."""
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_distributed.partition import Partition
+from train_distributed.privacy.float_noise import system_generator
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research import admm
+from train_distributed.research.admm import calibration as admm_privacy
+from train_distributed.research.rows import Rows, as_columns, require_records
+
+GRAPHS = ("regular", "ring", "star")
+VARIANTS = {"admm-dual": "dvp", "admm-primal": "pvp"}
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmmOptions:
+    """Public constants, fixed before data is seen.
+
+    Raises:
+        ValueError: an unknown graph, or no iteration.
+    """
+
+    rho: float = 0.3  # ρ
+    eta: float = 0.3  # η
+    loss_weight: float = 1.0  # C
+    iterations: int = 10  # T
+    graph: str = "regular"  # random of this degree; "ring", "star"
+    degree: int = 4  # with at most degree + 1 users all know each other
+    edges: Path | None = None  # a file of pairs "a b", one a line, instead of a graph by name
+
+    def __post_init__(self) -> None:
+        if self.graph not in GRAPHS:
+            raise ValueError(f"graph must be one of {', '.join(GRAPHS)}, got {self.graph!r}")
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be >= 1, got {self.iterations}")
+
+    def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
+        """Refuses, before any row is read, a graph in pieces or of other users."""
+        del dimension, problems, privacy
+        self.connect(users.users, torch.Generator())
+
+    def connect(self, users: int, generator: torch.Generator | None) -> admm.Graph:
+        """The graph of these users; a random one is public.
+
+        Raises:
+            ValueError: a graph in pieces, or not of these users.
+        """
+        if self.edges is not None:
+            return _listed(self.edges, users)
+        if self.graph == "star":
+            return admm.star(users)
+        if self.graph == "ring":
+            return admm.ring(users)
+        if users <= self.degree + 1:
+            return admm.Graph(users, tuple(combinations(range(users), 2)))
+        return admm.random_regular(users, self.degree, generator or system_generator())
+
+
+def learn_by_admm(
+    rows: Rows,
+    method: str,
+    privacy: Privacy,
+    options: AdmmOptions,
+    generator: torch.Generator | None,
+    measure_risk: bool,
+) -> tuple[Tensor, dict[str, Any]]:
+    """(d, K) mean of what all nodes sent last, and what it cost.
+
+    α of a message is the largest with which all T K messages of a node compose to (ε, δ).
+
+    Args:
+        rows: of all users, in the clear: a simulation of the network on one machine.
+        method: "admm-dual" or "admm-primal".
+        privacy: of everything that a node's neighbours ever see.
+        options: graph and constants.
+        generator: of graph and noise; None draws from the operating system.
+        measure_risk: whether to find the excess risk.
+
+    Raises:
+        ValueError: a promise for users or groups, constants out of range, a graph in pieces.
+    """
+    require_records(method, privacy)
+    graph = options.connect(rows.users.users, generator)
+    messages = options.iterations * rows.problems
+    alpha = math.inf
+    if privacy.private:
+        alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, messages, _TOLERANCE)
+    settings = admm.Settings(
+        method=VARIANTS[method] if privacy.private else "none",
+        iterations=options.iterations,
+        rho=options.rho,
+        eta=options.eta,
+        loss_weight=options.loss_weight,
+        alpha=alpha,
+        tolerance=_TOLERANCE,
+    )
+    nodes = admm.gather(rows.x / rows.clip_norm, rows.y, rows.users, rows.num_classes)
+    result = admm.run(
+        nodes,
+        graph,
+        settings,
+        delta=privacy.delta,
+        generator=generator,
+        measure_risk=measure_risk,
+    )
+    weights = as_columns(result.weights.mean(0) / rows.clip_norm)
+    kept = {name: value for name, value in result.report.items() if name in _REPORTED}
+    return weights, kept | {"who_sees_what": "neighbours see every message of a user"}
+
+
+_REPORTED = (
+    "alpha_per_problem_and_iteration",
+    "epsilon_per_iteration",
+    "epsilon_composed_pure",
+    "epsilon_composed",
+    "rounds",
+    "bits_per_user",
+    "bits_per_edge",
+    "simulation_only",
+)
+
+
+def _listed(path: Path, users: int) -> admm.Graph:
+    edges = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) != 2 or not all(word.isdecimal() for word in words):
+            raise ValueError(f"edges must be two numbers a line, got {line!r} in line {number}")
+        edges.append((int(words[0]), int(words[1])))
+    return admm.Graph(users, tuple(edges))

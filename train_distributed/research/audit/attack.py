@@ -1,0 +1,189 @@
+"""The attack: release either neighbour many times, project, and count how often one can tell."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+from tqdm import tqdm
+
+from train_distributed.research.audit.lower_bound import (
+    epsilon_of_test,
+    gaussian_epsilon,
+    power_and_size,
+    powers_and_sizes,
+)
+from train_distributed.research.audit.target import Claim, Target
+from train_distributed.research.audit.worst_case import Neighbours
+
+TUNING = 0.2  # share of the trials that choose direction and threshold, and prove nothing
+RIDGE = 1e-9  # of the noise covariance, relative: releases that share noise make it singular
+CUTS = 201  # thresholds to choose from
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an attack proves, beside what was promised."""
+
+    claim: Claim
+    clopper_pearson: float  # ε at δ is at least this, whatever the mechanism
+    gaussian: float | None  # the same for a Gaussian curve; None: none is promised
+    confidence: float  # of both bounds together
+    trials: int  # releases of either data set
+    pair: str
+    separation: float  # of the projections: difference of means over standard deviation
+
+    @property
+    def epsilon(self) -> float:
+        """The larger of the two lower bounds."""
+        return max(self.clopper_pearson, self.gaussian or 0.0)
+
+    @property
+    def broken(self) -> bool:
+        """Whether more was learned than was promised."""
+        return self.epsilon > self.claim.epsilon
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return _finite(asdict(self) | {"epsilon_at_least": self.epsilon, "broken": self.broken})
+
+
+def attack(target: Target, *, trials: int, confidence: float = 0.9999) -> Finding:
+    """A lower bound of ε for the release as a whole.
+
+    The attacker knows both data sets of the worst pair and the noise of the dishonest users; it
+    sees what the sums open. Clopper-Pearson bounds on a projection test: at most a fraction
+    1 − confidence of the audits of correct code finds it broken.
+
+    Args:
+        target: what is released.
+        trials: releases of either data set, at least 8.
+        confidence: of the bounds, in (0, 1).
+
+    Raises:
+        ValueError: an argument out of range, or a release that refuses its settings.
+    """
+    if trials < 8:
+        raise ValueError(f"trials must be >= 8, got {trials}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    target.federation.validate()
+    if not target.federation.privacy.private:
+        raise ValueError("epsilon must be finite for an audit, got inf")
+    pair, shift = worst_pair(target)
+    claim = target.claim(pair.first)
+    drawn = [
+        torch.stack([target.opened(data) for _ in tqdm(range(trials), disable=None, leave=False)])
+        for data in (pair.first, pair.second)
+    ]
+    return judge(drawn[0], drawn[1], shift, claim, confidence=confidence, pair=str(pair))
+
+
+def worst_pair(target: Target) -> tuple[Neighbours, Tensor]:
+    """The neighbours that differ most in what is opened without noise, and that difference."""
+    found, reach = None, -1.0
+    for pair in target.federation.neighbours():
+        shift = target.noiseless(pair.first) - target.noiseless(pair.second)
+        if (length := float(shift.norm())) > reach:
+            found, reach = (pair, shift), length
+    assert found is not None
+    return found
+
+
+def judge(
+    first: Tensor,
+    second: Tensor,
+    shift: Tensor,
+    claim: Claim,
+    *,
+    confidence: float,
+    pair: str = "",
+) -> Finding:
+    """The bounds that two samples of what was opened prove.
+
+    Args:
+        first: (R, D) with the first data set.
+        second: (R, D) with the second.
+        shift: (D,) first minus second without noise.
+        claim: what was promised.
+        confidence: of both bounds together: each may miss with half of the rest.
+        pair: which neighbours, in words.
+    """
+    tuning = math.ceil(TUNING * len(first))
+    direction, separation = _direction(first[:tuning], second[:tuning], shift)
+    scores = [(drawn @ direction).numpy() for drawn in (first, second)]
+    centres = [float(part[:tuning].mean()) for part in scores]
+    spread = math.sqrt(sum(float(part[:tuning].var()) for part in scores) / 2)
+    each = 1 - (1 - confidence) / 2
+    proof = [part[tuning:] for part in scores]
+    cut = _cut(centres, spread, len(proof[0]), claim.delta, each)
+    middle = sum(centres) / 2  # where Φ⁻¹ of a frequency is most certain
+    curve = gaussian_epsilon(*_rates(proof, middle, each), claim.delta)
+    return Finding(
+        claim=claim,
+        clopper_pearson=epsilon_of_test(*_rates(proof, cut, each), claim.delta),
+        gaussian=curve if claim.gaussian else None,
+        confidence=confidence,
+        trials=len(first),
+        pair=pair,
+        separation=separation,
+    )
+
+
+def _rates(scores: list[np.ndarray], cut: float, confidence: float) -> tuple[float, float]:
+    """(power, size) of "above the cut: first"."""
+    hits, false = (int((drawn > cut).sum()) for drawn in scores)
+    return power_and_size(hits, len(scores[0]), false, len(scores[1]), confidence)
+
+
+def _cut(
+    centres: list[float], spread: float, trials: int, delta: float, confidence: float
+) -> float:
+    """The cut with the best bound to be expected if both projections are Gaussian."""
+    reach = 4 * spread + abs(centres[0] - centres[1])
+    cuts = np.linspace(min(centres) - reach, max(centres) + reach, CUTS)
+    hits, false = (
+        np.rint(trials * norm.sf(cuts, centre, spread + 1e-300)).astype(int) for centre in centres
+    )
+    rates = powers_and_sizes(hits, trials, false, trials, confidence)
+    expected = [epsilon_of_test(*rate, delta) for rate in zip(*rates, strict=True)]
+    return float(np.mean(cuts[np.equal(expected, max(expected))]))
+
+
+def _direction(first: Tensor, second: Tensor, shift: Tensor) -> tuple[Tensor, float]:
+    """(D,) a projection that tells the two samples apart, and how well it does.
+
+    The known difference against the noise of every coordinate alone is best for independent noise.
+    Also tried are the observed difference, and both against the whole covariance (Fisher's
+    discriminant, which finds noise that cancels). Half of the trials make the projections, the
+    other half compares them; another than the first must be better by more than chance.
+    """
+    half = len(first) // 2
+    noise = torch.cat([part[:half] - part[:half].mean(0) for part in (first, second)])
+    variance = noise.square().mean(0)
+    floor = RIDGE * float(variance.max()) + 1e-300
+    tried = []
+    for difference in (shift, first[:half].mean(0) - second[:half].mean(0)):
+        tried.append(difference / (variance + floor))
+        if len(noise) >= 4 * noise.shape[1]:
+            covariance = noise.mT @ noise / len(noise) + torch.eye(len(variance)) * floor
+            tried.append(torch.linalg.solve(covariance.double(), difference))
+    separations = [_separation(first[half:] @ d, second[half:] @ d) for d in tried]
+    chance = 2 * math.sqrt(2 / (len(first) - half))
+    best = int(np.argmax(separations))
+    chosen = best if separations[best] > separations[0] + chance else 0
+    return tried[chosen], separations[chosen]
+
+
+def _separation(first: Tensor, second: Tensor) -> float:
+    spread = math.sqrt(float(first.var() + second.var()) / 2)
+    return float(first.mean() - second.mean()) / max(spread, 1e-300)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,164 @@
+"""What an observer of a whole run can really tell, beside what was promised.
+
+python -m train_distributed.research.audit.multi_round --output results/rounds_audit
+"""
+
+import argparse
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from pretrain.output import new_directory, refuse_existing
+from train_distributed.one_shot.provenance import provenance
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research import admm, charter
+from train_distributed.research.admm import calibration as admm_privacy
+from train_distributed.research.admm.learner import VARIANTS, AdmmOptions
+from train_distributed.research.audit import admm as admm_audit
+from train_distributed.research.audit import charter as charter_audit
+from train_distributed.research.audit.lower_bound import epsilon_below
+from train_distributed.research.baselines.multi_round import check_method
+from train_distributed.research.rows import require_records
+
+_TOLERANCE = 1e-9
+AUDITED = ("admm-dual", "admm-primal", "charter")
+WEAK = 1 / 8  # of the noise: what an audit must notice
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A statistical lower bound of ε, which must stay below the promise."""
+
+    method: str
+    promised: float  # ε of all rounds at δ
+    found: float  # ε is at least this
+    delta: float
+
+
+def audit(
+    method: str,
+    privacy: Privacy,
+    *,
+    replicas: int,
+    generator: torch.Generator,
+    rounds: int = 4,
+    noise_scale: float = 1.0,
+) -> Audit:
+    """Runs one user on a worst-case pair and tests the two data sets by their exact likelihoods.
+
+    ADMM: ten records, one of them replaced by an almost opposite one; all messages of the node.
+    Charter: the learning stage of one client, a record with gradient +G0 or -G0, the others 0; the
+    secure sum shows less, so "charter-sum" is bounded by the same messages with the same noise.
+
+    Args:
+        method: one of `rounds.METHODS`.
+        privacy: the promise.
+        replicas: runs under either data set.
+        generator: of all of them.
+        rounds: iterations, or cut rounds.
+        noise_scale: below 1 adds less noise than the accounting believes: it must be caught.
+
+    Raises:
+        ValueError: an unknown method, no privacy to audit, rounds or replicas < 1.
+    """
+    check_method(method)
+    privacy.validate()
+    require_records(method, privacy)
+    if not privacy.private:
+        raise ValueError("epsilon must be finite to be audited, got inf")
+    if min(rounds, replicas) < 1:
+        raise ValueError(f"rounds and replicas must be >= 1, got {rounds} and {replicas}")
+    losses = _admm_losses if method in VARIANTS else _charter_losses
+    first, second = (
+        losses(method, privacy, truth, replicas, generator, rounds, noise_scale) for truth in (0, 1)
+    )
+    found = epsilon_below(first, second, privacy.delta)
+    return Audit(method, privacy.epsilon, found, privacy.delta)
+
+
+def _admm_losses(
+    method: str,
+    privacy: Privacy,
+    truth: int,
+    replicas: int,
+    generator: torch.Generator,
+    rounds: int,
+    noise_scale: float,
+) -> torch.Tensor:
+    options = AdmmOptions(iterations=rounds)
+    settings = admm.Settings(
+        method=VARIANTS[method],
+        iterations=rounds,
+        rho=options.rho,
+        eta=options.eta,
+        loss_weight=options.loss_weight,
+        alpha=admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, rounds, _TOLERANCE),
+        tolerance=_TOLERANCE,
+    )
+    return admm_audit.trajectory_losses(
+        admm_audit.worst_pair(10, math.pi - 0.1),
+        settings,
+        2,
+        truth=truth,
+        replicas=replicas,
+        generator=generator,
+        noise_scale=noise_scale,
+    )
+
+
+def _charter_losses(
+    method: str,
+    privacy: Privacy,
+    truth: int,
+    replicas: int,
+    generator: torch.Generator,
+    rounds: int,
+    noise_scale: float,
+) -> torch.Tensor:
+    task = charter.Task(
+        clients=1,
+        rows=6 * rounds,
+        dimension=1,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        diameter=1.0,
+    )
+    plan = charter.make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
+    return charter_audit.learning_losses(
+        plan, truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale
+    )
+
+
+def main() -> None:
+    """Audits every method with its noise and with an eighth of it, writes audit.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("results/rounds_audit"))
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.3, 1.0, 3.0])
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--replicas", type=int, default=20_000)
+    parser.add_argument("--overwrite", action="store_true")
+    options = parser.parse_args()
+    refuse_existing(options.output, overwrite=options.overwrite)
+    found = []
+    for method in AUDITED:
+        for epsilon in options.epsilons:
+            for scale in (1.0, WEAK):
+                done = audit(
+                    method,
+                    Privacy(epsilon, options.delta),
+                    replicas=options.replicas,
+                    generator=torch.Generator().manual_seed(0),
+                    noise_scale=scale,
+                )
+                found.append(asdict(done) | {"noise_scale": scale})
+                print(f"{method:12} eps {epsilon:g}, noise x {scale:g}: at least {done.found:.3f}")
+    with new_directory(options.output, overwrite=options.overwrite) as partial:
+        report = provenance() | {"replicas": options.replicas, "audits": found}
+        (partial / "audit.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

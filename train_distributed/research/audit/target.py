@@ -1,0 +1,94 @@
+"""The release under attack: a black box that turns a data set into what it opens."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import accounting
+from train_distributed.one_shot.release import Noise, Release
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research.audit.worst_case import Federation
+from train_distributed.research.baselines.learn import learn
+
+NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
+CONSTANT = 0.125  # a: small beside the features' norm of 1, which a record can turn about
+
+
+@dataclass(frozen=True)
+class Target:
+    """A configuration to attack."""
+
+    method: str
+    federation: Federation
+    noise: Noise = "discrete"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    releases: int = 1  # of the same data, the r-th with ε/r; the promise composes
+
+    @property
+    def transform(self) -> PublicTransform:
+        """Nothing but the constant and a clip to 1."""
+        clip_norm = math.sqrt(1 + CONSTANT**2)
+        return PublicTransform.identity(self.federation.features, clip_norm, CONSTANT)
+
+    def opened(self, data: EmbeddingSet) -> Tensor:
+        """(D,) float64, all that one attack sees: what the sums of all releases showed."""
+        return torch.cat([_opened(self._release(data, p)) for p in self._promises()])
+
+    def noiseless(self, data: EmbeddingSet) -> Tensor:
+        """(D,) the same without noise: the attacker knows either data set, so it knows this.
+
+        A mean of releases for a method that has none: it chooses the attack and proves nothing.
+        """
+        if self.method in NEVER_BARE:
+            return torch.stack([self.opened(data) for _ in range(BARE_MEAN)]).mean(0)
+        bare = [replace(promise, epsilon=math.inf) for promise in self._promises()]
+        return torch.cat([_opened(self._release(data, promise)) for promise in bare])
+
+    def claim(self, data: EmbeddingSet) -> "Claim":
+        """What the reports of the releases say, composed."""
+        reports = [self._release(data, promise).report for promise in self._promises()]
+        delta = self.federation.privacy.delta
+        gaussian = all(report.get("privacy_curve") == "gaussian" for report in reports)
+        if len(reports) == 1:
+            return Claim(reports[0]["epsilon"], delta, gaussian)
+        if not gaussian:
+            raise ValueError(f"releases must be 1 for method {self.method!r}, got {self.releases}")
+        mu2 = sum(r["compositions"] / r["noise_multiplier"] ** 2 for r in reports)
+        return Claim(accounting.epsilon(delta, 1 / math.sqrt(mu2)), delta, gaussian)
+
+    def _promises(self) -> list[Privacy]:
+        promise = self.federation.privacy
+        return [replace(promise, epsilon=promise.epsilon / (r + 1)) for r in range(self.releases)]
+
+    def _release(self, data: EmbeddingSet, promise: Privacy) -> Release:
+        return learn(
+            data,
+            self.method,
+            promise,
+            transform=self.transform,
+            noise=self.noise,
+            min_survivors=self.federation.min_survivors,
+            dropped=self.federation.dropped,
+            known_noise=self.federation.dishonest,
+            **self.options,
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """(ε, δ) as reported, and whether the whole Gaussian curve is promised with it."""
+
+    epsilon: float
+    delta: float
+    gaussian: bool
+
+
+def _opened(released: Release) -> Tensor:
+    """What was seen besides the weights contains them; without it the weights are all there is."""
+    seen = released.weights if released.opened is None else released.opened
+    return seen.double().flatten()

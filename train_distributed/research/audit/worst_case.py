@@ -1,0 +1,110 @@
+"""The users of an audited release, and the neighbouring data sets that are hardest to hide."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from embed import EmbeddingSet
+from train_distributed.privacy.promise import Privacy, honest_users
+
+FAR = 1e3  # raw features this many times longer than what the clip lets through
+DEGREES = range(0, 181, 15)  # between a record's features and those that replace them
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Two data sets of one federation that differ in what the promise protects."""
+
+    first: EmbeddingSet
+    second: EmbeddingSet
+    degrees: int  # between the features of the replaced records
+    flipped: bool  # whether their label changes too
+
+    def __str__(self) -> str:
+        label = "another label" if self.flipped else "same label"
+        return f"{self.degrees} degrees, {label}"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Users of equal size; the dishonest ones come first, then those that drop out."""
+
+    users: int  # w
+    rows: int  # n of each
+    features: int  # q, without the constant
+    num_classes: int  # K
+    privacy: Privacy
+    min_survivors: int | None = None  # m_min; as many as may drop out do
+
+    def validate(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        for name, least in {"users": 1, "rows": 1, "features": 1, "num_classes": 2}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        honest = honest_users(self.users, self.privacy.fraction(self.users), self.min_survivors)
+        units = honest if self.privacy.unit == "user" else honest * self.rows
+        if self.privacy.group_size > units:
+            raise ValueError(
+                f"group_size must be <= {units}, what the {honest} honest survivors hold, got "
+                f"{self.privacy.group_size}"
+            )
+
+    @property
+    def dishonest(self) -> range:
+        """⌊(1 − t) w⌋ users, whose noise the attacker knows."""
+        return range(self.users - honest_users(self.users, self.privacy.fraction(self.users)))
+
+    @property
+    def dropped(self) -> range:
+        """Honest users that drop out: the worst case for those who stay."""
+        gone = 0 if self.min_survivors is None else self.users - self.min_survivors
+        return range(len(self.dishonest), len(self.dishonest) + gone)
+
+    def neighbours(self) -> Iterator[Neighbours]:
+        """Pairs to choose from: every angle, with and without another label.
+
+        The protected records are the last rows of the last users: a short batch is the last one.
+        The other rows of those users say nothing, so that no loss saturates. Everybody else has
+        far rows of one class in one direction: such users train to the largest model there is.
+        """
+        for degrees in DEGREES if self.features > 1 else (0, 180):
+            for flipped in (False, True):
+                if degrees or flipped:
+                    yield Neighbours(
+                        self._data(0, 0), self._data(degrees, int(flipped)), degrees, flipped
+                    )
+
+    def _data(self, degrees: int, label: int) -> EmbeddingSet:
+        x = np.zeros((self.users, self.rows, self.features), np.float32)
+        y = np.zeros((self.users, self.rows), np.int64)
+        x[..., 0] = FAR
+        touched = self._touched()
+        holders = touched.any(1)
+        x[holders] = 0
+        y[holders] = np.arange(self.rows) % 2
+        angle = math.radians(degrees)
+        x[touched, 0] = FAR * math.cos(angle)
+        if self.features > 1:
+            x[touched, 1] = FAR * math.sin(angle)
+        y[touched] = label
+        return EmbeddingSet(
+            embeddings=x.reshape(-1, self.features),
+            labels=y.reshape(-1),
+            users=np.repeat(np.arange(self.users), self.rows),
+            meta={"class_names": [str(k) for k in range(self.num_classes)]},
+        )
+
+    def _touched(self) -> np.ndarray:
+        """(users, rows) bool: the records that neighbours differ in."""
+        touched = np.zeros((self.users, self.rows), bool)
+        if self.privacy.unit == "user":
+            touched[-self.privacy.group_size :] = True
+        else:
+            touched.reshape(-1)[-self.privacy.group_size :] = True
+        return touched

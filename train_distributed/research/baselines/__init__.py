@@ -1,0 +1,49 @@
+"""What blind averaging is compared with; the same arguments and reports as our own methods."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from train_distributed.one_shot.release import Release
+from train_distributed.research.baselines import (
+    amp,
+    central,
+    dp_fl,
+    dual_svm,
+    gradient_perturbation,
+    output_perturbation,
+)
+from train_distributed.research.baselines.task import Task
+
+TRAINERS: Mapping[str, Callable[..., Release]] = {
+    "dp-fl": dp_fl.train,
+    "output-perturbation": output_perturbation.train,
+    "gradient-perturbation": gradient_perturbation.train,
+    "dp-svm-smo": dual_svm.train,
+    "amp": amp.train,
+    "centralised-softmax": partial(central.train_as_one_user, head="softmax"),
+    "centralised-svm": partial(central.train_as_one_user, head="svm"),
+    "non-private-softmax": central.train_softmax,
+    "non-private-svm": central.train_svm,
+}
+BASELINES = tuple(TRAINERS)
+
+
+def train(task: Task, options: Mapping[str, Any]) -> Release:
+    """The release of the task's baseline.
+
+    Raises:
+        ValueError: an unknown option, or a setting out of range.
+    """
+    task.privacy.validate()
+    try:
+        return TRAINERS[task.method](task, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ValueError(
+            f"options must fit method {task.method!r}, got {sorted(options)}"
+        ) from error
+
+
+__all__ = ["BASELINES", "Task", "train"]

@@ -1,0 +1,229 @@
+"""DP-FL: DP-SGD (Abadi et al. 2016) on one softmax layer, by Opacus, as Kirschte et al. 2024 do.
+
+All users' rows are sampled as one data set. Without a secure sum every user must add all of the
+noise itself, so w users add √w times as much to the sum. Replacing one record moves a sum of
+clipped gradients by at most 2C, so the noise multiplier of the account is noise over 2C, half of
+what Opacus calls by that name. Opacus samples at the rate 1/⌈N/b⌉; the account is for that rate.
+"""
+
+import math
+import warnings
+from functools import cache
+from typing import Any
+
+import dp_accounting
+import torch
+from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from train_distributed import accounting
+from train_distributed.one_shot.release import Release
+from train_distributed.research.baselines.task import Task
+
+LEARNING_RATE, CLIP, EPOCHS, BATCH = 4.0, 0.1, 40, 1024  # Sec. 7.1
+FINE, COARSE = 1e-4, 1e-3  # grids of the privacy loss; both err upwards
+
+
+def train(
+    task: Task,
+    *,
+    learning_rate: float = LEARNING_RATE,
+    gradient_clip: float = CLIP,
+    epochs: int = EPOCHS,
+    batch_size: int = BATCH,
+) -> Release:
+    """Trains from zero and releases the last weights.
+
+    Args:
+        task: rows and promise; only the noise knows how many users there are.
+        learning_rate: of SGD.
+        gradient_clip: C, per record.
+        epochs: passes in expectation.
+        batch_size: b, expected.
+
+    Raises:
+        ValueError: a setting out of range, or Opacus is missing.
+    """
+    task.refuse_federation()
+    task.refuse_groups()
+    settings = {"learning_rate": learning_rate, "gradient_clip": gradient_clip}
+    for name, value in (settings | {"epochs": epochs, "batch_size": batch_size}).items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be finite and > 0, got {value}")
+    x, y = task.pooled()
+    batches = math.ceil(len(x) / batch_size)
+    rate, steps = 1 / batches, epochs * batches
+    multiplier = noise_multiplier(task.privacy.epsilon, task.privacy.delta, rate, steps)
+    users = task.partition.users
+    weights = fit_private(
+        x,
+        y,
+        task.num_classes,
+        noise=2 * multiplier * math.sqrt(users) * rounding(len(x), x.shape[1] * task.num_classes),
+        learning_rate=learning_rate,
+        gradient_clip=gradient_clip,
+        epochs=epochs,
+        batch_size=batch_size,
+        generator=task.draws,
+    )
+    report = task.privacy.report() | _account(task, multiplier, rate, steps)
+    report |= settings | {"epochs": epochs, "batch_size": batch_size}
+    report |= {"rounds": steps, "bytes_per_user": 4 * weights.numel() * steps}
+    report |= {"noise": "float" if multiplier else "none", "secure_sum": "none"}
+    return task.finish(weights, report)
+
+
+def fit_private(
+    x: Tensor,
+    y: Tensor,
+    num_classes: int,
+    *,
+    noise: float,
+    learning_rate: float,
+    gradient_clip: float,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """(d, K) float64 weights by Opacus: Poisson batches, clipped gradients, noise of `noise`·C.
+
+    All in float64, where a sum of clipped gradients is off by what `rounding` charges; in float32
+    one of many rows could move by more than 2C.
+
+    Args:
+        x: (N, d) rows, constant column first.
+        y: (N,) labels.
+        num_classes: K.
+        noise: Opacus' noise multiplier, in units of C.
+        learning_rate: of SGD.
+        gradient_clip: C.
+        epochs: passes in expectation.
+        batch_size: b.
+        generator: of batches and noise.
+
+    Raises:
+        ArithmeticError: weights that leave the range of float64.
+    """
+    opacus = _opacus()
+    x, layer = x.double(), nn.Linear(x.shape[1], num_classes, bias=False).double()
+    nn.init.zeros_(layer.weight)
+    with warnings.catch_warnings():
+        # not cryptographic (the report says float), and hooks on a layer whose input needs no grad
+        warnings.simplefilter("ignore")
+        layer, optimizer, loader = opacus.PrivacyEngine().make_private(
+            module=layer,
+            optimizer=torch.optim.SGD(layer.parameters(), lr=learning_rate),
+            data_loader=DataLoader(
+                _Rows(x, y), batch_size, generator=generator, collate_fn=_as_it_is
+            ),
+            noise_multiplier=noise,
+            max_grad_norm=gradient_clip,
+            noise_generator=generator,
+        )
+        for _ in range(epochs):
+            for rows, labels in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(layer(rows), labels).backward()
+                optimizer.step()
+    weights = next(layer.parameters()).detach().T.double()
+    if not bool(weights.isfinite().all()):
+        raise ArithmeticError(
+            f"learning_rate must keep the weights finite, got {learning_rate} with noise of "
+            f"{noise * gradient_clip:.3g}"
+        )
+    return weights
+
+
+def rounding(rows: int, numbers: int) -> float:
+    """Factor by which float64 may stretch the 2C that a record moves a sum of gradients.
+
+    A sum of n vectors of norm C is exact to n 2⁻⁵³ of n C on either neighbour, whatever the order;
+    a vector of m numbers is clipped to C but for m 2⁻⁵³ of it.
+    """
+    return 1 + (rows**2 + numbers + 16) * 2.0**-52
+
+
+@cache
+def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """The smallest noise over 2C, to one thousandth, with which `steps` rounds are (ε, δ).
+
+    Raises:
+        ValueError: ε that no noise multiplier from 0.3 to 10⁵ meets.
+    """
+    if math.isinf(epsilon):
+        return 0.0
+    low, high = 0.3, 1.0
+    while account(delta, high, rate, steps, COARSE) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e5:
+            raise ValueError(f"epsilon must be reachable by noise below 1e5 x 2C, got {epsilon}")
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        if account(delta, middle, rate, steps, COARSE) > epsilon:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def account(
+    delta: float, noise_multiplier: float, rate: float, steps: int, grid: float = FINE
+) -> float:
+    """ε at δ by dp-accounting's privacy loss distributions, rounded towards less privacy.
+
+    Replacing one record is accounted for as adding one whose gradient has norm 2C; for
+    Poisson-sampled Gaussians that is never less than what dp-accounting finds for replacement
+    itself (tests compare them).
+    """
+    accountant = PLDAccountant(value_discretization_interval=grid)
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+    asked = accounting.discretised_delta(delta, steps)
+    if not asked > 0:
+        raise ValueError(f"delta must be > {delta - asked:.3g} for {steps} steps, got {delta}")
+    return accountant.get_epsilon(asked)
+
+
+class _Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Fetches a whole batch with one index instead of a row at a time."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self.x[row], self.y[row]
+
+    def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        index = torch.tensor(rows, dtype=torch.int64)
+        return self.x[index], self.y[index]
+
+
+def _as_it_is(batch: Any) -> tuple[Tensor, Tensor]:
+    return batch
+
+
+def _account(task: Task, multiplier: float, rate: float, steps: int) -> dict[str, Any]:
+    if not task.privacy.private:
+        return {"sampling_rate": rate, "noise_multiplier": 0.0}
+    found = account(task.privacy.delta, multiplier, rate, steps)
+    return {
+        "epsilon": found,
+        "epsilon_asked_for": task.privacy.epsilon,
+        "sampling_rate": rate,
+        "noise_multiplier": multiplier,
+        "accountant": "dp-accounting, privacy loss distribution, Poisson sampling",
+    }
+
+
+def _opacus() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import opacus
+    except ImportError as error:
+        raise ValueError("dp-fl needs opacus: pip install 'blind-averaging[baselines]'") from error
+    return opacus

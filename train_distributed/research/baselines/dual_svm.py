@@ -1,0 +1,104 @@
+"""DP-SVM-SMO: blind averaging of hinge-loss SVMs from liblinear (Kirschte et al. 2024, App. C).
+
+The sensitivity 2c/(Λn) is that of the minimiser. Liblinear stops by a rule of its own and certifies
+nothing, so the promise holds only where it has converged, which nobody can see from outside.
+"""
+
+import warnings
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.svm import LinearSVC
+from torch import Tensor
+
+from heads import HuberSVMHead
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.users import Chunk
+from train_distributed.research.baselines.task import Task, with_reason
+
+TOLERANCE, ITERATIONS = 2e-12, 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualSVM(BlindAveraging):
+    """User i submits n_i W_i, W_i the K one-vs-rest SVMs of liblinear with C = 1/(Λ n_i)."""
+
+    unfinished: list[int] = field(default_factory=list, compare=False)  # users cut off; private
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """2c/Λ per class: the exact minimisers' sensitivity."""
+        return 2 * self.head.lipschitz / self.head.l2_reg
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, d K) float64."""
+        submissions = []
+        for user, x, y, count in zip(
+            chunk.users.tolist(), chunk.x.double(), chunk.y, chunk.counts.tolist(), strict=True
+        ):
+            weights, converged = fit_dual(
+                x[:count].numpy(), y[:count].numpy(), self.num_classes, self.head.l2_reg
+            )
+            if not converged:
+                self.unfinished.append(user)
+            submissions.append(count * weights.flatten())
+        return torch.from_numpy(np.stack(submissions))
+
+
+def fit_dual(
+    x: np.ndarray, y: np.ndarray, num_classes: int, l2_reg: float
+) -> tuple[np.ndarray, bool]:
+    """One-vs-rest minimisers of Λ/2 ‖w‖² + mean hinge loss, and whether liblinear says so of all.
+
+    Args:
+        x: (n, d) rows, constant column first: no intercept is added.
+        y: (n,) labels.
+        num_classes: K.
+        l2_reg: Λ.
+
+    Returns:
+        (d, K) float64, and True if no class was cut off.
+    """
+    weights, converged = np.zeros((x.shape[1], num_classes)), True
+    for k in range(num_classes):
+        sign = np.where(y == k, 1, -1)
+        rows = x
+        if abs(sign.sum()) == len(sign):  # liblinear wants both signs: a zero row pulls nowhere
+            rows = np.concatenate([x, np.zeros((1, x.shape[1]))])
+            sign = np.append(sign, -sign[0])
+        machine = LinearSVC(
+            C=1 / (l2_reg * len(x)),
+            loss="hinge",
+            tol=TOLERANCE,
+            max_iter=ITERATIONS,
+            fit_intercept=False,
+            random_state=0,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            machine.fit(rows, sign)
+        converged &= int(machine.n_iter_) < ITERATIONS
+        weights[:, k] = machine.coef_[0]
+    return weights, converged
+
+
+def train(task: Task, *, l2_reg: float = 1.0) -> Release:
+    """Averages the users' SVMs.
+
+    Args:
+        task: rows and promise.
+        l2_reg: Λ.
+    """
+    head = HuberSVMHead(
+        num_classes=task.num_classes, l2_reg=l2_reg, clip_norm=task.transform.clip_norm
+    )  # for c and Λ, which hinge loss shares with it
+    method = DualSVM(head=head, dim=task.transform.dim)
+    released = task.release(method)
+    report = with_reason(
+        released.report,
+        "the promise holds only where liblinear has converged, which it does not certify",
+    )
+    report["simulation_only"] = {"users_not_converged": len(method.unfinished)}
+    return replace(released, report=report)

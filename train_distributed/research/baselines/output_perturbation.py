@@ -1,0 +1,66 @@
+"""Output perturbation after Jayaraman, Wang, Evans and Gu (NeurIPS 2018), Algorithm 1.
+
+Every user minimises its regularised objective, one secure sum averages the minimisers, all users
+weighing the same. The smallest user sets the noise: 2L/(w n_min Λ), with the sensitivity 2L/(nΛ)
+of Chaudhuri, Monteleoni and Sarwate (2011). With equal sizes it is blind averaging; the published
+protocol adds the noise inside a two-party computation, ours in equal shares at the users.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heads import LogisticHead, fit_exact
+from heads.exact import certified_sensitivity, default_tolerance
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.users import Chunk
+from train_distributed.research.baselines.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedMinimisers(BlindAveraging):
+    """User i submits W_i / w."""
+
+    users: int  # w, that were invited
+
+    def entry_bound(self, n: int) -> float:
+        """‖W‖/w bounds every entry."""
+        return self.weight_bound(1) / self.users
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """2L/(Λ n_min w), and what the solver leaves: convex in n, largest at an end."""
+        return max(self._reach(int(sizes.min())), self._reach(int(sizes.max()))) / self.users
+
+    def _reach(self, n: int) -> float:
+        tolerance = default_tolerance(self.head, n)
+        return certified_sensitivity(self.head, n, tolerance, torch.float32)
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        """(users,) twice the largest minimiser there is, over w."""
+        largest = 2 * self.weight_bound(int(sizes.min())) / self.users
+        return torch.full((len(sizes),), largest, dtype=torch.float64)
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, d K) float64."""
+        solution = fit_exact(self.head, chunk.x, chunk.y, counts=chunk.counts)
+        return solution.weights.double().flatten(1) / self.users
+
+    def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
+        """(d, K) the average; where users dropped out, times the share that stayed."""
+        return total.unflatten(0, (self.dim, self.head.num_classes))
+
+
+def train(task: Task, *, l2_reg: float = 1.0) -> Release:
+    """Averages the minimisers of one-vs-rest logistic regression, the published choice.
+
+    Args:
+        task: rows and promise.
+        l2_reg: Λ.
+    """
+    head = LogisticHead(
+        num_classes=task.num_classes, l2_reg=l2_reg, clip_norm=task.transform.clip_norm
+    )
+    users = task.partition.users
+    return task.release(AveragedMinimisers(head=head, dim=task.transform.dim, users=users))

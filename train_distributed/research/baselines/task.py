@@ -1,0 +1,161 @@
+"""What every baseline is given, and how it ends: rows and a promise in, a release out."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from embed.store import TEST
+from train_distributed.one_shot.methods import Method
+from train_distributed.one_shot.release import (
+    Noise,
+    Release,
+    accuracy_report,
+    class_names_of,
+    release,
+    suitability,
+    versions,
+)
+from train_distributed.one_shot.users import EmbeddingUsers
+from train_distributed.partition import Partition
+from train_distributed.privacy.float_noise import system_generator
+from train_distributed.privacy.promise import Privacy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The arguments of `train_distributed.release`, checked and filled in."""
+
+    method: str  # name of the baseline, for errors and reports
+    embeddings: EmbeddingSet
+    transform: PublicTransform
+    num_classes: int
+    partition: Partition
+    privacy: Privacy
+    noise: Noise
+    generator: torch.Generator | None
+    min_survivors: int | None
+    dropped: Collection[int]
+    known_noise: Collection[int]
+    vouch_for_transform: bool = False
+
+    @property
+    def users(self) -> EmbeddingUsers:
+        """All users' rows, transformed while they are read."""
+        return EmbeddingUsers(self.embeddings, self.transform, self.partition)
+
+    @property
+    def draws(self) -> torch.Generator:
+        """The generator given, or one from the operating system."""
+        return system_generator() if self.generator is None else self.generator
+
+    def pooled(self) -> tuple[Tensor, Tensor]:
+        """((N, d) float32 rows, (N,) labels) of all users in one place."""
+        parts = [
+            (x[:count], y[:count])
+            for chunk in self.users.chunks()
+            for x, y, count in zip(chunk.x, chunk.y, chunk.counts.tolist(), strict=True)
+        ]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+    def as_one_user(self) -> "Task":
+        """The same rows, all of them held by a single user, which trusts itself."""
+        order = self.partition.order
+        offsets = torch.tensor([0, len(order)])
+        promise = replace(self.privacy, honest_fraction=None)
+        return replace(self, partition=Partition(order, offsets), privacy=promise)
+
+    def refuse_federation(self) -> None:
+        """Checks that nothing is asked for that only a secure sum has.
+
+        Raises:
+            ValueError: dropouts, dishonest users or discrete noise.
+        """
+        self.refuse_users()
+        self.refuse_discrete()
+
+    def refuse_users(self) -> None:
+        """Checks that nothing is asked of single users.
+
+        Raises:
+            ValueError: dropouts or dishonest users.
+        """
+        if self.min_survivors is not None or self.dropped:
+            raise ValueError(f"min_survivors and dropped must be left out for {self.method!r}")
+        if self.known_noise:
+            raise ValueError(
+                f"known_noise must be empty for {self.method!r}, got {list(self.known_noise)}"
+            )
+
+    def refuse_discrete(self) -> None:
+        """Checks that the noise is simulated.
+
+        Raises:
+            ValueError: discrete noise.
+        """
+        if self.noise != "float":
+            raise ValueError(f"noise must be 'float' for {self.method!r}, got {self.noise!r}")
+
+    def refuse_groups(self) -> None:
+        """Checks that one record is protected.
+
+        Raises:
+            ValueError: users or groups.
+        """
+        if self.privacy.unit != "record" or self.privacy.group_size != 1:
+            raise ValueError(
+                f"unit must be 'record' and group_size 1 for {self.method!r}, got "
+                f"{self.privacy.unit!r} and {self.privacy.group_size}"
+            )
+
+    def release(self, method: Method, **report: Any) -> Release:
+        """By one secure sum, as our own methods, with additions to the report."""
+        released = release(
+            self.embeddings,
+            method,
+            self.privacy,
+            transform=self.transform,
+            num_classes=self.num_classes,
+            partition=self.partition,
+            noise=self.noise,
+            generator=self.generator,
+            min_survivors=self.min_survivors,
+            dropped=self.dropped,
+            known_noise=self.known_noise,
+            vouch_for_transform=self.vouch_for_transform,
+        )
+        return replace(released, report=released.report | report)
+
+    def finish(
+        self, weights: Tensor, report: dict[str, Any], opened: Tensor | None = None
+    ) -> Release:
+        """A release made without `release`: the same report, accuracy where there is a test split.
+
+        Args:
+            weights: (d, K) of transformed rows.
+            report: rounds, bytes_per_user, noise and what the promise is made of.
+            opened: (D,) what was shown besides the weights.
+        """
+        names = class_names_of(self.embeddings, self.num_classes)
+        released = Release(weights.double(), self.transform, names, opened=opened)
+        sizes = self.partition.counts
+        full = {"users": len(sizes), "rows": int(sizes.sum())} | report
+        full |= suitability(
+            self.privacy,
+            self.noise,
+            seeded=self.generator is not None,
+            bare_users=len(set(self.known_noise)),
+        )
+        full |= {"versions": versions()}
+        if (self.embeddings.split == TEST).any():
+            full |= accuracy_report(released, self.embeddings)
+        return replace(released, report=full)
+
+
+def with_reason(report: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The report of a model that may not be released, for this reason too."""
+    why = [*report.get("unsuitable_because", ()), reason]
+    return report | {"suitable_for_release": False, "unsuitable_because": why}

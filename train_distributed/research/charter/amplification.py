@@ -1,0 +1,163 @@
+"""Noise for gradients of sampled batches, where a record is used at most once.
+
+In round k a client draws t_k of its unused learning rows; the sizes t_k are public and fixed, and
+not all n learning rows are used. Two sound accounts of all rounds, the better of which is taken:
+
+    once         No amplification: whatever the batches are, a record moves one message only, so
+                 given the batches the run is one Gaussian mechanism, and so is their mixture.
+    composition  Of Gaussian mechanisms on batches sampled without replacement at the rates
+                 q_k = t_k / unused_k.
+
+Why composition holds although what is unused stays hidden. Draw the batches in two steps: assign
+the other records to all places, the target to one that is never used, and tell the observer; then
+exchange the target with a place J drawn uniformly from all n. That is a uniform assignment, and
+telling more cannot make it more private: the divergence is jointly convex. Round k is now a
+Gaussian r around a known mean, or a Gaussian p at most 2G/b away if J is in round k (a mixture of
+t_k of them: J is uniform there, whatever was sent before). Given earlier messages J is in round k
+with probability θ_k = p_k / (1 - Σ p_j + Σ p_j r_j) <= q_k, where p_j = t_j/n and the sums run over
+j < k, with r_j >= 0 a likelihood ratio. Between neighbours both θ_k and p differ; `moments` bounds
+the divergence of a round over all θ_k, θ'_k in [0, q_k], whatever the earlier messages are, and
+Rényi divergences so bounded add up.
+
+The paper keeps the number of new rows random and divides by it. It is then known to the observer,
+and given it the sampling rate is not the 1/(2K) that the proof uses but t_k / unused_k.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+
+from train_distributed import accounting
+from train_distributed.research.charter import renyi
+
+_PRECISION = 1e-3  # of the noise, relative; rounded up
+_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+_HIGH_ORDERS = (320, 384, 512, 640, 768, 1024)  # small ε
+
+
+@cache
+def sampled_noise_multiplier(epsilon: float, delta: float, rates: tuple[float, ...]) -> float:
+    """The least noise of the two accounts, over the L2 change of one batch mean.
+
+    Args:
+        epsilon: ε > 0.
+        delta: δ.
+        rates: q_k of every round.
+    """
+    once = accounting.noise_multiplier(epsilon, delta)
+    if max(rates) >= 1:  # no place is left unused
+        return once
+
+    def enough(log_multiplier: float) -> bool:
+        return composed_epsilon(math.exp(log_multiplier), delta, rates) <= epsilon
+
+    high = math.log(once)
+    if not enough(high):
+        return once
+    low = high - 1
+    while enough(low):
+        low, high = low - 1, low
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return min(once, math.exp(high))
+
+
+def composed_epsilon(noise_multiplier: float, delta: float, rates: tuple[float, ...]) -> float:
+    """ε of all rounds by composition.
+
+    Of order α, exp((α-1)·divergence) is a polynomial of degree α in the rate with coefficients
+    >= 0, so rounds at their rates' power mean of order α bound rounds at those rates (Jensen). Four
+    groups of similar rates lose little by it.
+
+    Args:
+        noise_multiplier: over the L2 change of one batch mean.
+        delta: δ.
+        rates: q_k < 1 of every round.
+
+    Raises:
+        ValueError: a rate outside (0, 1).
+    """
+    if not 0 < min(rates) <= max(rates) < 1:
+        raise ValueError(f"rates must be in (0, 1), got {min(rates)} to {max(rates)}")
+    groups = np.array_split(np.sort(rates), 4 if max(rates) > 1.2 * min(rates) else 1)
+    largest = renyi.largest_order(noise_multiplier, _HIGH_ORDERS[-1])
+    found = math.inf
+    for orders in (_ORDERS, _HIGH_ORDERS):
+        reached = [order for order in orders if order <= largest]
+        if not reached:
+            break
+        table = renyi.log_moments(noise_multiplier, reached[-1])
+        best = min((_epsilon(order, table, groups, delta), order) for order in reached)
+        found = min(found, best[0])
+        if best[1] < _ORDERS[-1]:
+            break
+    return found
+
+
+def _epsilon(order: int, table: renyi.Vector, groups: list[np.ndarray], delta: float) -> float:
+    """ε at δ of rounds of known Rényi divergence (Canonne, Kamath and Steinke 2020, Prop. 12)."""
+    total = 0.0
+    for group in (group for group in groups if len(group)):
+        mean = group.max() * np.mean((group / group.max()) ** order) ** (1 / order)
+        total += len(group) * renyi.log_divergence(order, mean * (1 + 1e-12), table)
+    spent = total - math.log(delta * order)
+    return max(0.0, spent / (order - 1) + math.log1p(-1 / order))
+
+
+def random_round_ratios(
+    noise_multiplier: float,
+    shares: np.ndarray,
+    *,
+    draws: int,
+    generator: np.random.Generator,
+) -> np.ndarray:
+    """Draws for an estimate of what an exact account of "once, in a random round" might promise.
+
+    The record moves one coordinate of its round's message by ±½ of the sensitivity. No proof says
+    that this pair is the worst, so nothing is released on it.
+
+    Args:
+        noise_multiplier: over the L2 change of one batch mean.
+        shares: (K,) p_k = t_k / n, the chance that a record is used in round k.
+        draws: sample size.
+        generator: of the draws.
+
+    Returns:
+        (draws,) likelihood ratios of the two neighbours, at messages of the one in the denominator.
+    """
+    rounds, never = len(shares), 1 - shares.sum()
+    values = np.empty(draws)
+    for start in range(0, draws, 4096):
+        count = min(4096, draws - start)
+        noise = noise_multiplier * generator.standard_normal((count, rounds))
+        chosen = generator.choice(rounds + 1, size=count, p=np.append(shares, never))
+        hit = chosen < rounds
+        noise[np.flatnonzero(hit), chosen[hit]] += 0.5
+        # Both densities over that of pure noise are Σ_k p_k exp((±z_k/2 - 1/8)/σ²).
+        lift = noise / (2 * noise_multiplier**2)
+        shrink = math.exp(-1 / (8 * noise_multiplier**2))
+        above = never + shrink * (np.exp(lift) @ shares)
+        below = never + shrink * (np.exp(-lift) @ shares)
+        values[start : start + count] = below / above
+    return values
+
+
+def estimate_delta(ratios: np.ndarray, epsilon: float) -> tuple[float, float]:
+    """δ(ε) of the pair behind `random_round_ratios`, and its standard error."""
+    values = np.maximum(0, 1 - math.exp(epsilon) * ratios)
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(ratios)))
+
+
+def estimate_epsilon(ratios: np.ndarray, delta: float) -> tuple[float, float]:
+    """ε(δ) of the same pair, and its standard error by the slope of δ(ε); 0 where ε = 0 will do."""
+    low, high = 0.0, -math.log(ratios.min())
+    if estimate_delta(ratios, low)[0] <= delta:
+        return 0.0, 0.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if estimate_delta(ratios, middle)[0] > delta else (low, middle)
+    lifted = math.exp(high) * ratios
+    slope = lifted[lifted < 1].sum() / len(ratios)
+    return high, estimate_delta(ratios, high)[1] / float(slope)

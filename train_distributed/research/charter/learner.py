@@ -1,0 +1,162 @@
+"""Charter as a learner: one-vs-rest logistic losses, clients of equal size."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from train_distributed import (
+    accounting,
+)
+from train_distributed.partition import Partition
+from train_distributed.privacy.promise import Privacy
+from train_distributed.privacy.randomness import uniform
+from train_distributed.research import charter
+from train_distributed.research.charter.objectives import Objective
+from train_distributed.research.charter.plan import Task, check_budget
+from train_distributed.research.rows import Rows, as_columns, require_records
+
+SUMMED = {"charter": False, "charter-sum": True}
+_LOSS_CLIP = 1.0  # G1: a mean over problems, ln 2 at the start
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharterOptions:
+    """Public constants, fixed before data is seen.
+
+    Raises:
+        ValueError: a number outside its range.
+    """
+
+    half_width: float = 1.0  # half the side of the searched cube
+    gradient_clip: float = 0.08  # G0 over the rows' norm
+    cut_rounds: int | None = None  # K; None: rounds_per_feature · d
+    rounds_per_feature: float = 0.5
+    bits: int | None = None  # per number; None: the paper's
+    constants: str = "tight"
+
+    def __post_init__(self) -> None:
+        for name in ("half_width", "gradient_clip", "rounds_per_feature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+
+    def rounds(self, dimension: int) -> int:
+        """K for rows of d numbers."""
+        if self.cut_rounds is None:
+            return math.ceil(self.rounds_per_feature * dimension)
+        return self.cut_rounds
+
+    def task(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> Task:
+        """What is minimised; every client uses as many rows as the smallest one has."""
+        return Task(
+            clients=users.users,
+            rows=int(users.counts.min()),
+            dimension=problems * dimension,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            diameter=2 * self.half_width * math.sqrt(dimension),
+        )
+
+    def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
+        """Refuses, before any row is read, more rounds than the rows allow."""
+        check_budget(self.task(users, dimension, problems, privacy), self.rounds(dimension))
+
+
+def learn_by_charter(
+    rows: Rows,
+    method: str,
+    privacy: Privacy,
+    options: CharterOptions,
+    generator: torch.Generator | None,
+    measure_risk: bool,
+) -> tuple[Tensor, dict[str, Any]]:
+    """(d, K) weights with the best verified loss, and what they cost.
+
+    Every client uses as many of its rows as the smallest one has, in an order that is drawn without
+    looking at them.
+
+    Args:
+        rows: of all users, in the clear: a simulation of clients and server on one machine.
+        method: "charter" or "charter-sum".
+        privacy: of each client's records against whom the method shows messages.
+        options: the searched cube, clipping, rounds and bits.
+        generator: of orders, sampling, noise and rounding; None draws from the operating system.
+        measure_risk: whether to find the excess risk.
+
+    Raises:
+        ValueError: a promise for users or groups, constants out of range, more rounds than the
+            smallest client's rows allow.
+    """
+    require_records(method, privacy)
+    dimension, each = rows.x.shape[1], int(rows.users.counts.min())
+    objective = charter.OneVsRestLogistic(rows.num_classes, dimension)
+    plan = charter.make_plan(
+        options.task(rows.users, dimension, objective.problems, privacy),
+        rounds=options.rounds(dimension),
+        constants=options.constants,
+        gradient_clip=options.gradient_clip * rows.clip_norm,
+        loss_clip=_LOSS_CLIP,
+        secure_sum=SUMMED[method],
+        honest_fraction=float(privacy.fraction(rows.users.users)),
+        bits=options.bits,
+    )
+    data = [_client(rows, user, each, generator) for user in range(rows.users.users)]
+    result = charter.run(data, objective, plan, half_width=options.half_width, generator=generator)
+    report = _costs(result.report, plan, privacy)
+    report["simulation_only"] = dict(result.report["simulation_only"])
+    if measure_risk:
+        risk = excess_risk(objective, result.points, rows, options.half_width)
+        report["simulation_only"]["excess_risk"] = risk
+    return as_columns(result.points), report | {"rows_used_per_user": each}
+
+
+def excess_risk(objective: Objective, points: Tensor, rows: Rows, half_width: float) -> float:
+    """Mean loss of all rows at the points, over the least in the cube (L-BFGS-B)."""
+    shape = tuple(points.shape)
+
+    def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        at = torch.from_numpy(flat).view(shape).requires_grad_()
+        mean = objective.losses(at, rows.x, rows.y).mean()
+        (slope,) = torch.autograd.grad(mean, at)
+        return mean.item(), slope.numpy().ravel()
+
+    start = points.clone().numpy().ravel()
+    bounds = [(-half_width, half_width)] * len(start)
+    found = minimize(value, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return value(start)[0] - float(found.fun)
+
+
+def _client(
+    rows: Rows, user: int, count: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Rows of one user in random order: the position decides what they are used for."""
+    own = rows.users.rows(user)
+    chosen = own[uniform((len(own),), generator).argsort()[:count]]
+    return rows.x[chosen], rows.y[chosen]
+
+
+def _costs(report: dict[str, Any], plan: charter.Plan, privacy: Privacy) -> dict[str, Any]:
+    kept = {name: report[name] for name in _REPORTED}
+    kept["who_sees_what"] = f"the server sees {report['server_sees']}"
+    if privacy.private:
+        moved = 2 * plan.gradient_clip / plan.batch
+        multiplier = plan.gradient_std / moved
+        kept["epsilon_per_iteration"] = accounting.epsilon(privacy.delta, multiplier)
+        kept["cut_noise_multiplier"] = multiplier
+        kept |= {name: report[name] for name in _PRIVATE}
+    if plan.honest is not None:
+        kept["honest_users"] = plan.honest
+    return kept
+
+
+_PRIVATE = ("epsilon_composed", "epsilon_learning", "epsilon_verification")
+_REPORTED = (
+    "rounds",
+    "payload_bits_per_user",
+    "framing_bits_per_user",
+    "bits_per_user",
+)

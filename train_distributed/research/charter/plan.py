@@ -1,0 +1,277 @@
+"""Everything about a Charter run that is fixed before data is touched: rounds, noise, bits.
+
+Parameters of Sec. 4.3 of Salgia et al. 2025. Neighbours differ in one replaced record of a client.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from train_distributed import accounting
+from train_distributed.privacy.promise import honest_users
+from train_distributed.research.charter.amplification import sampled_noise_multiplier
+
+CONSTANTS = ("tight", "paper")
+SMALLEST, LARGEST = 1e-100, 1e100  # float64 holds the products of two such numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be minimised, for whom, and how privately.
+
+    Raises:
+        ValueError: a number outside its range.
+    """
+
+    clients: int  # M
+    rows: int  # N, of each client
+    dimension: int  # d, numbers in one gradient; all one-vs-rest problems together
+    epsilon: float  # inf: no noise
+    delta: float
+    diameter: float  # R, of the cube
+    gradient_deviation: float = 1.0  # σ_g, sub-Gaussian
+    loss_deviation: float = 1.0  # σ_f, sub-Gaussian
+    failure: float = 0.01  # δ_E, of the accuracy theorem
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rows", "dimension"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in ("epsilon", "diameter", "gradient_deviation", "loss_deviation"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+            if name != "epsilon" and math.isinf(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got inf")
+        for name in ("delta", "failure"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in (0, 1), got {getattr(self, name)}")
+
+    @property
+    def gradient_clip(self) -> float:
+        """G0 = 1 + σ_g √(2 log 4MN), for losses with Lipschitz constant 1."""
+        spread = math.sqrt(2 * math.log(4 * self.clients * self.rows))
+        return 1 + self.gradient_deviation * spread
+
+    @property
+    def loss_clip(self) -> float:
+        """G1 = R + σ_f √(2 log 4MN)."""
+        spread = math.sqrt(2 * math.log(4 * self.clients * self.rows))
+        return self.diameter + self.loss_deviation * spread
+
+    def rounds(self, gamma: float) -> int:
+        """K = ⌈(4d/γ) log(d √(MN) / (γ σ_g))⌉ of the paper, drops included."""
+        inside = self.dimension * math.sqrt(self.clients * self.rows)
+        return math.ceil(
+            4 * self.dimension / gamma * math.log(inside / (gamma * self.gradient_deviation))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The schedule that clients and server follow."""
+
+    task: Task
+    rounds: int  # K, cut rounds and iterates
+    gradient_clip: float  # G0, joint over one-vs-rest problems
+    loss_clip: float  # G1
+    gradient_std: float  # s0, per number of a batch mean
+    loss_std: float  # s1, per iterate of a mean loss
+    honest: int | None  # H, clients sure to add their noise share under a secure sum; None: no sum
+    bits: int | None = None  # J0 = J1 per number; None: the paper's
+
+    @property
+    def batch(self) -> int:
+        """Nominal batch size b = ⌊N/3K⌋."""
+        return self.task.rows // (3 * self.rounds)
+
+    @property
+    def learning_rows(self) -> int:
+        """Two thirds n = ⌊2N/3⌋, at least 2K b: a batch is a share of at most 1/(2K)."""
+        return 2 * self.task.rows // 3
+
+    @property
+    def fresh(self) -> tuple[int, ...]:
+        """(K,) t_k >= 1, unused learning rows that round k takes.
+
+        What b rows sampled from all n have new on average: n (1 - b/n)^k stay unused.
+        """
+        total, sizes = self.learning_rows, []
+        kept = 1 - self.batch / total
+        for k in range(1, self.rounds + 1):
+            sizes.append(max(1, round(total * (1 - kept**k)) - sum(sizes)))
+        return tuple(sizes)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """(K,) q_k = t_k over the rows unused before round k."""
+        unused = self.learning_rows - np.cumsum((0, *self.fresh[:-1]))
+        return tuple(float(rate) for rate in np.array(self.fresh) / unused)
+
+    @property
+    def verification_rows(self) -> int:
+        """The other rows, at least a third."""
+        return self.task.rows - self.learning_rows
+
+    @property
+    def gradient_limit(self) -> float:
+        """D0 = G0 + s0 √(32 log(40MKd/δ_E))."""
+        task = self.task
+        inside = 40 * task.clients * self.rounds * task.dimension / task.failure
+        return self.gradient_clip + self.gradient_std * math.sqrt(32 * math.log(inside))
+
+    @property
+    def loss_limit(self) -> float:
+        """D1 = G1 + s1 √(2 log(16MK/δ_E))."""
+        inside = 16 * self.task.clients * self.rounds / self.task.failure
+        return self.loss_clip + self.loss_std * math.sqrt(2 * math.log(inside))
+
+    @property
+    def gradient_bits(self) -> int:
+        """J0 = ⌈log2(2 D0 N ε / (√d + σ_g ε √N))⌉, per number."""
+        return self.bits or self._bits(
+            self.gradient_limit, self.task.dimension, self.task.gradient_deviation
+        )
+
+    @property
+    def loss_bits(self) -> int:
+        """J1: J0's formula with D1, R and σ_f, per iterate."""
+        return self.bits or self._bits(
+            self.loss_limit, self.task.diameter**2, self.task.loss_deviation
+        )
+
+    @property
+    def payload_bits(self) -> int:
+        """K d J0 + K J1, what a client sends in all when there is no secure sum."""
+        return self.rounds * (self.task.dimension * self.gradient_bits + self.loss_bits)
+
+    def _bits(self, limit: float, squared_scale: float, deviation: float) -> int:
+        rows = self.task.rows
+        private = math.sqrt(squared_scale) / self.task.epsilon  # 0 without privacy
+        values = 2 * limit * rows / (private + deviation * rows**0.5)
+        return math.ceil(math.log2(max(2.0, values)))
+
+
+def make_plan(
+    task: Task,
+    *,
+    rounds: int,
+    constants: str = "tight",
+    gradient_clip: float | None = None,
+    loss_clip: float | None = None,
+    secure_sum: bool = False,
+    honest_fraction: float = 0.5,
+    bits: int | None = None,
+) -> Plan:
+    """The noise that (ε, δ) needs, with all else that follows from it.
+
+    Learning and verification use different records, so each alone spends (ε, δ).
+
+    Args:
+        task: the problem.
+        rounds: K, gradients to ask for and iterates to verify.
+        constants: "tight": the least noise among sound bounds (`amplification`, exact Gaussian
+            curve); "paper": s0 and s1 of Sec. 4.3, for ε < 1.5/√K, and never less than the former.
+        gradient_clip: G0; None: the paper's. A known Lipschitz constant is better.
+        loss_clip: G1; None: the paper's.
+        secure_sum: the server sees sums over clients only, and each adds a share of the noise.
+        honest_fraction: t, of the clients under a secure sum.
+        bits: J0 and J1, per number; None: the paper's, below which rounding adds to the noise.
+
+    Raises:
+        ValueError: unknown constants; more rounds than N/3 (the message says what they would take);
+            ε beyond the range of the paper's proof; an honest fraction outside (0, 1]; a clip so
+            small or large that float64 does not hold its square.
+    """
+    if constants not in CONSTANTS:
+        raise ValueError(f"constants must be one of {', '.join(CONSTANTS)}, got {constants!r}")
+    check_budget(task, rounds)
+    if bits is not None and not 1 <= bits <= 32:
+        raise ValueError(f"bits must be in [1, 32], got {bits}")
+    honest = None
+    if secure_sum:
+        if not 0 < honest_fraction <= 1:
+            raise ValueError(f"honest_fraction must be in (0, 1], got {honest_fraction}")
+        honest = honest_users(task.clients, Fraction(repr(float(honest_fraction))))
+    draft = Plan(
+        task=task,
+        rounds=rounds,
+        gradient_clip=task.gradient_clip if gradient_clip is None else gradient_clip,
+        loss_clip=task.loss_clip if loss_clip is None else loss_clip,
+        gradient_std=0.0,
+        loss_std=0.0,
+        honest=honest,
+        bits=bits,
+    )
+    for name in ("gradient_clip", "loss_clip"):
+        check_scale(name, getattr(draft, name))
+    if math.isinf(task.epsilon):
+        return draft
+    stds = _paper_stds(draft) if constants == "paper" else _tight_stds(draft)
+    return replace(draft, gradient_std=stds[0], loss_std=stds[1])
+
+
+def check_scale(name: str, value: float) -> None:
+    """Refuses a length whose square float64 does not hold: it would be compared as 0 or infinity.
+
+    Raises:
+        ValueError: a value outside [1e-100, 1e100].
+    """
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"{name} must be in [{SMALLEST:g}, {LARGEST:g}], got {value}")
+
+
+def check_budget(task: Task, rounds: int) -> None:
+    """Refuses rounds that leave a batch empty, and says what they would take."""
+    if rounds < 1:
+        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    if task.rows < 3 * rounds:
+        bits = 64 * rounds * task.dimension
+        raise ValueError(
+            f"rounds must be <= rows/3 = {task.rows // 3}, got {rounds} for dimension "
+            f"{task.dimension}: they would take {3 * rounds} rows and up to {bits} bits a client"
+        )
+
+
+def _tight_stds(plan: Plan) -> tuple[float, float]:
+    task = plan.task
+    moved = 2 * plan.gradient_clip / plan.batch  # 6 K G0 / N
+    multiplier = sampled_noise_multiplier(task.epsilon, task.delta, plan.rates)
+    moved_loss = plan.loss_clip / plan.verification_rows  # losses are in [0, G1]
+    verification = accounting.noise_multiplier(task.epsilon, task.delta, plan.rounds)
+    return (
+        moved * multiplier * rounding(plan.batch, task.dimension),
+        moved_loss * verification * rounding(plan.verification_rows, 1),
+    )
+
+
+def rounding(rows: int, numbers: int) -> float:
+    """Factor by which float64 may stretch what a record moves a sum of clipped vectors.
+
+    A sum of n of norm G is exact to n 2⁻⁵³ of n G on either neighbour, whatever the order; a vector
+    of m numbers is clipped to G but for m 2⁻⁵³ of it.
+    """
+    return 1 + 2.0**-30 + (rows**2 + numbers) * 2.0**-52
+
+
+def _paper_stds(plan: Plan) -> tuple[float, float]:
+    """From s0² = 1080 G0² log²(2.5/δ) K/(N²ε²), s1² = 40 G1² log²(2.5K/δ) K/(N²ε²)."""
+    task = plan.task
+    if not task.epsilon < 1.5 / math.sqrt(plan.rounds):
+        raise ValueError(
+            f"epsilon must be < 1.5/sqrt(rounds) = {1.5 / math.sqrt(plan.rounds):.4g} for the "
+            f"paper's constants, got {task.epsilon}"
+        )
+    scale = math.sqrt(plan.rounds) / (task.rows * task.epsilon)
+    paper = (
+        math.sqrt(1080) * plan.gradient_clip * math.log(2.5 / task.delta) * scale,
+        math.sqrt(40) * plan.loss_clip * math.log(2.5 * plan.rounds / task.delta) * scale,
+    )
+    tight = _tight_stds(plan)
+    if paper[0] < tight[0] or paper[1] < tight[1]:
+        raise ValueError(
+            f"constants must be 'tight' here, got 'paper': its noise {paper} is less than {tight}, "
+            "the least that can be proven"
+        )
+    return paper

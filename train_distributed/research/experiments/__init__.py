@@ -1,0 +1,1 @@
+"""Sweeps over methods, promises, partitions and seeds; their figures and tables."""

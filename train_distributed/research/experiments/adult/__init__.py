@@ -1,0 +1,1 @@
+"""Decentralised ADMM on the Adult data: its paper's experiment."""

@@ -1,0 +1,1 @@
+"""Charter's rates beside gradient descent: its paper's experiment."""

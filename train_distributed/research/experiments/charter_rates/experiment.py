@@ -1,0 +1,262 @@
+"""How Charter's excess risk falls, and how many cuts Vaidya's method needs.
+
+python -m train_distributed.research.experiments.charter_rates.experiment --output results/charter
+"""
+
+import argparse
+import csv
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pretrain.output import new_directory, refuse_existing
+from train_distributed.one_shot.provenance import provenance
+from train_distributed.research.charter.algorithm import run
+from train_distributed.research.charter.objectives import Distance
+from train_distributed.research.charter.plan import Plan, Task, make_plan
+from train_distributed.research.experiments.charter_rates.comparisons import (
+    compare_accounts,
+    compare_noise,
+)
+from train_distributed.research.experiments.charter_rates.cuts import count_cuts, fit_cuts
+from train_distributed.research.experiments.charter_rates.figures import draw
+from train_distributed.research.experiments.charter_rates.gradient_descent import (
+    private_gradient_descent,
+)
+
+# The varied settings, with the exponents of the theorem's two terms, √d/(√M N ε) and 1/√(MN). It
+# bounds every convex Lipschitz loss; near the minimiser of a quadratic, as here, the risk is the
+# square of the gradient's error, so it may fall up to twice as steeply.
+SWEEPS: dict[str, tuple[tuple[float, ...], list[dict[str, Any]]]] = {
+    "clients": ((-0.5, -0.5), [{"clients": m} for m in (2, 4, 8, 16, 32)]),
+    "rows": ((-1.0, -0.5), [{"rows": n} for n in (750, 1500, 3000, 6000, 12_000)]),
+    "epsilon": ((-1.0, 0.0), [{"epsilon": e} for e in (0.1, 0.2, 0.4, 0.8, 1.6, math.inf)]),
+    "rounds": ((), [{"rounds": k} for k in (5, 10, 20, 40, 80)]),
+    "bits": ((), [{"bits": j} for j in (2, 3, 4, 6, 8, 12, 16)]),
+}
+TERMS = ("privacy term", "statistical term")
+THEORY: dict[str, dict[str, float]] = {
+    name: dict(zip(TERMS, exponents, strict=True)) if exponents else {}
+    for name, (exponents, _) in SWEEPS.items()
+}
+CHARTERS = {"charter": False, "charter_secure_sum": True}
+SPREAD = 0.3  # of a record around the mean
+CLIP = 1.5  # gradients w - x have about this length at the corners
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slopes:
+    """Excess risk of ½‖w - x‖² in R^5 with a known minimiser, and cuts on max-affine problems."""
+
+    output: Path = Path("results/charter")
+    dimension: int = 5
+    clients: int = 8
+    rows: int = 3000
+    epsilon: float = 0.5
+    delta: float = 1e-5
+    rounds: int = 30
+    bits: int | None = None
+    seeds: int = 10
+    overwrite: bool = False
+
+    def run(self) -> None:
+        """Measures everything, then writes risk.csv, cuts.csv, report.json and a PNG."""
+        refuse_existing(self.output, overwrite=self.overwrite)
+        settings = [(name, change) for name, (_, group) in SWEEPS.items() for change in group]
+        risks = []
+        for name, change in tqdm(settings, unit="setting", disable=None):
+            risks += [self._measure(name, change, seed) for seed in range(self.seeds)]
+        cuts = count_cuts()
+        report = {
+            "configuration": asdict(self) | {"output": self.output.name},
+            **provenance(),
+            **summarise(risks),
+            "cuts": fit_cuts(cuts),
+            **_accounts(),
+        }
+        with new_directory(self.output, overwrite=self.overwrite) as directory:
+            _write(directory / "risk.csv", risks)
+            _write(directory / "cuts.csv", cuts)
+            (directory / "report.json").write_text(json.dumps(report, indent=1))
+            draw(directory / "charter.png", risks, cuts, THEORY)
+        shown = ("slopes_and_their_errors", "payload", "noise_over_the_paper", "cuts")
+        print(json.dumps({name: report[name] for name in shown}, indent=1))
+
+    def _measure(self, sweep: str, change: dict[str, Any], seed: int) -> dict[str, Any]:
+        """One run of every method on the same data."""
+        varied = ("clients", "rows", "epsilon", "rounds", "bits")
+        at = {name: getattr(self, name) for name in varied} | change
+        generator = torch.Generator().manual_seed(seed)
+        mean = torch.rand(self.dimension, generator=generator, dtype=torch.float64) - 0.5
+        data = sphere(mean, at["clients"], at["rows"], generator)
+        task = self._task(at)
+        row: dict[str, Any] = {"sweep": sweep, "seed": seed, **at}
+        objective = Distance(self.dimension)
+        for name, summed in CHARTERS.items():
+            plan = make_plan(
+                task,
+                rounds=at["rounds"],
+                gradient_clip=CLIP,
+                loss_clip=CLIP,
+                secure_sum=summed,
+                bits=at["bits"],
+            )
+            result = run(data, objective, plan, half_width=1.0, generator=generator)
+            row[name] = float((result.points[0] - mean).square().sum() / 2)
+            row |= _traffic(name, plan, result.report)
+        descended = private_gradient_descent(
+            data,
+            objective,
+            epsilon=at["epsilon"],
+            delta=self.delta,
+            rounds=at["rounds"],
+            gradient_clip=CLIP,
+            step=0.5,
+            half_width=1.0,
+            generator=generator,
+        )
+        row["dp_sgd"] = float((descended[0] - mean).square().sum() / 2)
+        row["dp_sgd_bits"] = 32 * self.dimension * at["rounds"]
+        everything = torch.cat([x for x, _ in data])
+        row["not_private"] = float((everything.mean(0) - mean).square().sum() / 2)
+        return row
+
+    def _task(self, at: dict[str, Any]) -> Task:
+        return Task(
+            clients=at["clients"],
+            rows=at["rows"],
+            dimension=self.dimension,
+            epsilon=at["epsilon"],
+            delta=self.delta,
+            diameter=2 * math.sqrt(self.dimension),
+        )
+
+
+def sphere(
+    mean: Tensor, clients: int, rows: int, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor]]:
+    """Every client's rows (rows, d), uniform on a sphere around the mean; nobody uses labels."""
+    data = []
+    for _ in range(clients):
+        z = torch.randn(rows, len(mean), generator=generator, dtype=torch.float64)
+        x = mean + SPREAD * z / z.norm(dim=1, keepdim=True)
+        data.append((x, torch.zeros(rows, dtype=torch.int64)))
+    return data
+
+
+def _traffic(name: str, plan: Plan, report: dict[str, Any]) -> dict[str, int]:
+    """Measured bits, and what the formula says: K d J0 + K J1, or 64-bit words in a sum."""
+    numbers = plan.rounds * plan.task.dimension
+    formula = numbers * plan.gradient_bits + plan.rounds * plan.loss_bits
+    if plan.honest is not None:
+        formula = 64 * (numbers + plan.rounds)
+    return {
+        f"{name}_bits": report["payload_bits_per_user"],
+        f"{name}_bits_by_formula": formula,
+        f"{name}_framing_bits": report["framing_bits_per_user"],
+    }
+
+
+def summarise(risks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Slopes beside the theorem's, and whether the payload is the formula's."""
+    return {
+        "slopes_and_their_errors": {name: slope(risks, name) for name in THEORY if THEORY[name]},
+        "slopes_of_the_theorem": {name: terms for name, terms in THEORY.items() if terms},
+        "note": "a quadratic may fall up to twice as steeply as the theorem's terms",
+        "payload": check_payload(risks),
+    }
+
+
+def _accounts() -> dict[str, Any]:
+    return {"noise_over_the_paper": compare_noise(), "once_in_a_random_round": compare_accounts()}
+
+
+def redraw(output: Path) -> None:
+    """Summarises and draws an earlier run's risk.csv and cuts.csv again, without running Charter.
+
+    Raises:
+        OSError: a file of the earlier run is missing.
+    """
+    risks, cuts = _read(output / "risk.csv"), _read(output / "cuts.csv")
+    report = json.loads((output / "report.json").read_text())
+    report = {name: value for name, value in report.items() if not name.startswith("slopes")}
+    with new_directory(output, overwrite=True) as directory:
+        _write(directory / "risk.csv", risks)
+        _write(directory / "cuts.csv", cuts)
+        report |= summarise(risks) | _accounts()
+        (directory / "report.json").write_text(json.dumps(report, indent=1))
+        draw(directory / "charter.png", risks, cuts, THEORY)
+
+
+def check_payload(risks: list[dict[str, Any]]) -> dict[str, Any]:
+    """In how many runs the measured payload is exactly the formula's."""
+    found = {}
+    for name in CHARTERS:
+        equal = sum(row[f"{name}_bits"] == row[f"{name}_bits_by_formula"] for row in risks)
+        found[name] = {"runs": len(risks), "exactly_as_the_formula": equal}
+    return found
+
+
+def slope(risks: list[dict[str, Any]], sweep: str) -> dict[str, list[float]]:
+    """Least-squares slopes of ln(mean excess risk) in ln(x), each with its standard error.
+
+    The error is the deviation of the slope over 200 redrawn sets of seeds (bootstrap).
+    """
+    rows = [row for row in risks if row["sweep"] == sweep and math.isfinite(row[sweep])]
+    x = sorted({row[sweep] for row in rows})
+    draw = np.random.default_rng(0)
+    found = {}
+    for name in ("charter", "charter_secure_sum", "dp_sgd"):
+        table = np.array([[row[name] for row in rows if row[sweep] == at] for at in x])
+        picks = draw.integers(table.shape[1], size=(200, table.shape[1]))
+        means = np.column_stack([table.mean(1), *(table[:, pick].mean(1) for pick in picks)])
+        slopes = np.polyfit(np.log(x), np.log(means), 1)[0]
+        found[name] = [float(slopes[0]), float(slopes[1:].std(ddof=1))]
+    return found
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Rows with numbers as numbers, and None where a field is empty."""
+    with path.open(newline="") as file:
+        return [{name: _parse(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _parse(text: str) -> str | float | int | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=Slopes.__doc__)
+    parser.add_argument("--output", type=Path, default=Slopes.output)
+    parser.add_argument("--seeds", type=int, default=Slopes.seeds)
+    parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--redraw", action="store_true", help="summarise an earlier run again")
+    options = vars(parser.parse_args())
+    if options.pop("redraw"):
+        redraw(options["output"])
+    else:
+        Slopes(**options).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Under which conditions an experiment is run."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from train_distributed.privacy.promise import Privacy
+
+EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which an experiment is run."""
+
+    users: tuple[int, ...] = (1000,)
+    """Numbers of users; experiments that need one take the largest."""
+    rows_per_user: int | None = None
+    """Rows of each user, drawn at random; all rows are spread if left out. accuracy: both."""
+    schemes: tuple[Literal["iid", "one-class"], ...] = ("iid", "one-class")
+    """Who holds which rows, where the experiment does not say."""
+    epsilons: tuple[float, ...] = EPSILONS
+    """ε of each column."""
+    delta: float = 1e-5
+    """δ."""
+    honest_fraction: float = 0.5
+    """t: share of users that are honest."""
+    seeds: int = 5
+    """Repetitions with other partitions and other noise."""
+    folds: int | None = None
+    """Test on this many stratified folds in turn, per repetition; the set's own split if left
+    out."""
+    lineup: tuple[Literal["ours", "paper", "dp-fl"], ...] = ("ours", "paper")
+    """Methods that are compared, where the experiment does not say."""
+    tasks: int = 3
+    """Public tasks that a choice is rehearsed on."""
+
+    def validate(self) -> None:
+        """Raises ValueError for a number out of range."""
+        for name in ("seeds", "tasks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in ("users", "schemes", "lineup"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty")
+        if min(self.users) < 1:
+            raise ValueError(f"users must be >= 1, got {min(self.users)}")
+        if self.rows_per_user is not None and self.rows_per_user < 1:
+            raise ValueError(f"rows_per_user must be >= 1, got {self.rows_per_user}")
+        if self.folds is not None and self.folds < 2:
+            raise ValueError(f"folds must be >= 2, got {self.folds}")
+        if not self.epsilons:
+            raise ValueError("epsilons must not be empty")
+        for promise in self.promises:
+            promise.validate()
+
+    @property
+    def promises(self) -> list[Privacy]:
+        """One per ε."""
+        return [Privacy(epsilon, self.delta, self.honest_fraction) for epsilon in self.epsilons]
+
+    @property
+    def most(self) -> int:
+        """The largest number of users."""
+        return max(self.users)
+
+    @property
+    def all_seeds(self) -> range:
+        """A seed per repetition and fold."""
+        return range(self.seeds * (self.folds or 1))

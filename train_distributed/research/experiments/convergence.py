@@ -1,0 +1,192 @@
+"""Does averaging find the global model? Two clouds (Fig. 4), and the rate of Theorem 6.2.
+
+Both of Kirschte et al. 2024, without noise: what is looked at is averaging itself.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embed import add_constant_and_clip
+from heads import HuberSVMHead, fit_sgd
+from train_distributed.research.experiments.checkpoint import Rows
+
+CLIP_NORM = 5.0
+CLOUDS = ((-1.5, 1.0), (1.0, -1.0))  # centres of the two classes
+SPREAD = 0.7
+EACH = 250  # rows of a cloud
+USERS, ROWS = 20, 50  # of the rate experiment; a user holds one class
+LARGE = CLIP_NORM**2  # from here on every row lies inside every margin: |w·x| <= c²/Λ
+L2_REGS = (2 * LARGE, LARGE, LARGE / 2, LARGE / 5, LARGE / 25, LARGE / 125)
+STEPS = tuple(2**k for k in range(4, 15))
+REPEATS = 10  # orders of the records that are averaged over, per seed
+Matrix = NDArray[np.float64]
+
+
+def convergence_jobs(
+    seeds: range,
+) -> tuple[int, Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]]:
+    """Number of jobs, and their rows: one of clouds, one per seed and Λ of rates."""
+
+    def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
+        for key, make in _jobs(seeds).items():
+            if key not in done:
+                yield key, make()
+
+    return len(_jobs(seeds)), jobs
+
+
+def _jobs(seeds: range) -> dict[str, Callable[[], Rows]]:
+    found: dict[str, Callable[[], Rows]] = {"clouds": two_clouds}
+    for l2_reg in L2_REGS:
+        for seed in seeds:
+            found[f"rate, l2_reg {l2_reg:g}, seed {seed}"] = partial(rate, l2_reg, seed)
+    return found
+
+
+def clouds(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """(2, rows, 3) clipped rows with a constant 1, a class each, with (2, rows) labels."""
+    points = torch.randn(2, rows, 2, generator=generator, dtype=torch.float64) * SPREAD
+    points += torch.tensor(CLOUDS, dtype=torch.float64)[:, None]
+    x = torch.stack([add_constant_and_clip(part, CLIP_NORM) for part in points])
+    return x, torch.arange(2)[:, None].expand(2, rows).contiguous()
+
+
+def two_clouds() -> Rows:
+    """Normal vectors of two local SVMs, their average and the global one, with the points.
+
+    The paper's settings: Λ 20, R 1, c 5, 250 rows each, batches of 25, 500 epochs.
+    """
+    x, y = clouds(EACH, torch.Generator().manual_seed(0))
+    head = HuberSVMHead(num_classes=2, l2_reg=20.0, clip_norm=CLIP_NORM, radius=1.0)
+    local = fit_sgd(head, x, y, epochs=500, batch_size=25)[..., 1]
+    order = torch.randperm(2 * EACH, generator=torch.Generator().manual_seed(1))
+    rows, labels = x.flatten(0, 1)[order], y.flatten()[order]
+    whole = fit_sgd(head, rows, labels, epochs=500, batch_size=25)[..., 1]
+    average = local.mean(0)
+    distance = ((average - whole).norm() / whole.norm()).item()
+    models = {"user 1": local[0], "user 2": local[1], "average": average, "global": whole}
+    found: Rows = [
+        {"kind": "model", "model": name, "weights": weights.tolist(), "distance": distance}
+        for name, weights in models.items()
+    ]
+    points = [
+        {"kind": "points", "label": k, "x": x[k, :, 1].tolist(), "y": x[k, :, 2].tolist()}
+        for k in range(2)
+    ]
+    return found + points
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """J(w) = Λ/2 ‖w‖² + mean max(0, 1 − z·w), with z = y x, rows of one or of all users."""
+
+    z: Matrix  # (n, d)
+    l2_reg: float
+
+    def objective(self, w: Matrix) -> Matrix:
+        """J of (..., d) weights: (...)."""
+        losses = np.maximum(0.0, 1.0 - w @ self.z.T).mean(-1)
+        return self.l2_reg / 2 * (w**2).sum(-1) + losses
+
+    def minimum(self, gap: float = 1e-11, epochs: int = 20_000) -> tuple[Matrix, float]:
+        """W and J(w) by dual coordinate ascent, J(w) − J* certified by the duality gap.
+
+        Raises:
+            ArithmeticError: the gap is not closed.
+        """
+        n = len(self.z)
+        norms = (self.z**2).sum(1)
+        dual, w = np.zeros(n), np.zeros(self.z.shape[1])
+        for epoch in range(epochs):
+            for i in range(n):
+                step = (1.0 - self.z[i] @ w) * self.l2_reg * n / norms[i]
+                new = min(1.0, max(0.0, dual[i] + step))
+                w += (new - dual[i]) * self.z[i] / (self.l2_reg * n)
+                dual[i] = new
+            if epoch % 10 == 9 or epoch == 0:
+                w = dual @ self.z / (self.l2_reg * n)
+                value = float(self.objective(w))
+                if value - (dual.mean() - self.l2_reg / 2 * (w @ w)) <= gap * value:
+                    return w, value
+        raise ArithmeticError(f"the duality gap must fall below {gap} within {epochs} epochs")
+
+
+def averaged_subgradient(
+    z: Matrix, l2_reg: float, radius: float, rng: np.random.Generator
+) -> Matrix:
+    """Weighted averages of projected stochastic subgradient descent, after each of `STEPS`.
+
+    Lacoste-Julien, Schmidt and Bach 2012: γ_t = 2/(Λ(t + 1)), w̄_T ∝ Σ (t + 1) w_t, t from 0; one
+    record a step, drawn with replacement by every user on its own.
+
+    Args:
+        z: (users, n, d).
+        l2_reg: Λ.
+        radius: of the projection.
+        rng: of the draws.
+
+    Returns:
+        (len(STEPS), REPEATS, users, d).
+    """
+    users, n, d = z.shape
+    w, total = np.zeros((REPEATS, users, d)), np.zeros((REPEATS, users, d))
+    kept, who = [], np.arange(users)
+    for t in range(STEPS[-1] + 1):
+        total += (t + 1) * w
+        if t in STEPS:
+            kept.append(total * (2 / ((t + 1) * (t + 2))))
+        drawn = z[who, rng.integers(n, size=(REPEATS, users))]
+        active = (drawn * w).sum(-1, keepdims=True) < 1
+        w = w - 2 / (l2_reg * (t + 1)) * (l2_reg * w - drawn * active)
+        norm = np.linalg.norm(w, axis=-1, keepdims=True)
+        w = np.where(norm > radius, w * (radius / np.maximum(norm, radius)), w)
+    return np.stack(kept)
+
+
+def rate(l2_reg: float, seed: int) -> Rows:
+    """Excess global objective of the average of users, one class each, against local steps M."""
+    x, _ = clouds(USERS * ROWS // 2, torch.Generator().manual_seed(seed))
+    signed = (x * torch.tensor([-1.0, 1.0], dtype=torch.float64)[:, None, None]).numpy()
+    z = signed.reshape(USERS, ROWS, 3)
+    union = Hinge(z.reshape(-1, 3), l2_reg)
+    w, best = union.minimum()
+    local = np.stack([Hinge(rows, l2_reg).minimum()[0] for rows in z])
+    scores = [float((rows @ v).max()) for rows, v in zip(z, local, strict=True)]
+    inside = max(float((union.z @ w).max()), *scores)
+    floor = float(union.objective(local.mean(0))) - best
+    radius = CLIP_NORM / l2_reg
+    found = averaged_subgradient(z, l2_reg, radius, np.random.default_rng(seed))
+    excess = (union.objective(found.mean(2)) - best).mean(1)
+    return [
+        {
+            "kind": "rate",
+            "l2_reg": l2_reg,
+            "seed": seed,
+            "iterations": steps,
+            "excess": float(value),
+            "floor": floor,
+            "all_inside_margin": inside <= 1,
+        }
+        for steps, value in zip(STEPS, excess, strict=True)
+    ]
+
+
+def slopes(cells: Rows) -> dict[float, tuple[float, float, bool]]:
+    """Λ -> (slope of log excess against log M over the last five M, excess at the last, inside).
+
+    The mean over seeds is fitted by least squares.
+    """
+    found: dict[float, tuple[float, float, bool]] = {}
+    rates = [row for row in cells if row["kind"] == "rate"]
+    for l2_reg in sorted({row["l2_reg"] for row in rates}, reverse=True):
+        mine = [row for row in rates if row["l2_reg"] == l2_reg]
+        steps = sorted({row["iterations"] for row in mine})[-5:]
+        mean = [np.mean([r["excess"] for r in mine if r["iterations"] == m]) for m in steps]
+        slope = np.polyfit(np.log(steps), np.log(mean), 1)[0]
+        found[l2_reg] = (float(slope), float(mean[-1]), all(r["all_inside_margin"] for r in mine))
+    return found

@@ -1,0 +1,115 @@
+"""What one release costs: seconds of users and server, memory, bytes, rounds."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from embed import EmbeddingSet
+from embed.store import TRAIN
+from embed.transform_options import TransformOptions
+from train_distributed.one_shot.methods import Method, build_method
+from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.privacy.discrete_gaussian import add_noise
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research.experiments.checkpoint import Rows
+from train_distributed.simulation.plan import Setting
+from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.shared_training import RowsInMemory
+
+MIB = 1 << 20
+COST_SETTINGS = (
+    Setting("class sums, PCA-128", "class-sums", "pca-128"),
+    Setting("least squares, PCA-128", "least-squares", "pca-128"),
+    Setting("softmax, PCA-128, minimiser", "softmax", "pca-128", {"l2_reg": 0.1}),
+    Setting("softmax, PCA-128, SGD", "softmax", "pca-128", {"l2_reg": 0.1, "solver": "sgd"}),
+    Setting("SVM, PCA-128, minimiser", "svm", "pca-128", {"l2_reg": 0.1}),
+)
+
+
+def cost_jobs(
+    users: Sequence[int], promise: Privacy, private: EmbeddingSet, public: EmbeddingSet
+) -> tuple[int, Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]]:
+    """Number of jobs, and their rows: one per method and number of users."""
+    cases = list(product(COST_SETTINGS, users))
+
+    def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
+        left = [case for case in cases if _key(*case) not in done]
+        if not left:
+            return
+        transform = TransformOptions(components=min(128, public.dim)).fit(public)
+        train = private.split == TRAIN
+        x, y = transform(private.embeddings[train]), torch.tensor(private.labels[train])
+        classes = len(private.meta["class_names"])
+        for setting, number in left:
+            generator = torch.Generator().manual_seed(0)
+            rows, partition = Scenario(users=number).place(y, None, generator)
+            held = RowsInMemory(x[rows], y[rows], partition)
+            method = build_method(setting.method, transform, classes, setting.options)
+            yield _key(setting, number), [measure(setting, held, method, promise)]
+
+    return len(cases), jobs
+
+
+def _key(setting: Setting, users: int) -> str:
+    return f"cost of {setting.label}, users={users}"
+
+
+def measure(
+    setting: Setting, held: RowsInMemory, method: Method, promise: Privacy
+) -> dict[str, object]:
+    """One release's cost; all users' training runs in one process, here and now.
+
+    The noise is one user's, exact and from the operating system. Memory is what the training adds
+    at its peak to what the process held before, rows excluded; None where the system does not say.
+    """
+    sizes = held.sizes
+    guarantee = Guarantee.of(sizes, method, promise)
+    summation = IntegerSum.of(method, guarantee, sizes)
+    before = _memory("VmRSS") if _reset_peak() else None
+    started = time.perf_counter()
+    total = torch.zeros(method.dimension, dtype=torch.float64)
+    for chunk in held.chunks():
+        total += method.submit(chunk).sum(0)
+    trained = time.perf_counter()
+    peak = _memory("VmHWM") if before is not None else None
+    add_noise(torch.zeros(method.dimension).numpy().astype("uint64"), summation.plan.stds_in_steps)
+    noised = time.perf_counter()
+    std = guarantee.local_std * math.sqrt(guarantee.users)
+    method.classifier(total, int(sizes.sum()), std)
+    ended = time.perf_counter()
+    return {
+        "label": setting.label,
+        "method": setting.method,
+        "options": dict(setting.options),
+        "users": len(sizes),
+        "rows": int(sizes.sum()),
+        "rounds": 1,
+        "numbers_per_user": method.dimension,
+        "bytes_per_user": 8 * method.dimension,
+        "seconds_training_all_users": trained - started,
+        "seconds_noise_per_user": noised - trained,
+        "seconds_server": ended - noised,
+        "peak_extra_mib": None if before is None or peak is None else (peak - before) / MIB,
+    }
+
+
+def _reset_peak() -> bool:
+    """Starts a new measurement of this process's peak memory, where Linux lets us."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _memory(name: str) -> int | None:
+    """Bytes by their name in /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return 1024 * int(line.split()[1])
+    return None

@@ -1,0 +1,136 @@
+"""Work made of stages: plans on the whole private set or on its public principal coordinates."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from embed.compress import Compression
+from embed.transform_options import TransformOptions
+from train_distributed.research.baselines import Task, train
+from train_distributed.research.experiments.checkpoint import Rows
+from train_distributed.research.experiments.lineups import RAW, raw_transform
+from train_distributed.simulation.plan import Job, Plan, Setting
+from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.shared_training import RowsInMemory
+
+Jobs = Iterator[tuple[str, Rows]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Jobs, given those already done, and what becomes of their rows."""
+
+    total: int
+    jobs: Callable[[Mapping[str, Rows]], Jobs]
+    collect: Callable[[Mapping[str, Rows]], Rows]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A plan with the embeddings and transforms it runs on."""
+
+    plan: Plan
+    embeddings: EmbeddingSet
+    transforms: Mapping[str, PublicTransform]
+    name: str = ""
+
+    def jobs(self, done: Mapping[str, Rows]) -> Jobs:
+        """Rows of jobs that are not done."""
+        prefix = f"{self.name}: " if self.name else ""
+        finished = {key.removeprefix(prefix) for key in done if key.startswith(prefix)}
+        for key, cells in run_jobs(
+            self.embeddings, self.transforms, self.plan, finished=finished, rivals=baselines
+        ):
+            yield prefix + key, [cell.as_dict() for cell in cells]
+
+    def rows(self, done: Mapping[str, Rows]) -> Rows:
+        """Rows of all its jobs, in order."""
+        prefix = f"{self.name}: " if self.name else ""
+        return [row for job in self.plan.jobs() for row in done[prefix + job.key]]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The private set, whole and compressed, with the transforms that settings name."""
+
+    whole: EmbeddingSet
+    public: EmbeddingSet
+
+    def stages(
+        self, settings: Sequence[Setting], grid: Mapping[str, TransformOptions], **plan: Any
+    ) -> list[Stage]:
+        """Settings on raw embeddings on the whole set, the others on its coordinates."""
+        classes = len(self.whole.meta["class_names"])
+        raw = tuple(s for s in settings if s.transform == RAW)
+        ours = tuple(s for s in settings if s.transform != RAW)
+        stages = []
+        if raw:
+            of_raw = Plan(settings=raw, num_classes=classes, **plan)
+            stages.append(Stage(of_raw, self.whole, {RAW: raw_transform(self.public)}))
+        if ours:
+            of_ours = Plan(settings=ours, num_classes=classes, **plan)
+            stages.append(Stage(of_ours, *self.compressed(grid)))
+        for stage in stages:
+            stage.plan.validate()
+        return stages
+
+    def compressed(
+        self, grid: Mapping[str, TransformOptions]
+    ) -> tuple[EmbeddingSet, dict[str, PublicTransform]]:
+        """Coordinates of the private rows, and transforms of those."""
+        widest = max(options.components or 1 for options in grid.values())
+        compression = Compression.fit(self.public, widest)
+        public = compression.apply(self.public)
+        transforms = {
+            name: compression.fit_transform(public, **options.arguments())
+            for name, options in grid.items()
+        }
+        return compression.apply(self.whole), transforms
+
+
+def baselines(
+    job: Job, plan: Plan, held: RowsInMemory, transform: PublicTransform
+) -> Iterator[Tensor]:
+    """(d, K) weights of a baseline, trained afresh for every promise."""
+    setting = job.family[0]
+    rows = EmbeddingSet(embeddings=held.x[:, 1:].numpy(), labels=held.y.numpy())
+    clipped = PublicTransform.identity(transform.dim - 1, transform.clip_norm, transform.constant)
+    for promise in plan.promises:
+        words = f"baseline, seed {job.seed}, epsilon {promise.epsilon}"
+        task = Task(
+            method=setting.method,
+            embeddings=rows,
+            transform=clipped,
+            num_classes=plan.num_classes,
+            partition=held.partition,
+            privacy=promise,
+            noise="float",
+            generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
+            min_survivors=None,
+            dropped=(),
+            known_noise=(),
+        )
+        yield train(task, setting.options).weights
+
+
+def in_order(done: Mapping[str, Rows]) -> Rows:
+    """All rows, in the order of their jobs' completion."""
+    return [row for rows in done.values() for row in rows]
+
+
+def one_after_another(stages: Sequence[Stage]) -> Work:
+    """Stages whose rows are the result."""
+
+    def jobs(done: Mapping[str, Rows]) -> Jobs:
+        for stage in stages:
+            yield from stage.jobs(done)
+
+    def collect(done: Mapping[str, Rows]) -> Rows:
+        return [row for stage in stages for row in stage.rows(done)]
+
+    return Work(sum(len(stage.plan.jobs()) for stage in stages), jobs, collect)

@@ -1,0 +1,194 @@
+"""Gradient inversion by an honest-but-curious server: deep leakage from gradients.
+
+The server sent w to the clients and reads w' = w − step · gradient, or what a protection left of
+it, so it knows (w − w')/step and w = w' + step · gradient. It looks for records whose gradient at
+w is the one it saw (Zhu, Liu and Han 2019): L-BFGS on dummy inputs and soft labels, sum of squares
+over the entries that it saw. For a single record the label is the one negative entry of the last
+bias gradient (Zhao et al. 2020). A head's gradient on one record is [a, x] (p − y)ᵀ, of rank one,
+and gives x away without any search.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from train_distributed.research.protection.mechanisms import View
+from train_distributed.research.protection.models import HeadSurface, Surface
+
+OUTER, INNER = 100, 20  # steps of L-BFGS
+SOLVED = 1e-7  # of the gradient's squared norm: the search ends
+PATIENCE, PROGRESS = 5, 0.99  # it also ends where that many steps did not shrink the loss by 1 %
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A gradient as the server reads it."""
+
+    start: Tensor  # (m,) w
+    gradient: Tensor  # (m,) zero where nothing was seen
+    known: Tensor  # (m,) bool
+
+    @classmethod
+    def of(cls, view: View, sent: Tensor, step: float) -> "Observation":
+        """From the updated model w' that a mechanism shows.
+
+        Args:
+            view: w', possibly noisy or with entries missing.
+            sent: (m,) w, the model that the clients started from.
+            step: of the clients' one gradient step.
+        """
+        gradient = torch.where(view.known, (sent - view.values) / step, 0.0)
+        return cls(sent, gradient, view.known)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What the attacker believes the batch was."""
+
+    x: Tensor  # (S, *record_shape) float64
+    labels: Tensor  # (S,) int64
+    mismatch: float  # squared distance of its gradient from the one seen; nan where not measured
+
+
+def invert(surface: Surface, seen: Observation, batch: int, generator: torch.Generator) -> Guess:
+    """Reconstructs a batch from its mean gradient.
+
+    Args:
+        surface: the model.
+        seen: the gradient, and where it was taken.
+        batch: S, known to the attacker.
+        generator: of the dummies.
+
+    Raises:
+        ValueError: batch < 1.
+    """
+    if batch < 1:
+        raise ValueError(f"batch must be >= 1, got {batch}")
+    if batch == 1 and isinstance(surface, HeadSurface):
+        return rank_one(surface, seen)
+    if isinstance(surface, HeadSurface) and seen.known.all() and seen.gradient.any():
+        return head_batch(surface, seen, batch, generator)
+    return deep_leakage(surface, seen, batch, generator)
+
+
+def deep_leakage(
+    surface: Surface, seen: Observation, batch: int, generator: torch.Generator
+) -> Guess:
+    """L-BFGS (lr 1, strong Wolfe) on dummies drawn uniformly from the unit cube, logits normal.
+
+    A search that leaves the numbers returns its last finite dummies.
+    """
+    x = torch.rand(batch, *surface.record_shape, generator=generator, dtype=torch.float64)
+    if isinstance(surface, HeadSurface):
+        x = (2 * x - 1) / surface.dim**0.5
+    logits = torch.randn(batch, surface.num_classes, generator=generator, dtype=torch.float64)
+    fixed = surface.one_hot(surface.bias(seen.gradient).argmin()[None]) if batch == 1 else None
+    dummies = [x.requires_grad_()] + ([] if fixed is not None else [logits.requires_grad_()])
+
+    def mismatch() -> Tensor:
+        targets = torch.softmax(logits, -1) if fixed is None else fixed
+        difference = (surface.gradient(seen.start, x, targets) - seen.gradient)[seen.known]
+        return difference.square().sum()
+
+    last = _search(mismatch, dummies, SOLVED * float(seen.gradient.square().sum()))
+    labels = (logits if fixed is None else fixed).detach().argmax(1)
+    return Guess(x.detach(), labels, last)
+
+
+def head_batch(
+    surface: HeadSurface, seen: Observation, batch: int, generator: torch.Generator
+) -> Guess:
+    """Deep leakage from a head's gradient Xᵀ(P − Y)/S, searched inside its own column space.
+
+    The leading singular vectors U (p + 1, r), r = min(S, K − 1), span what the gradient shows of
+    the rows, so only their r coordinates z are unknown: scores are z UᵀW, and U's first row must
+    give back the constant.
+    """
+    matrix = surface.matrix(seen.gradient)
+    if not torch.isfinite(matrix).all():
+        zeros = torch.zeros(batch, surface.dim, dtype=torch.float64)
+        return Guess(zeros, torch.zeros(batch, dtype=torch.int64), float("nan"))
+    rank = min(batch, surface.num_classes - 1)
+    basis = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
+    weights, shown = basis.mT @ surface.matrix(seen.start), basis.mT @ matrix
+    scale = float(shown.norm())
+    z = torch.randn(batch, rank, generator=generator, dtype=torch.float64) / rank**0.5
+    logits = torch.randn(batch, surface.num_classes, generator=generator, dtype=torch.float64)
+    dummies = [z.requires_grad_(), logits.requires_grad_()]
+
+    def mismatch() -> Tensor:
+        residual = torch.softmax(z @ weights, -1) - torch.softmax(logits, -1)
+        data = (z.mT @ residual / batch - shown).square().sum()
+        return data + (scale * (z @ basis[0] - surface.constant)).square().mean()
+
+    last = _search(mismatch, dummies, SOLVED**2 * scale**2, history=20)
+    return Guess((z.detach() @ basis.mT)[:, 1:], logits.detach().argmax(1), last)
+
+
+def _search(
+    mismatch: Callable[[], Tensor], dummies: list[Tensor], solved: float, history: int = 100
+) -> float:
+    """Minimises in place; returns the last loss, nan after leaving the numbers."""
+    search = torch.optim.LBFGS(
+        dummies,
+        lr=1.0,
+        max_iter=INNER,
+        history_size=history,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        loss = mismatch()
+        for dummy, slope in zip(dummies, torch.autograd.grad(loss, dummies), strict=True):
+            dummy.grad = slope.contiguous()
+        return loss.detach()
+
+    losses: list[float] = []
+    for _ in range(OUTER):
+        kept = [dummy.detach().clone() for dummy in dummies]
+        loss = float(search.step(closure))
+        if not all(torch.isfinite(dummy).all() for dummy in dummies):
+            for dummy, last in zip(dummies, kept, strict=True):
+                dummy.data.copy_(last)
+            return float("nan")
+        losses.append(loss)
+        stuck = len(losses) > PATIENCE and loss > PROGRESS * losses[-1 - PATIENCE]
+        if loss <= solved or stuck:
+            break
+    return losses[-1]
+
+
+def rank_one(surface: HeadSurface, seen: Observation, *, rounds: int = 100) -> Guess:
+    """The record behind a head's gradient: G ≈ [a, x] rᵀ, least squares over the entries seen.
+
+    Alternating least squares from the leading singular vectors, of which it is a fixed point where
+    all entries are seen. r = p − y has one negative entry, the label's, and it is the largest.
+
+    Args:
+        surface: the head.
+        seen: the gradient of one record; its entries may be noisy or missing.
+        rounds: of alternating least squares.
+    """
+    matrix, known = surface.matrix(seen.gradient), surface.matrix(seen.known).double()
+    if not torch.isfinite(matrix).all() or not matrix.any():
+        return Guess(torch.zeros(1, surface.dim).double(), torch.zeros(1).long(), float("nan"))
+    residual = torch.linalg.svd(matrix, full_matrices=False).Vh[0]
+    row = _least_squares(matrix, known, residual)
+    for _ in range(0 if known.all() else rounds):
+        residual = _least_squares(matrix.mT, known.mT, row)
+        row = _least_squares(matrix, known, residual)
+    label = residual.abs().argmax()
+    if residual[label] > 0:
+        row = -row
+    scale = surface.constant / row[0] if row[0] > 0 else 1 / row.norm()
+    return Guess((row[1:] * scale)[None], label[None], float("nan"))
+
+
+def _least_squares(matrix: Tensor, known: Tensor, factor: Tensor) -> Tensor:
+    """The vector v that brings v factorᵀ nearest to the known entries; 0 where nothing is known."""
+    weight = known @ factor.square()
+    return torch.where(weight > 0, matrix @ factor / weight.clamp_min(1e-300), 0.0)

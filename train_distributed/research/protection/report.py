@@ -1,0 +1,184 @@
+"""A study as a table, as JSON and as a picture."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from train_distributed.research.protection.measure import Measurement
+from train_distributed.research.protection.recommend import (
+    Cost,
+    Preference,
+    by_formula,
+    by_measurement,
+    extra,
+    pareto,
+)
+from train_distributed.research.protection.study import Study
+
+MARKS = {"none": "X", "randomisation": "o", "paillier": "s", "shares": "D", "compression": "^"}
+HEAD = (
+    f"{'':2}{'mechanism':14}{'deployed':>14}  {'success [95 %]':22}{'leakage [95 %]':22}"
+    f"{'budget met':>10}{'accuracy':>10}{'loss':>16}{'kB/client':>11}{'CPU s':>9}"
+)
+INFEASIBLE = (
+    "infeasible: no parameter satisfies the formula, which lets noise count for a TV of .01 at "
+    "most; attacks may find one that meets the budget all the same"
+)
+
+
+def table(study: Study, budget: float, preference: Preference | None, cost: Cost) -> str:
+    """What is printed: constants, optima with their labels, every measured point, the choice."""
+    held = study.constants
+    lines = [
+        f"C1 = {held.c1:.4f} (Theorem 7.1, 95 %: "
+        + (
+            "no bound at this many attacks"
+            if math.isinf(study.c1_error)
+            else f"± {study.c1_error:.3f}"
+        )
+        + f"), C2 = {held.c2:.5g}, budget = {budget:g}; 2 C1 = {2 * held.c1:.4f} needs no "
+        f"protection, the formula is proven from 1.5 C1 = {1.5 * held.c1:.4f} on",
+        "",
+        f"{'mechanism':14}{'label':15}{'tau':>10}  optimum by the formula",
+    ]
+    lines += [
+        f"{each.optimum.mechanism:14}{each.optimum.label:15}{each.optimum.tau:10.4g}  "
+        + optimum_words(each.optimum.mechanism, each.optimum.parameter)
+        for each in study.candidates
+    ]
+    front = pareto(study.points, cost)
+    optimal = [each.at_optimum for each in study.candidates]
+    lines += ["", HEAD]
+    for point in study.points:
+        star = "*" if any(point is each for each in optimal) else " "
+        lines.append(star + ("P" if point in front else " ") + _row(point, budget))
+    lines += ["", "* the formula's optimum as deployed   P on the Pareto front"]
+    if any(each.optimum.label == "infeasible" for each in study.candidates):
+        lines.append(INFEASIBLE)
+    if preference is None:
+        return "\n".join([*lines, "no preferences given: choose on the Pareto front"])
+    chosen = by_formula(study.candidates, preference)
+    met = by_measurement(study.points, preference, budget)
+    lines.append(f"recommended by the formula:  {_words(chosen, study, preference, budget)}")
+    lines.append(f"recommended by measurement:  {_words(met, study, preference, budget)}")
+    return "\n".join(lines)
+
+
+def optimum_words(mechanism: str, parameter: float | None) -> str:
+    """The optimum g* in the paper's symbol."""
+    if parameter is None:
+        return "-"
+    if mechanism == "compression":
+        return f"rho* = {parameter:.8g}"
+    symbol = {"randomisation": "variance* =", "paillier": "n* =", "shares": "r* ="}[mechanism]
+    return f"{symbol} {parameter:.5g}"
+
+
+def deployed_words(point: Measurement) -> str:
+    """The parameter that ran."""
+    return {
+        "none": "-",
+        "randomisation": f"var {point.parameter:.3g}",
+        "paillier": f"{point.parameter:.0f} bits",
+        "shares": f"r {point.parameter:.3g}",
+        "compression": f"rho {point.parameter:.7g}",
+    }[point.mechanism]
+
+
+def _row(point: Measurement, budget: float) -> str:
+    held = point.leakage
+    success = f"{held.rate:.3f} [{held.rate_low:.3f}, {held.rate_high:.3f}]"
+    leaked = f"{held.value:.3f} [{held.low:.3f}, {held.high:.3f}]"
+    loss = f"{100 * point.utility_loss:.2f} ± {100 * point.utility_loss_std:.2f}"
+    return (
+        f"{point.mechanism:14}{deployed_words(point):>14}  {success:22}{leaked:22}"
+        f"{held.meets(budget):>10}{100 * point.accuracy:10.2f}{loss:>16}"
+        f"{point.bytes_per_client / 1000:11.1f}{point.seconds:9.3f}"
+    )
+
+
+def _words(point: Measurement | None, study: Study, preference: Preference, budget: float) -> str:
+    labels = {each.optimum.mechanism: each.optimum.label for each in study.candidates}
+    if point is None:
+        free = set(labels.values()) == {"unconstrained"}
+        return "no protection, the budget asks for none" if free else "none of those measured"
+    proof = "nothing" if point.mechanism == "none" else labels[point.mechanism]
+    says = f"the formula says of {point.mechanism}: {proof}"
+    measured = {"yes": "met", "no": "missed", "open": "undecided"}[point.leakage.meets(budget)]
+    return (
+        f"{point.mechanism}, {deployed_words(point)}: leakage {point.leakage.value:.3f}, at most "
+        f"{point.leakage.high:.3f}, budget {measured} by measurement ({says}), objective "
+        f"{preference.objective(point):.5g}"
+    )
+
+
+def as_json(
+    study: Study, budget: float, preference: Preference | None, cost: Cost
+) -> dict[str, Any]:
+    """Everything that was found, measured points with their indices on the Pareto front."""
+    points, front = study.points, pareto(study.points, cost)
+    chosen = None if preference is None else by_formula(study.candidates, preference)
+    met = None if preference is None else by_measurement(points, preference, budget)
+    return {
+        "c1": study.constants.c1,
+        "c2": study.constants.c2,
+        "c1_error_theorem_7_1": None if math.isinf(study.c1_error) else study.c1_error,
+        "inverse_variances": study.inverse_variances,
+        "optima": [
+            asdict(each.optimum)
+            | {"parameter": each.optimum.parameter, "excess": _finite(each.optimum.excess)}
+            | {"log_parameter": _finite(each.optimum.log_parameter)}
+            | {"deployed": None if each.at_optimum is None else each.at_optimum.parameter}
+            for each in study.candidates
+        ],
+        "points": [
+            asdict(p) | {"budget_met": p.leakage.meets(budget), "pareto": p in front}
+            for p in points
+        ],
+        "recommended_by_formula": None if chosen is None else asdict(chosen),
+        "recommended_by_measurement": None if met is None else asdict(met),
+    }
+
+
+def _finite(value: float | None) -> float | str | None:
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+def draw_tradeoff(study: Study, budget: float, cost: Cost, path: Path, title: str) -> None:
+    """Leakage against accuracy, and against cost; the Pareto front is ringed."""
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    front = pareto(study.points, cost)
+    for index, name in enumerate(MARKS):
+        points = [p for p in study.points if p.mechanism == name]
+        if not points:
+            continue
+        x = [p.leakage.value for p in points]
+        error = [
+            [p.leakage.value - p.leakage.low for p in points],
+            [p.leakage.high - p.leakage.value for p in points],
+        ]
+        for panel, y in (
+            (left, [100 * p.accuracy for p in points]),
+            (right, [extra(p, cost) for p in points]),
+        ):
+            panel.errorbar(
+                x, y, xerr=error, fmt=MARKS[name], color=f"C{index}", label=name, alpha=0.8
+            )
+    for panel, value in ((left, lambda p: 100 * p.accuracy), (right, lambda p: extra(p, cost))):
+        ringed = ([p.leakage.value for p in front], [value(p) for p in front])
+        panel.plot(*ringed, "o", ms=14, mfc="none", color="black", label="Pareto front")
+        panel.axvline(budget, color="grey", linestyle="--", label=f"budget {budget:g}")
+        panel.set_xlabel("measured leakage √JS (95 % interval)")
+        panel.grid(alpha=0.3)
+    left.set_ylabel("test accuracy / %")
+    right.set_ylabel(f"extra {cost} per client and message")
+    right.set_yscale("symlog", linthresh=1e-2)
+    left.legend(fontsize=8)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=130)

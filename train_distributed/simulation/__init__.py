@@ -1,0 +1,1 @@
+"""Many releases from one training: scenarios, plans, rehearsal on public data."""

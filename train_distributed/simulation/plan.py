@@ -1,0 +1,120 @@
+"""What is compared: methods x promises x partitions x seeds, as values."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_distributed.one_shot.methods import STATISTICS
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.shared_training import TRAINED
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with everything that is chosen before private data is seen."""
+
+    label: str
+    method: str
+    transform: str = "default"  # which of the transforms that are at hand
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def training(self) -> str:
+        """Settings of equal value need one training between them, whatever their other options."""
+        statistics = self.method in STATISTICS
+        exact = self.options.get("solver", "exact") == "exact"
+        seen = {} if statistics else dict(self.options)
+        if exact:
+            seen = {name: value for name, value in seen.items() if name not in TRAINED}
+        return f"{self.method}({_in_words(seen)}) on {self.transform}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One released model's accuracy on the test rows."""
+
+    label: str
+    method: str
+    scheme: str
+    epsilon: float | None  # None: without noise
+    seed: int
+    accuracy: float
+    options: Mapping[str, Any]
+    transform: str
+    users: int = 0  # that held rows, whatever the scenario stands for
+    rows: int = 0  # that they held
+    delta: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run. A job is what one training serves: a scenario, a seed, settings, every ε."""
+
+    settings: Sequence[Setting]
+    scenarios: Sequence[Scenario]
+    promises: Sequence[Privacy]
+    seeds: Sequence[int]
+    num_classes: int
+    folds: int | None = None  # None: the predefined split; else see `scenario.held_out`
+
+    def validate(self) -> None:
+        """Checks what can be checked before any work.
+
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        if not (self.seeds and self.scenarios and self.promises and self.settings):
+            raise ValueError("settings, scenarios, promises and seeds must not be empty")
+        for promise in self.promises:
+            promise.validate()
+
+    def jobs(self) -> list["Job"]:
+        """All jobs, those on one transform and of one partition together."""
+        families: dict[str, dict[str, list[Setting]]] = {}
+        for setting in self.settings:
+            of_transform = families.setdefault(setting.transform, {})
+            of_transform.setdefault(setting.training, []).append(setting)
+        return [
+            Job(tuple(family), scenario, seed)
+            for of_transform in families.values()
+            for scenario, seed in product(self.scenarios, self.seeds)
+            for family in of_transform.values()
+        ]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Settings that one training serves, in one scenario, with one seed."""
+
+    family: tuple[Setting, ...]
+    scenario: Scenario
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Names a job of a plan; equal keys give equal cells."""
+        return f"{self.family[0].training}, {self.scenario.key}, seed {self.seed}"
+
+    def noise(self, promise: Privacy, dimension: int) -> Tensor:
+        """(dimension,) draws from N(0, 1), alike in all jobs of a seed, other for another promise.
+
+        Settings and partitions are compared under the same noise (common random numbers), so
+        their difference is not that of two draws.
+        """
+        words = f"noise, seed {self.seed}, epsilon {promise.epsilon}, delta {promise.delta}"
+        generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
+        return torch.randn(dimension, generator=generator, dtype=torch.float64)
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(options.items()))

@@ -1,0 +1,230 @@
+"""A private run played through on public labelled embeddings, to choose what the run will use."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from embed import EmbeddingSet, PublicTransform
+from embed.compress import Compression
+from embed.store import TEST, TRAIN
+from embed.transform_options import TransformOptions
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.plan import Cell, Plan, Setting
+from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.scenario import Scenario
+
+TEST_SHARE = 0.25  # of the public rows
+GROUP = 5  # public classes in one class of a task, at most
+ROUNDS = 20  # of balanced k-means
+COMPONENTS = (32, 64, 128, 256)
+QUANTILES = (0.02, 0.1, 0.25)
+SHRINKAGES = (0.1, 0.3, 0.5, 0.9)
+PUBLIC_SHARES = (0.0, 0.2, 0.4, 0.6)
+L2_REGS = (0.01, 0.03, 0.1, 0.3, 1.0)
+HEAD_QUANTILE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """What is known of a run before it: sizes, classes and partition, nothing from its rows."""
+
+    users: int  # w
+    rows_per_user: int  # n
+    num_classes: int  # K
+    scheme: str = "iid"
+    concentration: float | None = None  # dirichlet only
+
+    def validate(self) -> None:
+        """Raises ValueError for a number out of range."""
+        for name, least in (("users", 1), ("rows_per_user", 1), ("num_classes", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+
+    @property
+    def name(self) -> str:
+        """The `scheme` of its rehearsal's cells."""
+        return self.stand_in(self.users * self.rows_per_user).name
+
+    def stand_in(self, rows: int) -> Scenario:
+        """As many of its users as `rows` public rows can play, or one with all of them."""
+        each = min(self.rows_per_user, rows)
+        return Scenario(
+            users=min(self.users, rows // each),
+            scheme=self.scheme,
+            rows_per_user=each,
+            concentration=self.concentration,
+            stands_for=(self.users, self.rows_per_user),
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Settings to choose from and the transforms that they name."""
+
+    settings: tuple[Setting, ...]
+    transforms: Mapping[str, TransformOptions]
+
+    @classmethod
+    def default(cls, dim: int) -> "Candidates":
+        """Statistics on every transform, softmax at every Λ on the hard-clipped white ones.
+
+        Args:
+            dim: p of the embeddings.
+        """
+        grid = {
+            f"q={q} {'white' if whiten else 'plain'} clip={quantile:g}": TransformOptions(
+                components=q, whiten=whiten, clip_quantile=quantile
+            )
+            for q in sorted({min(q, dim) for q in COMPONENTS})
+            for whiten in (True, False)
+            for quantile in QUANTILES
+        }
+        settings = []
+        for name, options in grid.items():
+            settings += [
+                Setting("class sums", "class-sums", name, {"shrinkage": share})
+                for share in SHRINKAGES
+            ]
+            settings += [
+                Setting("least squares", "least-squares", name, {"public_share": share})
+                for share in PUBLIC_SHARES
+            ]
+            if options.whiten and options.clip_quantile == HEAD_QUANTILE:
+                settings += [
+                    Setting("softmax", "softmax", name, {"l2_reg": l2_reg}) for l2_reg in L2_REGS
+                ]
+        return cls(tuple(settings), grid)
+
+
+def rehearse(
+    public: EmbeddingSet,
+    federations: Sequence[Federation],
+    promises: Sequence[Privacy],
+    candidates: Candidates,
+    *,
+    tasks: int,
+    seeds: int,
+    finished: Collection[str] = (),
+) -> Iterator[tuple[str, list[Cell]]]:
+    """Accuracy of every candidate on tasks that public classes are grouped into.
+
+    A task has K classes, each a union of similar public classes, and is solved by users like those
+    of the federation; where the public rows are fewer than theirs, sums are scaled up to their
+    number and the noise is that of all. Transforms are fitted on public classes that the task does
+    not use, as the real one will know other classes than the private ones; test rows are held out.
+
+    Args:
+        public: labelled embeddings that are nobody's secret, with at least K classes.
+        federations: sizes of the runs, of one K.
+        promises: one accuracy each.
+        candidates: what to choose from.
+        tasks: how many groupings.
+        seeds: partitions and noises per grouping.
+        finished: keys of jobs to leave out.
+
+    Yields:
+        key and cells of one job; their `seed` counts through tasks.
+
+    Raises:
+        ValueError: fewer than K public classes, or a number out of range.
+    """
+    for federation in federations:
+        federation.validate()
+    for task in range(tasks):
+        drawn = range(task * seeds, (task + 1) * seeds)
+        stage = _Task(public, federations, promises, candidates, drawn)
+        yield from stage.run(np.random.default_rng(task), finished)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One grouping of public classes."""
+
+    public: EmbeddingSet
+    federations: Sequence[Federation]
+    promises: Sequence[Privacy]
+    candidates: Candidates
+    seeds: range
+
+    def run(
+        self, rng: np.random.Generator, finished: Collection[str]
+    ) -> Iterator[tuple[str, list[Cell]]]:
+        classes = self.federations[0].num_classes
+        groups = pose_task(self.public, classes, rng)
+        asked = np.flatnonzero(groups[self.public.labels] >= 0)
+        known = np.flatnonzero(groups[self.public.labels] < 0)
+        tested = rng.random(len(asked)) < TEST_SHARE
+        plan = Plan(
+            settings=self.candidates.settings,
+            scenarios=[each.stand_in(int((~tested).sum())) for each in self.federations],
+            promises=self.promises,
+            seeds=self.seeds,
+            num_classes=classes,
+        )
+        plan.validate()
+        if {job.key for job in plan.jobs()} <= set(finished):
+            return
+        posed = EmbeddingSet(
+            embeddings=self.public.embeddings[asked],
+            labels=groups[self.public.labels[asked]],
+            split=np.where(tested, TEST, TRAIN).astype(np.uint8),
+        )
+        fitted_on = self.public.subset(known) if len(known) > len(asked) // 2 else self.public
+        posed, transforms = self._transformed(posed, fitted_on)
+        yield from run_jobs(posed, transforms, plan, finished=finished)
+
+    def _transformed(
+        self, posed: EmbeddingSet, fitted_on: EmbeddingSet
+    ) -> tuple[EmbeddingSet, dict[str, PublicTransform]]:
+        grid = self.candidates.transforms
+        compression = Compression.fit(fitted_on, max(t.components or 1 for t in grid.values()))
+        fitted_on = compression.apply(fitted_on)
+        transforms = {
+            name: compression.fit_transform(fitted_on, **options.arguments())
+            for name, options in grid.items()
+        }
+        return compression.apply(posed), transforms
+
+
+def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """(classes,) the task's class of each public label: groups of similar ones; −1: none.
+
+    At most half of the public classes are used, if there are 2K, so that the others are left to
+    fit transforms on.
+
+    Raises:
+        ValueError: fewer than K public classes.
+    """
+    classes = np.unique(public.labels)
+    if len(classes) < num_classes:
+        raise ValueError(
+            f"public must hold at least num_classes = {num_classes} classes, got {len(classes)}"
+        )
+    each = max(1, min(GROUP, len(classes) // (2 * num_classes)))
+    means = np.stack([public.embeddings[public.labels == c].mean(0) for c in classes])
+    group = np.full(classes.max() + 1, -1)
+    group[classes] = balanced_groups(means, num_classes, each, rng)
+    return group
+
+
+def balanced_groups(
+    means: np.ndarray, groups: int, each: int, rng: np.random.Generator
+) -> np.ndarray:
+    """(L,) group of each class, so many each, and −1 for those that fit no group well.
+
+    k-means with equal sizes: classes are assigned to centres at least total distance.
+    """
+    centres = means[rng.choice(len(means), groups, replace=False)]
+    assigned = np.full(len(means), -1)
+    for _ in range(ROUNDS):
+        distances = ((means[:, None] - centres[None]) ** 2).sum(2)
+        rows, seats = linear_sum_assignment(np.repeat(distances, each, axis=1))
+        found = np.full(len(means), -1)
+        found[rows] = seats // each
+        if (found == assigned).all():
+            break
+        assigned = found
+        centres = np.stack([means[assigned == group].mean(0) for group in range(groups)])
+    return assigned

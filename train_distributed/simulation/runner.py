@@ -1,0 +1,178 @@
+"""Many releases of the same users: methods x promises x partitions x seeds, as simulations."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.methods import METHODS, STATISTICS, Method, build_method
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.plan import Cell, Job, Plan, Setting
+from train_distributed.simulation.scenario import Scenario, held_out
+from train_distributed.simulation.shared_training import RowsInMemory, released, totals
+
+K = TypeVar("K")
+V = TypeVar("V")
+Rivals = Callable[[Job, Plan, RowsInMemory, PublicTransform], Iterator[Tensor]]
+SCORED = 64  # weights that are tested together
+
+
+def run_jobs(
+    embeddings: EmbeddingSet,
+    transforms: Mapping[str, PublicTransform],
+    plan: Plan,
+    *,
+    finished: Collection[str] = (),
+    rivals: Rivals | None = None,
+) -> Iterator[tuple[str, list[Cell]]]:
+    """The cells of every job that is not finished, with the job's key.
+
+    `rivals` trains what is not one of METHODS: (d, K) weights for every promise of the plan.
+
+    A seed fixes the partition, the test rows and the noise; a job's cells do not depend on which
+    others were run. Labels of test rows are read to report accuracies: choosing a setting by them
+    costs privacy that no ε here accounts for.
+    """
+    stage = _Stage(embeddings, transforms, plan, rivals)
+    for job in plan.jobs():
+        if job.key not in finished:
+            yield job.key, stage.play(job)
+
+
+class _Stage:
+    """What consecutive jobs share: transformed rows, a partition, sums that know no partition."""
+
+    def __init__(
+        self,
+        embeddings: EmbeddingSet,
+        transforms: Mapping[str, PublicTransform],
+        plan: Plan,
+        rivals: Rivals | None,
+    ) -> None:
+        self.embeddings, self.transforms, self.plan = embeddings, transforms, plan
+        self.rivals = rivals
+        self.labels = torch.tensor(embeddings.labels)
+        self.rows = _Latest(self._rows)
+        self.held = _Latest(self._held)
+        self.sums: dict[object, list[Tensor]] = {}
+        self.known: dict[object, list[float]] = {}
+
+    def play(self, job: Job) -> list[Cell]:
+        name = job.family[0].transform
+        held, test = self.held((name, job.scenario, job.seed))
+        if self.rivals and job.family[0].method not in METHODS:
+            weights = self.rivals(job, self.plan, held, self.transforms[name])
+            accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
+            return self._cells(job, held, accuracies)
+        methods = [self._method(setting) for setting in job.family]
+        sums = self._totals(job, held, methods)
+        sizes = job.scenario.sizes(held.sizes).sort().values
+        key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
+        accuracies = self.known.get(key, [])
+        if not accuracies:
+            weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
+            accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
+        if job.family[0].method in STATISTICS:  # equal sums, sizes and noise: equal releases
+            self.known[key] = accuracies
+        return self._cells(job, held, accuracies)
+
+    def _cells(self, job: Job, held: RowsInMemory, accuracies: Sequence[float]) -> list[Cell]:
+        users, rows = len(held.sizes), int(held.sizes.sum())
+        pairs = product(job.family, self.plan.promises)
+        return [
+            self._cell(job, setting, promise, users, rows, value)
+            for (setting, promise), value in zip(pairs, accuracies, strict=True)
+        ]
+
+    def _method(self, setting: Setting) -> Method:
+        transform = self.transforms[setting.transform]
+        return build_method(setting.method, transform, self.plan.num_classes, setting.options)
+
+    def _rows(self, name: str) -> Tensor:
+        return self.transforms[name](self.embeddings.embeddings)
+
+    def _held(self, place: tuple[str, Scenario, int]) -> tuple[RowsInMemory, Tensor]:
+        name, scenario, seed = place
+        train, test = held_out(self.embeddings.labels, self.embeddings.split, self.plan.folds, seed)
+        labels = self.labels[train]
+        users = self.embeddings.users
+        writers = None if users is None else torch.tensor(users[train])
+        rows, partition = scenario.place(labels, writers, torch.Generator().manual_seed(seed))
+        x = self.rows(name)[torch.from_numpy(train)[rows]]
+        return RowsInMemory(x, labels[rows], partition), torch.from_numpy(test)
+
+    def _totals(self, job: Job, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
+        """Sums, from an earlier job where the partition makes no difference to them."""
+        statistics = job.family[0].method in STATISTICS
+        if not statistics and job.scenario.users != 1:
+            return totals(held, methods)
+        part = job.scenario.rows_per_user and (job.scenario.users, job.scenario.rows_per_user)
+        drawn = bool(part) or self.plan.folds is not None
+        key = (job.family[0].training, part, job.seed if drawn else None)
+        if key not in self.sums:
+            self.sums[key] = totals(held, methods[:1] if statistics else methods)
+        return self.sums[key] * len(methods) if statistics else self.sums[key]
+
+    def _cell(
+        self, job: Job, setting: Setting, promise: Privacy, users: int, rows: int, value: float
+    ) -> Cell:
+        return Cell(
+            setting.label,
+            setting.method,
+            job.scenario.name,
+            None if math.isinf(promise.epsilon) else promise.epsilon,
+            job.seed,
+            value,
+            dict(setting.options),
+            setting.transform,
+            users,
+            rows,
+            promise.delta,
+        )
+
+
+class _Latest(Generic[K, V]):
+    """The last value of a function, so that consecutive equal questions are answered once."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self.make = make
+        self.last: tuple[K, V] | None = None
+
+    def __call__(self, key: K) -> V:
+        if self.last is None or self.last[0] != key:
+            self.last = None  # the old value goes before the new one is made
+            self.last = (key, self.make(key))
+        return self.last[1]
+
+
+def _releases(
+    job: Job,
+    promises: Sequence[Privacy],
+    held: Tensor,
+    methods: Sequence[Method],
+    sums: Sequence[Tensor],
+) -> Iterator[Tensor]:
+    """(d, K) weights for every method and promise; sums are scaled to what they stand for."""
+    sizes = job.scenario.sizes(held)
+    rows = int(sizes.sum())
+    noises = [job.noise(promise, methods[0].dimension) for promise in promises]
+    scale = rows / int(held.sum())
+    for method, total in zip(methods, sums, strict=True):
+        for promise, noise in zip(promises, noises, strict=True):
+            guarantee = Guarantee.of(sizes, method, promise)
+            yield released(method, scale * total, guarantee, rows, noise)
+
+
+def accuracy(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[float]:
+    """Share of rows (n, d) that each (d, K) classifies as their labels (n,)."""
+    values: list[float] = []
+    while block := list(islice(weights, SCORED)):
+        scores = x @ torch.cat(block, 1).to(x.dtype)
+        hits = scores.unflatten(1, (len(block), -1)).argmax(2) == y[:, None]
+        values += hits.double().mean(0).tolist()
+    return values

@@ -1,0 +1,122 @@
+"""Many releases from one training: what is the same for several ε and settings is computed once."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heads import fit_exact
+from heads.projection import ball_scale
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.methods import Method
+from train_distributed.one_shot.private_statistics import ClassSums, LeastSquares
+from train_distributed.one_shot.users import Chunk
+from train_distributed.partition import Partition
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.promise import Privacy
+
+TRAINED = ("radius", "bound")  # options of an exact head that its training does not see
+
+
+@dataclass(frozen=True)
+class RowsInMemory:
+    """The training rows of a set, transformed once: for many passes over the same users."""
+
+    x: Tensor  # (N, d)
+    y: Tensor  # (N,) int64
+    partition: Partition
+    chunk_numbers: int = 1 << 25
+
+    @property
+    def sizes(self) -> Tensor:
+        """(users,) n_i."""
+        return self.partition.counts
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.x.shape[1]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Users of similar size together."""
+        for bucket in self.partition.buckets(max(1, self.chunk_numbers // self.dim)):
+            yield Chunk(bucket.users, self.x[bucket.rows], self.y[bucket.rows], bucket.counts)
+
+    def together(self) -> Chunk:
+        """All rows as one user's, in the order of the set: sums of rows know no partition."""
+        rows = self.partition.order.sort().values
+        whole = len(rows) == len(self.x)
+        x, y = (self.x, self.y) if whole else (self.x[rows], self.y[rows])
+        return Chunk(torch.zeros(1, dtype=torch.int64), x[None], y[None], torch.tensor([len(y)]))
+
+
+def simulate(
+    users: RowsInMemory,
+    method: Method,
+    promises: Iterable[Privacy],
+    generator: torch.Generator,
+) -> Iterator[Tensor]:
+    """The weights of one release per promise, all from one pass over the users.
+
+    The sum is the same for every ε; only the noise, float and seeded, is drawn anew. Not for
+    release: several promises kept on one sum compose.
+
+    Yields:
+        (d, K) weights.
+    """
+    (total,) = totals(users, [method])
+    for promise in promises:
+        guarantee = Guarantee.of(users.sizes, method, promise)
+        noise = torch.randn(method.dimension, generator=generator, dtype=torch.float64)
+        yield released(method, total, guarantee, int(users.sizes.sum()), noise)
+
+
+def released(
+    method: Method, total: Tensor, guarantee: Guarantee, rows: int, noise: Tensor
+) -> Tensor:
+    """(d, K) weights from an unscaled sum of `rows` rows and (D,) draws from N(0, 1)."""
+    std = guarantee.local_std * math.sqrt(guarantee.users)
+    return method.classifier(total + noise * std / method.scale, rows, std)
+
+
+def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
+    """The unscaled sums of methods that one training serves, without noise.
+
+    Args:
+        users: who holds what.
+        methods: statistics of one kind, or exact heads that differ in radius and bound only, or a
+            single method.
+
+    Returns:
+        (D,) float64 for each.
+    """
+    first = methods[0]
+    if isinstance(first, ClassSums | LeastSquares):
+        return [first.submit(users.together())[0]] * len(methods)
+    if isinstance(first, BlindAveraging) and first.solver == "exact":
+        return _averages(users, [m for m in methods if isinstance(m, BlindAveraging)])
+    sums = [torch.zeros(method.dimension, dtype=torch.float64) for method in methods]
+    for chunk in users.chunks():
+        for total, method in zip(sums, methods, strict=True):
+            total += method.submit(chunk).sum(0)
+    return sums
+
+
+def _averages(users: RowsInMemory, methods: Sequence[BlindAveraging]) -> list[Tensor]:
+    """Σ n_i Π_R(W_i) for every radius from one minimiser per user."""
+    free = methods[0].without_radius
+    sums = [torch.zeros(methods[0].dimension, dtype=torch.float64) for _ in methods]
+    for chunk in users.chunks():
+        weights = fit_exact(free, chunk.x, chunk.y, counts=chunk.counts).weights.double()
+        norms = torch.linalg.vector_norm(weights, dim=free.norm_dims, keepdim=True)
+        for total, method in zip(sums, methods, strict=True):
+            factor = chunk.counts[:, None, None].double()
+            if method.head.radius is not None:
+                factor = factor * ball_scale(norms, method.head.radius)
+            if factor.shape[2] == 1:
+                total += factor.flatten() @ weights.flatten(1)
+            else:
+                total += (weights * factor).sum(0).flatten()
+    return sums

@@ -5,7 +5,7 @@ import sys
 import tyro
 
 from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
-from pretrain.command import run_command
+from pretrain.cli.command import run_command
 
 
 def _parse() -> Run | Exclude | FitTransform | ImportReference | Plot:

@@ -31,9 +31,9 @@ from embed.store import (
     write_companions,
     write_header,
 )
+from pretrain.cli.output import new_file, refuse_existing
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
-from pretrain.output import new_file, refuse_existing
 from pretrain.preprocess import Preprocess
 
 AHEAD = 3  # batches decoded while one is computed

@@ -11,7 +11,7 @@ import numpy as np
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EmbeddingSet, write_companions, write_rows
 from embed.transform import PublicTransform
-from pretrain.output import new_directory
+from pretrain.cli.output import new_directory
 
 
 def shared_rows(public: EmbeddingSet, private: EmbeddingSet) -> int:

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from embed.store import EmbeddingSet
-from pretrain.output import new_directory
+from pretrain.cli.output import new_directory
 
 TSNE_INPUT = 50  # principal directions that t-SNE starts from, as its authors advise
 COLOURS = 20

@@ -9,8 +9,8 @@ import torch
 
 from embed.clip import check_finite
 from embed.store import INFERRED, TEST, TRAIN, EmbeddingSet, write_companions, write_rows
+from pretrain.cli.output import new_directory
 from pretrain.datasets import check_labels, declared_classes
-from pretrain.output import new_directory
 
 
 def import_reference(

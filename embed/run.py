@@ -11,9 +11,9 @@ import torch
 
 from embed.extract import ExtractOptions, extract
 from pretrain import build_encoder
-from pretrain.command import INTERRUPTED
+from pretrain.cli.command import INTERRUPTED
+from pretrain.cli.output import default_directory, refuse_existing
 from pretrain.datasets import declared_classes
-from pretrain.output import default_directory, refuse_existing
 from pretrain.preprocess import Preprocess
 from pretrain.sources import open_images
 

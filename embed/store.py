@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.output import new_directory
+from pretrain.cli.output import new_directory
 
 TRAIN, TEST = 0, 1
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))

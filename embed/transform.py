@@ -17,7 +17,7 @@ from embed.identity import known_rows
 from embed.moments import moments, norm_quantile, principal_directions, whitening_scale
 from embed.project import project
 from embed.store import EmbeddingSet, hash_rows
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import sys
 
 import tyro
 
-from pretrain.command import run_command
+from pretrain.cli.command import run_command
 from pretrain.commands import Convert, Probe, Simclr
 
 

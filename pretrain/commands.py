@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, distributed, nn
 
 from pretrain import convert, simclr
-from pretrain.command import INTERRUPTED
+from pretrain.cli.command import INTERRUPTED
+from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.datasets import ImageSet
 from pretrain.encoder import build_encoder, encoder_hash, save_encoder
-from pretrain.output import default_directory, new_directory, refuse_existing
 from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy, pixel_directions
 from pretrain.recipes import SMALL

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from pretrain.simclr_v2 import SimCLRv2, build_simclr_v2
 
 SCOPE = "base_model/"

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from pretrain.resnet import ResNetConfig, SmallResNet
 from pretrain.resnet50_v1 import ResNet50V1
 

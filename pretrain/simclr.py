@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from pretrain.augment import AugmentConfig, random_view
+from pretrain.cli.output import new_file
 from pretrain.lars import build_optimizer, cosine_rate
 from pretrain.ntxent import nt_xent
-from pretrain.output import new_file
 from pretrain.resnet import ResNetConfig, SmallResNet, initialise
 
 CHECKPOINT = "checkpoint.pt"

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from pretrain.command import Command, run_command
+from pretrain.cli.command import Command, run_command
 
 FEDERATION = "federation"
 _FLAT = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)

@@ -31,7 +31,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.supercore.task_identity import TaskIdentity
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from tests.benchmarks.bench_secure_sum import machine
 from train_distributed.secure_sum.graph import choose_degree
 

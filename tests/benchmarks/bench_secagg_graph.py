@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from train_distributed.secure_sum.graph import choose_degree, whole_users
 
 USERS = (20, 50, 100, 200, 500, 1000, 10_000, 100_000)

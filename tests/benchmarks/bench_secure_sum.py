@@ -22,7 +22,7 @@ import cryptography
 import numpy as np
 from tqdm import tqdm
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys

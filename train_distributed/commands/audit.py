@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pretrain.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.one_shot.release import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.attack import Finding, attack

@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
-from pretrain.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from pretrain.probe import embed_all
 from pretrain.recipes import DIGITS
 from pretrain.simclr import pretrain
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.summary import summarise, table

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from embed import EmbeddingSet
 from embed.fit import refuse_leak
-from pretrain.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
 from train_distributed.commands.demo import pixel_digits
 from train_distributed.commands.run import TransformOptions
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.research.protection.data import head_federation, image_federation
 from train_distributed.research.protection.measure import Laboratory
 from train_distributed.research.protection.paillier import arithmetic

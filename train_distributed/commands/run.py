@@ -11,7 +11,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak
 from embed.store import TRAIN
 from embed.transform_options import TransformOptions
-from pretrain.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory
 from train_distributed.commands.configuration import Chosen
 from train_distributed.commands.rounds_figure import draw_rounds
 from train_distributed.one_shot.method_options import MethodOptions

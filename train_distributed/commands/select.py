@@ -8,9 +8,9 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from embed import EmbeddingSet
-from pretrain.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.provenance import provenance
 from train_distributed.commands.configuration import Chosen
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.choice import Choice, ranking
 from train_distributed.simulation.rehearsal import Candidates, Federation, rehearse

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from embed import EmbeddingSet
 from embed.fit import refuse_leak
-from pretrain.output import default_directory, new_directory, refuse_existing
-from train_distributed.one_shot.provenance import provenance
+from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed.research.experiments.catalogue import EXPERIMENTS, Name
 from train_distributed.research.experiments.checkpoint import Journal, Rows
 from train_distributed.research.experiments.conditions import Conditions

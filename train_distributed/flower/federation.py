@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from train_distributed.flower.document import LARGE, Document, read_document
 from train_distributed.flower.party import KEY, KEY_RULE, NAME, NAME_RULE
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from train_distributed.flower.document import Document, read_document, read_file
 from train_distributed.flower.key_files import (
     fingerprint,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 
 RUNS, LOG, STATUS = "runs", "log.txt", "status.json"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TEST
-from pretrain.output import new_directory
+from pretrain.cli.output import new_directory
 from train_distributed.one_shot.methods import Method, build_method, check_method
 from train_distributed.one_shot.private_statistics import ClassSums, LeastSquares
 from train_distributed.one_shot.source import Source

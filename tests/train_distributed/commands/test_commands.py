@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
-from pretrain.command import run_command
+from pretrain.cli.command import run_command
 from train_distributed.__main__ import _parse
 
 

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pretrain.output import new_directory
+from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.certificates import CA, renew_certificates
 from train_distributed.flower.party import (

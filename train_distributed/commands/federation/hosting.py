@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrain.output import new_directory, reserved
+from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
 from train_distributed.flower.certificates import check_server
 from train_distributed.flower.document import read_document

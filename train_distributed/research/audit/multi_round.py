@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from pretrain.output import new_directory, refuse_existing
-from train_distributed.one_shot.provenance import provenance
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm, charter
 from train_distributed.research.admm import calibration as admm_privacy

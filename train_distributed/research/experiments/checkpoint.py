@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 
 Rows = list[dict[str, Any]]
 

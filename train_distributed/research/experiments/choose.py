@@ -24,11 +24,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
-from pretrain.output import new_directory, refuse_existing
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed import (
     partition,
 )
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pretrain.output import new_file
+from pretrain.cli.output import new_file
 from train_distributed.research.experiments import convergence_figure, cost_figure, heatmap
 from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.lineups import RAW

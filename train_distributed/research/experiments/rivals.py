@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak
-from pretrain.output import new_directory, refuse_existing
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed import (
     partition,
 )
 from train_distributed.one_shot.methods import build_method
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pretrain.output import new_directory, refuse_existing
-from train_distributed.one_shot.provenance import provenance
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed.research.protection.exact_sums import ExactSum, Paillier, Shares
 from train_distributed.research.protection.packing import Packing
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, arithmetic

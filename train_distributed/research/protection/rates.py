@@ -19,9 +19,9 @@ from tqdm import tqdm
 from embed import EmbeddingSet
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
-from pretrain.output import new_directory
+from pretrain.cli.output import new_directory
+from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.research.protection.data import head_federation, image_federation
 from train_distributed.research.protection.estimate import Recoveries
 from train_distributed.research.protection.inversion import Observation, invert

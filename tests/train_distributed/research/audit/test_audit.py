@@ -12,7 +12,7 @@ import torch
 from scipy.stats import binomtest, norm
 
 from embed import PublicTransform
-from pretrain.command import run_command
+from pretrain.cli.command import run_command
 from train_distributed import (
     Privacy,
     accounting,

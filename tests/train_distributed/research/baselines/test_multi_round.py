@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
-from pretrain.command import run_command
+from pretrain.cli.command import run_command
 from train_distributed import (
     partition,
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from pretrain.command import run_command
+from pretrain.cli.command import run_command
 from train_distributed.__main__ import _parse
 from train_distributed.commands.demo import pixel_digits
 from train_distributed.commands.run import TransformOptions

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pretrain.output import new_directory, refuse_existing
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed import partition
-from train_distributed.one_shot.provenance import provenance
 from train_distributed.research.admm.algorithm import Settings, State, iterations
 from train_distributed.research.admm.calibration import charged, compose
 from train_distributed.research.admm.graph import ring

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pretrain.output import new_directory, refuse_existing
-from train_distributed.one_shot.provenance import provenance
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
 from train_distributed.research.charter.algorithm import run
 from train_distributed.research.charter.objectives import Distance
 from train_distributed.research.charter.plan import Plan, Task, make_plan

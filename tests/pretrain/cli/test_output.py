@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.output import new_directory, reserved
+from pretrain.cli.output import new_directory, reserved
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:

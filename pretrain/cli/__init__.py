@@ -1,0 +1,1 @@
+"""What all commands share: parsing and errors, directories written whole, provenance."""

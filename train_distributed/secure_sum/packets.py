@@ -144,27 +144,26 @@ def share_hasher(setup: SecAgg) -> Callable[[int, int, int, bytes], bytes]:
     return digest
 
 
-def share_hashes(
-    setup: SecAgg,
-    dealers: NDArray[np.int64],
-    holder: int,
-    which: NDArray[np.int64],
-    shares: NDArray[np.void],
-) -> bytes:
-    """What `share_hasher` gives for a holder's shares of several dealers, joined.
+def share_records(
+    setup: SecAgg, dealers: NDArray[np.int64], holders: NDArray[np.int64], which: NDArray[np.int64]
+) -> NDArray[np.void]:
+    """What `share_hasher` hashes for n shares, as records; the field `share` is to be filled in.
 
     Args:
         setup: the session.
         dealers: (n,) identities.
-        holder: who has the shares.
+        holders: (n,) likewise.
         which: (n,) SEED or KEY.
-        shares: (n,) records of 33 bytes.
     """
-    records, sha256 = np.empty(len(shares), _HASHED), hashlib.sha256
+    records = np.zeros(len(dealers), _HASHED)
     records["session"] = np.void(_SHARE + setup.session.digest)
-    records["dealer"], records["holder"], records["which"] = dealers, holder, which
-    records["share"] = shares
-    size, octets = _HASHED.itemsize, records.tobytes()
+    records["dealer"], records["holder"], records["which"] = dealers, holders, which
+    return records
+
+
+def hash_records(records: NDArray[np.void]) -> bytes:
+    """SHA-256 of each of n records, joined."""
+    size, octets, sha256 = records.itemsize, records.tobytes(), hashlib.sha256
     starts = range(0, len(octets), size)
     return b"".join([sha256(octets[start : start + size]).digest() for start in starts])
 

@@ -24,6 +24,7 @@ class Roster:
             receiver.
         deals: (E,) bool, whether the receiver is on the sender's list.
         slots: of those, the receiver's on this list.
+        held: (n,) slots of which both owner and holder shared keys, by holder, then by owner.
         sent: (w + 1,) where each sender's stretch of them begins, and where the last ends.
     """
 
@@ -40,9 +41,8 @@ class Roster:
     def add(self, user: int, advert: Advert) -> None:
         """Takes a user's advertisement."""
         self.adverts[user] = advert
-        place = self.setup.session.place
-        chosen = self.setup.list_of(user, advert.list_seed)
-        self._lists[place[user]] = [place[holder] for holder in chosen]
+        place = self.setup.session.place[user]
+        self._lists[place] = self.setup.places_of(user, advert.list_seed)
 
     def among(self, users: Collection[int]) -> NDArray[np.bool_]:
         """(w,) which places are of these users."""
@@ -104,14 +104,18 @@ class Roster:
         among = self.among(users)
         slots = np.flatnonzero(among[:, None] & among[self._lists])
         holders = self._lists.ravel()[slots]
-        self._held = slots[np.argsort(holders, kind="stable")]
+        self.held = slots[np.argsort(holders, kind="stable")]
         self._ends = np.append(0, np.cumsum(np.bincount(holders, minlength=len(among))))
         self.sharing = frozenset(users)
 
-    def held(self, user: int) -> Places:
-        """The slots in which a user is on the list of one who shared keys, rising."""
+    def holding(self, user: int) -> slice:
+        """Where in `held` a user is the holder."""
         place = self.setup.session.place[user]
-        return self._held[self._ends[place] : self._ends[place + 1]]
+        return slice(int(self._ends[place]), int(self._ends[place + 1]))
+
+    def holders(self) -> Places:
+        """(n,) the place of the holder of each slot in `held`."""
+        return self._lists.ravel()[self.held]
 
     def _kept(self, among: NDArray[np.bool_]) -> NDArray[np.int64]:
         """(w,) how many of each list are among these."""

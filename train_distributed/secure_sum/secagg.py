@@ -127,12 +127,17 @@ class SecAgg:
         )
         return SecAgg(session, graph)
 
-    def list_of(self, user: int, seed: bytes) -> tuple[int, ...]:
-        """A user's list, drawn from the seed that it advertised."""
-        own, order = self.session.place[user], self.session.order
+    def places_of(self, user: int, seed: bytes) -> NDArray[np.int64]:
+        """The places of a user's list in the session's order, drawn from its advertised seed."""
+        own, others = self.session.place[user], len(self.session.order) - 1
         purpose = b"list" + self.session.digest + struct.pack(">I", user)
-        drawn = draw_list(derive(seed, purpose), len(order) - 1, self.graph.degree)
-        return tuple(order[place + (place >= own)] for place in drawn)
+        drawn = np.array(draw_list(derive(seed, purpose), others, self.graph.degree), np.int64)
+        return drawn + (drawn >= own)
+
+    def list_of(self, user: int, seed: bytes) -> tuple[int, ...]:
+        """The users on it."""
+        order = self.session.order
+        return tuple(order[place] for place in self.places_of(user, seed).tolist())
 
     def pair_seed(self, private: X25519PrivateKey, public: bytes, user: int, peer: int) -> bytes:
         """The seed of the mask that `user` and `peer` share; either's key gives it."""

@@ -1,13 +1,13 @@
 """How the server of protocol B has secrets opened, checks them, and removes the masks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import InconsistentShares, SetMismatch, TooFewUsers
 from train_distributed.secure_sum.keys import exchange_key
-from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, share_hashes
+from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hash_records, share_records
 from train_distributed.secure_sum.prg import add_stream, subtract_stream
 from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.secagg import read_entries
@@ -26,10 +26,14 @@ class Unmasking:
 
     def __init__(self, roster: Roster, survivors: frozenset[int], hashes: NDArray[np.void]) -> None:
         self._roster, self._setup, self.survivors = roster, roster.setup, survivors
-        self._which = np.where(roster.among(survivors), SEED, KEY)  # of each user's secrets
-        self._hashes = hashes.view(f"V{HASH_BYTES}").reshape(len(hashes), 2)
-        self._shares = np.zeros(len(hashes), f"V{SHARE_BYTES}")  # by slot
-        self._taken = np.zeros(len(hashes), bool)
+        owners, holders = roster.held // roster.degree, roster.holders()
+        self._dealers = roster.identities[owners]  # of each share that is held, by holder
+        which = np.where(roster.among(survivors)[owners], SEED, KEY)
+        shown = hashes.view(f"V{HASH_BYTES}").reshape(len(hashes), 2)
+        self._hashes = shown[roster.held, which]
+        held = roster.identities[holders]
+        self._shares = share_records(self._setup, self._dealers, held, which)
+        self._taken = np.zeros(len(held), bool)
 
     def requests(
         self, agreed: Mapping[int, bytes], told: Mapping[int, bytes]
@@ -50,7 +54,7 @@ class Unmasking:
         shown[among] = np.frombuffer(b"".join([told[user] for user in others]), shown.dtype)
 
         def request(user: int) -> list[bytes]:
-            dealers = roster.held(user) // roster.degree
+            dealers = roster.held[roster.holding(user)] // roster.degree
             witnesses = dealers[among[dealers]]
             users = bitmap(roster.identities[witnesses].tolist())
             return [story, users, signed, shown[witnesses].tobytes()]
@@ -65,21 +69,18 @@ class Unmasking:
             SetMismatch: other dealers than those.
             InconsistentShares: a share that its dealer did not deal; none is taken.
         """
-        entries, slots = read_entries(payload, SHARE_BYTES), self._roster.held(holder)
-        places = slots // self._roster.degree
-        dealers, shares = self._roster.identities[places], entries["value"]
+        entries, held = read_entries(payload, SHARE_BYTES), self._roster.holding(holder)
+        dealers = self._dealers[held]
         if not np.array_equal(entries["user"], dealers):
             wrong = np.setxor1d(entries["user"], dealers)[:10].tolist()
             raise SetMismatch(f"user {holder} must reveal one share per dealer, differs in {wrong}")
-        which = self._which[places]
-        found = share_hashes(self._setup, dealers, holder, which, shares)
-        dealt = self._hashes[slots, which]
+        shares, dealt = self._shares[held].copy(), self._hashes[held]
+        shares["share"] = entries["value"]
+        found = hash_records(shares)
         if found != dealt.tobytes():
-            differ = np.frombuffer(found, dealt.dtype) != dealt
-            raise InconsistentShares(
-                f"share of user {dealers[differ][0]} must be the one that it dealt"
-            )
-        self._shares[slots], self._taken[slots] = shares, True
+            dealer = dealers[np.frombuffer(found, dealt.dtype) != dealt][0]
+            raise InconsistentShares(f"share of user {dealer} must be the one that it dealt")
+        self._shares[held], self._taken[held] = shares, True
 
     def secrets(self) -> tuple[dict[int, bytes], dict[int, str]]:
         """A survivor's self-mask seed or a dropped user's masking key; and whose are wrong.
@@ -88,9 +89,9 @@ class Unmasking:
             TooFewUsers: too few shares of some secret.
         """
         secrets, wrong = {}, {}
-        for user in sorted(self._roster.sharing):
+        for user, shares in self._shares_by_dealer():
             try:
-                secrets[user] = self._secret(user)
+                secrets[user] = self._secret(user, shares)
             except InconsistentShares as error:
                 wrong[user] = str(error)
             except TooFewUsers as error:
@@ -105,12 +106,24 @@ class Unmasking:
             else:
                 self._cancel(total, user, secret)
 
-    def _secret(self, user: int) -> bytes:
-        degree, threshold = self._roster.degree, self._setup.graph.threshold
-        first = self._setup.session.place[user] * degree
-        points = np.flatnonzero(self._taken[first : first + degree])[:threshold]
-        values = [share.tobytes() for share in self._shares[first + points]]
-        secret = reconstruct(dict(zip((points + 1).tolist(), values, strict=True)), threshold)
+    def _shares_by_dealer(self) -> Iterator[tuple[int, dict[int, bytes]]]:
+        """Of each user that shared keys, point -> share, no more than are needed."""
+        slots = self._roster.held[self._taken]
+        rising = np.argsort(slots)
+        octets = self._shares["share"][self._taken][rising].tobytes()
+        owners, nth = np.divmod(slots[rising], self._roster.degree)
+        points = (nth + 1).tolist()
+        for user in sorted(self._roster.sharing):
+            place = self._setup.session.place[user]
+            start, end = np.searchsorted(owners, (place, place + 1)).tolist()
+            needed = range(start, min(end, start + self._setup.graph.threshold))
+            yield (
+                user,
+                {points[i]: octets[i * SHARE_BYTES : (i + 1) * SHARE_BYTES] for i in needed},
+            )
+
+    def _secret(self, user: int, shares: Mapping[int, bytes]) -> bytes:
+        secret = reconstruct(shares, self._setup.graph.threshold)
         advert = self._roster.adverts[user]
         if user in self.survivors:
             good = self._setup.commitment(user, secret) == advert.commitment

@@ -67,13 +67,13 @@ class Mail:
         return (inbox if sent.all() else inbox[np.repeat(sent, self._sizes[inward])]).tobytes()
 
     def packet(self, sender: int, receiver: int) -> bytes | None:
-        """What a user that shared keys packed for another; None if there is no such packet."""
+        """What a user that shared keys packed for another; None if it did not, or once cleared."""
         sharing, place = self._roster.sharing, self._roster.setup.session.place
         if sender not in sharing or receiver not in sharing:
             return None
         edges = self._roster.edges(sender)
         found = np.flatnonzero(self._roster.receiver[edges] == place[receiver])
-        if not len(found):
+        if not len(found) or not len(self._inboxes):
             return None
         edge = edges.start + int(found[0])
         return self._inboxes[self._laid[edge] : self._laid[edge] + self._sizes[edge]].tobytes()

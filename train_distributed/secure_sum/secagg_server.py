@@ -34,7 +34,6 @@ from train_distributed.secure_sum.secagg import (
     Advert,
     SecAgg,
 )
-from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.unmasking import Unmasking
 from train_distributed.secure_sum.wire import (
@@ -257,9 +256,7 @@ class SecAggServer:
         self._mail.clear()
         bitmap = self._session.bitmap(survivors)
         self._statement = self._setup.agreed(self._sharing, bitmap)
-        signing = self._keys.signing  # one message, the same for everyone
-        message = write(self._session, Kind.SURVIVORS, SERVER, EVERYONE, bitmap, signing)
-        return dict.fromkeys(sorted(survivors), message)
+        return self._messages_of(Kind.SURVIVORS, survivors, lambda user: [bitmap])
 
     def _send_unmask(self) -> Mapping[int, bytes]:
         ready = self._enough(self._agreed)

@@ -54,7 +54,7 @@ class Kind(IntEnum):
     KEY_SHARES = 18  # user -> server: a packet for each partner
     INBOX = 19  # server -> user: who shared keys, and its partners' packets
     MASKED = 20  # user -> server: its vector under all masks
-    SURVIVORS = 21  # server -> everyone: who sent a masked vector
+    SURVIVORS = 21  # server -> user: who sent a masked vector
     AGREED = 22  # user -> everyone: its signature on both sets
     UNMASK = 23  # server -> user: what to reveal, and the signatures that allow it
     REVEAL = 24  # user -> server: one share per user that dealt it some

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.release import Noise
+from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.attack import Finding, attack
 from train_distributed.research.audit.configurations import standing

@@ -14,16 +14,16 @@ from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory
 from train_distributed.commands.configuration import Chosen
 from train_distributed.commands.rounds_figure import draw_rounds
+from train_distributed.one_shot.figure import draw_release
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import METHODS, build_method
-from train_distributed.one_shot.release import Noise, Release
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.report import Noise, with_reason
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition, split
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.baselines.learn import MethodName, learn
-from train_distributed.research.baselines.task import with_reason
-from train_distributed.research.experiments.frontier_figure import draw_release
 
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user

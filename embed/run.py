@@ -1,4 +1,4 @@
-"""The command `python -m embed run`."""
+"""The commands `python -m embed run|exclude|fit-transform|import-reference|plot`."""
 
 import json
 import os
@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from embed.extract import ExtractOptions, extract
-from pretrain import build_encoder
 from pretrain.cli.command import INTERRUPTED
+from pretrain.cli.device import usual_device
 from pretrain.cli.output import default_directory, refuse_existing
-from pretrain.datasets import declared_classes
-from pretrain.preprocess import Preprocess
-from pretrain.sources import open_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +54,8 @@ class Run:
     """Rows between two points of resumption."""
     shard: str | None = None
     """i/n: compute only every n-th shard, starting with the i-th; torchrun sets it itself."""
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    """Where to compute."""
+    device: str | None = None
+    """Where to compute; cuda where there is one, or cpu, if left out."""
     compiled: bool | None = None
     """Whether to use torch.compile; on a GPU for large sets by default."""
     overwrite: bool = False
@@ -69,6 +63,12 @@ class Run:
 
     def run(self) -> int:
         """Embeds, or this process's share; prints where the rows are."""
+        from embed.extract import ExtractOptions, extract
+        from pretrain import build_encoder
+        from pretrain.datasets import declared_classes
+        from pretrain.preprocess import Preprocess
+        from pretrain.sources import open_images
+
         out = self.out or default_directory("embed")
         options = ExtractOptions(
             dtype=self.dtype,
@@ -76,7 +76,7 @@ class Run:
             batch_size=self.batch_size,
             shard_rows=self.shard_rows,
             shard=_share(self.shard),
-            device=self.device,
+            device=usual_device(self.device),
             compiled=self.compiled,
             overwrite=self.overwrite,
         )

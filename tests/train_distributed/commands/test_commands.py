@@ -256,7 +256,7 @@ def test_a_place_that_cannot_be_written_is_found_before_noise_is_drawn(
 ):
     drawn = []
     monkeypatch.setattr(
-        "train_distributed.commands.run.learn", lambda *args, **more: drawn.append(args)
+        "train_distributed.research.baselines.learn.learn", lambda *args, **more: drawn.append(args)
     )
     (tmp_path / "file").touch()
     private, public = sets
@@ -327,7 +327,7 @@ def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, nu
         assert len(list(tmp_path.glob(".made.*.partial/*"))) == 2
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("train_distributed.commands.run.draw_release", stop)
+    monkeypatch.setattr("train_distributed.research.experiments.frontier_figure.draw_release", stop)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     code, _, error = call(
         "run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "made")

@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 BROKEN = 1  # exit code
 FLOAT = ("dp-fl", "amp", "admm-dual", "admm-primal", "charter")  # methods without discrete noise
 CUTS = ("charter", "charter-sum")
-# Methods whose noise is the server's or protects one user alone, or whose sums are not opened to
-# the audit: its attacker cannot be given the noise of dishonest users.
+# Methods without a sum of users' noise that is opened to the audit: it takes no user's noise away.
 UNSHARED = ("centralised-softmax", "centralised-svm", "charter-sum", *FLOAT)
 ROWS, ROWS_OF_CUTS = 3, 6  # of a user, where none are given; every cut takes some anew
 

@@ -1,4 +1,4 @@
-"""The command `python -m embed run`."""
+"""The commands `python -m embed run|exclude|fit-transform|import-reference|plot`."""
 
 import json
 import os
@@ -7,16 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from embed.extract import ExtractOptions, extract
 from embed.transform_options import TransformOptions
-from pretrain import build_encoder
 from pretrain.cli.command import INTERRUPTED
+from pretrain.cli.device import usual_device
 from pretrain.cli.output import default_directory, refuse_existing
-from pretrain.datasets import declared_classes
-from pretrain.preprocess import Preprocess
-from pretrain.sources import open_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +55,8 @@ class Run:
     """Rows between two points of resumption."""
     shard: str | None = None
     """i/n: compute only every n-th shard, starting with the i-th; torchrun sets it itself."""
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    """Where to compute."""
+    device: str | None = None
+    """Where to compute; cuda where there is one, or cpu, if left out."""
     compiled: bool | None = None
     """Whether to use torch.compile; on a GPU for large sets by default."""
     overwrite: bool = False
@@ -70,6 +64,12 @@ class Run:
 
     def run(self) -> int:
         """Embeds, or this process's share; prints where the rows are."""
+        from embed.extract import ExtractOptions, extract
+        from pretrain import build_encoder
+        from pretrain.datasets import declared_classes
+        from pretrain.preprocess import Preprocess
+        from pretrain.sources import open_images
+
         out = self.out or default_directory("embed")
         options = ExtractOptions(
             dtype=self.dtype,
@@ -77,7 +77,7 @@ class Run:
             batch_size=self.batch_size,
             shard_rows=self.shard_rows,
             shard=_share(self.shard),
-            device=self.device,
+            device=usual_device(self.device),
             compiled=self.compiled,
             overwrite=self.overwrite,
         )

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embed import EmbeddingSet, PublicTransform
+if TYPE_CHECKING:
+    from embed import EmbeddingSet, PublicTransform
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,10 @@ class TransformOptions:
     constant: float = 0.5
     """The constant column; the clip norm is sqrt(1 + constant²)."""
 
-    def fit(self, public: EmbeddingSet) -> PublicTransform:
+    def fit(self, public: "EmbeddingSet") -> "PublicTransform":
         """The transform of a public set."""
+        from embed import PublicTransform
+
         return PublicTransform.fit(public, **self.arguments())
 
     def arguments(self) -> dict[str, Any]:

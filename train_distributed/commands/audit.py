@@ -13,7 +13,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.attack import Finding, attack
 from train_distributed.research.audit.configurations import standing
 from train_distributed.research.audit.target import Target
-from train_distributed.research.audit.worst_case import Federation
+from train_distributed.research.audit.worst_case import WorstCase
 from train_distributed.research.baselines.learn import PrivateMethodName
 
 BROKEN = 1  # exit code
@@ -87,7 +87,7 @@ class Audit:
         if self.releases < 1:
             raise ValueError(f"releases must be >= 1, got {self.releases}")
         self.privacy.validate()
-        federation = Federation(
+        federation = WorstCase(
             self.users,
             self.rows,
             self.features,

@@ -18,8 +18,8 @@ from train_distributed.research.protection.pictures import draw_reconstructions
 from train_distributed.research.protection.recommend import Cost, Preference
 from train_distributed.research.protection.report import as_json, draw_tradeoff, table
 from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.study import Settings, Study, run_study
-from train_distributed.research.protection.training import Federation
+from train_distributed.research.protection.study import Study, StudySettings, run_study
+from train_distributed.research.protection.training import FederatedTraining
 
 COMPONENTS, DIGITS_COMPONENTS = 768, 32
 HEAD_DEFAULTS = {"step": 2.0, "rounds": 500, "models": 12, "attacks": 4, "steps": 20}
@@ -123,8 +123,8 @@ class Protect:
             return None
         return Preference(*(value or 0.0 for value in given), cost=self.cost)
 
-    def _settings(self) -> Settings:
-        settings = Settings(
+    def _settings(self) -> StudySettings:
+        settings = StudySettings(
             self.budget,
             self.half_width,
             self.key_bits,
@@ -146,7 +146,7 @@ class Protect:
     def _default(self, name: str) -> float:
         return (HEAD_DEFAULTS if self.images is None else IMAGE_DEFAULTS)[name]
 
-    def _federation(self) -> Federation:
+    def _federation(self) -> FederatedTraining:
         step = self._default("step") if self.step is None else self.step
         common = {"batch": self.batch, "step": step, "rounds": self._or("rounds")}
         common |= {"clients": self.clients, "rows": self.rows, "seed": self.seed}

@@ -13,7 +13,7 @@ from embed.fit import refuse_leak
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.research.experiments.catalogue import EXPERIMENTS, Name
-from train_distributed.research.experiments.checkpoint import Journal, Rows
+from train_distributed.research.experiments.checkpoint import Checkpoint, Rows
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.figures import draw, tell
 from train_distributed.research.experiments.work import Work
@@ -58,7 +58,7 @@ class Sweep:
         private, public = self._sets()
         work = EXPERIMENTS[self.experiment](self.conditions, private, public)
         configuration = self._identity(private, public)
-        journal = Journal(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
+        journal = Checkpoint(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
         result = {
             **provenance(),
             "experiment": self.experiment,
@@ -138,7 +138,7 @@ class Plot:
         print(f"{text}\n\nwritten: {out}")
 
 
-def _finish(work: Work, journal: Journal) -> Rows:
+def _finish(work: Work, journal: Checkpoint) -> Rows:
     """All rows of the work, in its order; jobs in the journal are not done again."""
     done = journal.read()
     fresh = work.jobs(done)

@@ -29,7 +29,7 @@ WEAK = 1 / 8  # of the noise: what an audit must notice
 
 
 @dataclass(frozen=True)
-class Audit:
+class MessageBound:
     """A statistical lower bound of ε, which must stay below the promise."""
 
     method: str
@@ -46,7 +46,7 @@ def audit(
     generator: torch.Generator,
     rounds: int = 4,
     noise_scale: float = 1.0,
-) -> Audit:
+) -> MessageBound:
     """Runs one user on a worst-case pair and tests the two data sets by their exact likelihoods.
 
     ADMM: ten records, one of them replaced by an almost opposite one; all messages of the node.
@@ -76,7 +76,7 @@ def audit(
         losses(method, privacy, truth, replicas, generator, rounds, noise_scale) for truth in (0, 1)
     )
     found = epsilon_below(first, second, privacy.delta)
-    return Audit(method, privacy.epsilon, found, privacy.delta)
+    return MessageBound(method, privacy.epsilon, found, privacy.delta)
 
 
 def _admm_losses(
@@ -89,7 +89,7 @@ def _admm_losses(
     noise_scale: float,
 ) -> torch.Tensor:
     options = AdmmOptions(iterations=rounds)
-    settings = admm.Settings(
+    settings = admm.AdmmSettings(
         method=VARIANTS[method],
         iterations=rounds,
         rho=options.rho,
@@ -118,7 +118,7 @@ def _charter_losses(
     rounds: int,
     noise_scale: float,
 ) -> torch.Tensor:
-    task = charter.Task(
+    task = charter.CharterTask(
         clients=1,
         rows=6 * rounds,
         dimension=1,

@@ -138,7 +138,7 @@ class Randomisation(Mechanism):
 
 
 @dataclass(frozen=True)
-class Compression(Mechanism):
+class Sparsification(Mechanism):
     """Every parameter is sent with probability ρ, as W/ρ."""
 
     keep: float  # ρ

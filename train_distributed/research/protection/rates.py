@@ -27,7 +27,7 @@ from train_distributed.research.protection.estimate import Recoveries
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.mechanisms import Unprotected
 from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.training import Federation
+from train_distributed.research.protection.training import FederatedTraining
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Success:
 
 
 def success(
-    federation: Federation, similarity: Similarity, *, attacks: int, rounds: int, seed: int
+    federation: FederatedTraining, similarity: Similarity, *, attacks: int, rounds: int, seed: int
 ) -> Success:
     """Attacks the exact gradient of every client's batch, a new model for every attack.
 

@@ -25,8 +25,8 @@ from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import (
     Claim,
-    Federation,
     Target,
+    WorstCase,
     attack,
     judge,
 )
@@ -105,7 +105,7 @@ def test_a_broken_promise_is_found_and_noise_that_cancels_too() -> None:
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_neighbours_differ_in_what_is_protected(unit, group_size: int) -> None:
     promise = Privacy(1.0, 1e-5, 0.6, unit=unit, group_size=group_size)
-    federation = Federation(7, 2, 2, 3, promise, min_survivors=6)
+    federation = WorstCase(7, 2, 2, 3, promise, min_survivors=6)
     federation.validate()
     assert federation.dishonest == range(0, 2)
     assert federation.dropped == range(2, 3)
@@ -153,7 +153,7 @@ def test_float_noise_of_the_dishonest_is_missing_too() -> None:
 
 
 def test_an_audited_release_is_marked() -> None:
-    target = Target("class-sums", Federation(4, 2, 1, 2, Privacy(1.0, 1e-5)))
+    target = Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
     data = next(iter(target.federation.neighbours())).first
     report = release(data, "class-sums", Privacy(1.0, 1e-5), known_noise=[0]).report
     assert report["suitable_for_release"] is False
@@ -169,7 +169,7 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
         ("svm", {"l2_reg": 20.0}, "0 degrees, another label"),
         ("least-squares", {"alpha": 1.5}, "105 degrees, same label"),
     ):
-        target = Target(method, Federation(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
+        target = Target(method, WorstCase(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
         found, shift = worst_pair(target)
         built = build_method(method, target.transform, 2, options)
         reach = math.sqrt(built.compositions) * built.record_reach(torch.tensor([2, 2]))
@@ -178,7 +178,7 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
 
 
 def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
-    federation = Federation(1, 1, 1, 2, Privacy(8.0, 1e-6))
+    federation = WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6))
     finding = attack(Target("class-sums", federation, "float"), trials=1000)
     assert not finding.broken
     assert finding.epsilon > 2.5  # fresh noise: 5.6 on average, with a standard deviation of .5
@@ -196,7 +196,7 @@ def test_no_standing_configuration_is_broken(number: int) -> None:
 @pytest.mark.parametrize("method", ["dp-fl", "amp", "dp-svm-smo", "gradient-perturbation"])
 def test_baselines_can_be_audited(method: str) -> None:
     options = {"dp-fl": {"epochs": 2, "batch_size": 1}}.get(method, {})
-    target = Target(method, Federation(1, 4, 1, 2, Privacy(4.0, 0.01)), "float", options)
+    target = Target(method, WorstCase(1, 4, 1, 2, Privacy(4.0, 0.01)), "float", options)
     assert not attack(target, trials=300).broken
 
 

@@ -9,7 +9,7 @@ import torch
 from train_distributed.research import charter
 from train_distributed.research.charter.client import Client
 from train_distributed.research.charter.encoding import Encoder
-from train_distributed.research.charter.plan import Plan
+from train_distributed.research.charter.plan import CharterPlan
 from train_distributed.research.charter.quantise import Quantiser
 
 
@@ -26,11 +26,11 @@ def task(**changes):
         "delta": 1e-5,
         "diameter": 2.0,
     }
-    return charter.Task(**(defaults | changes))
+    return charter.CharterTask(**(defaults | changes))
 
 
 def plan_of(rounds=20, *, stds=(0.05, 0.01), honest=None, **changes):
-    return Plan(
+    return CharterPlan(
         task=task(**changes),
         rounds=rounds,
         gradient_clip=1.0,

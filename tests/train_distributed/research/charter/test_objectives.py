@@ -40,7 +40,7 @@ def test_it_learns_to_classify(objective):
     x = centres[y] + 0.2 * torch.randn(8000, 4, generator=draw)
     x = x / x.norm(dim=1, keepdim=True)
     total = objective.problems * objective.dimension
-    task = charter.Task(
+    task = charter.CharterTask(
         clients=2, rows=3000, dimension=total, epsilon=math.inf, delta=1e-5, diameter=2.0
     )
     plan = charter.make_plan(task, rounds=60, gradient_clip=1.0)

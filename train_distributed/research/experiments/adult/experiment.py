@@ -22,7 +22,7 @@ from tqdm import tqdm
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed import partition
-from train_distributed.research.admm.algorithm import Settings, State, iterations
+from train_distributed.research.admm.algorithm import AdmmSettings, State, iterations
 from train_distributed.research.admm.calibration import charged, compose
 from train_distributed.research.admm.graph import ring
 from train_distributed.research.admm.nodes import Nodes, gather
@@ -97,7 +97,7 @@ class Figures:
         copies = Nodes(nodes.x, nodes.y.expand(-1, -1, len(shares)), nodes.counts)
         rho, weight = PUBLISHED[method]
         private = method != "none"
-        settings = Settings(
+        settings = AdmmSettings(
             method=method,
             iterations=self.iterations,
             rho=rho,

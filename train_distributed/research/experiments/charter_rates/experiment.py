@@ -20,7 +20,7 @@ from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.research.charter.algorithm import run
 from train_distributed.research.charter.objectives import Distance
-from train_distributed.research.charter.plan import Plan, Task, make_plan
+from train_distributed.research.charter.plan import CharterPlan, CharterTask, make_plan
 from train_distributed.research.experiments.charter_rates.comparisons import (
     compare_accounts,
     compare_noise,
@@ -128,8 +128,8 @@ class Slopes:
         row["not_private"] = float((everything.mean(0) - mean).square().sum() / 2)
         return row
 
-    def _task(self, at: dict[str, Any]) -> Task:
-        return Task(
+    def _task(self, at: dict[str, Any]) -> CharterTask:
+        return CharterTask(
             clients=at["clients"],
             rows=at["rows"],
             dimension=self.dimension,
@@ -151,7 +151,7 @@ def sphere(
     return data
 
 
-def _traffic(name: str, plan: Plan, report: dict[str, Any]) -> dict[str, int]:
+def _traffic(name: str, plan: CharterPlan, report: dict[str, Any]) -> dict[str, int]:
     """Measured bits, and what the formula says: K d J0 + K J1, or 64-bit words in a sum."""
     numbers = plan.rounds * plan.task.dimension
     formula = numbers * plan.gradient_bits + plan.rounds * plan.loss_bits

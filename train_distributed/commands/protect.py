@@ -14,9 +14,13 @@ from train_distributed.commands.run import TransformOptions
 from train_distributed.research.protection.data import head_federation, image_federation
 from train_distributed.research.protection.measure import Laboratory
 from train_distributed.research.protection.paillier import arithmetic
-from train_distributed.research.protection.pictures import draw_reconstructions
 from train_distributed.research.protection.recommend import Cost, Preference
-from train_distributed.research.protection.report import as_json, draw_tradeoff, table
+from train_distributed.research.protection.report import (
+    as_json,
+    draw_reconstructions,
+    draw_tradeoff,
+    table,
+)
 from train_distributed.research.protection.similarity import Similarity
 from train_distributed.research.protection.study import Study, StudySettings, run_study
 from train_distributed.research.protection.training import FederatedTraining

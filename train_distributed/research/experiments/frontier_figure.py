@@ -6,7 +6,6 @@ from typing import IO, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from train_distributed import accounting
@@ -44,7 +43,6 @@ def draw_frontier(
     places = sorted({getattr(row, x) for row in rows} - {None})
     figure = Figure(figsize=(5.2 * min(3, len(panels)), 4.4 * -(-len(panels) // 3)))
     figure.set_layout_engine("constrained")
-    FigureCanvasAgg(figure)
     shape = (-(-len(panels) // 3), min(3, len(panels)))
     axes = figure.subplots(*shape, sharey=True, squeeze=False).flatten()
     for axis, value in zip(axes, panels, strict=False):
@@ -106,7 +104,6 @@ def draw_release(
     """
     per_class = report.get("test_accuracy_per_class")
     figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, 1 + bool(per_class), squeeze=False)[0]
     if report["private"]:
         (promise or _privacy_curve)(report, panels[0])

@@ -12,8 +12,7 @@ from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.closed_forms import Constants, Optimum
 from train_distributed.research.protection.estimate import c1_error, constants
 from train_distributed.research.protection.measure import Laboratory, Measurement
-from train_distributed.research.protection.packing import Packing
-from train_distributed.research.protection.paillier import DEPLOYED_BITS
+from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing
 from train_distributed.research.protection.recommend import Candidate, solve_all
 from train_distributed.research.protection.training import inverse_variances
 

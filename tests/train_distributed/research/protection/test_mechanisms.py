@@ -9,9 +9,8 @@ import torch
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.research.protection import exact_cost, exact_sums
 from train_distributed.research.protection import mechanisms as protect
-from train_distributed.research.protection.packing import Packing
-from train_distributed.research.protection.paillier import KeyPair, PublicKey
-from train_distributed.research.protection.sparse import read_sparse, sparsify
+from train_distributed.research.protection.mechanisms import read_sparse, sparsify
+from train_distributed.research.protection.paillier import KeyPair, Packing, PublicKey
 
 pytest.importorskip("phe")
 KEY_BITS = 512  # small: these tests are about arithmetic, not about secrecy

@@ -6,19 +6,21 @@ r"""The figures of Zhang and Zhu's paper on UCI Adult.
 Number of nodes, graph and η are not published; ρ and C are (Sec. V).
 """
 
-import argparse
 import csv
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 from tqdm import tqdm
 
+from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed import partition
@@ -218,16 +220,5 @@ def write_curves(path: Path, curves: dict[tuple[str, float], dict[str, np.ndarra
                 writer.writerow([method, alpha, t + 1, *moments])
 
 
-def main() -> None:
-    """Reads the options and runs."""
-    parser = argparse.ArgumentParser(description=Figures.__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=Figures.output)
-    parser.add_argument("--eta-primal", type=float, default=Figures.eta_primal)
-    parser.add_argument("--seeds", type=int, default=Figures.seeds)
-    parser.add_argument("--overwrite", action="store_true")
-    Figures(**vars(parser.parse_args())).run()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(lambda: tyro.cli(Figures)))

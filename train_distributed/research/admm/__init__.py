@@ -1,14 +1,7 @@
 """Decentralised learning without a server, private in every iteration."""
 
 from train_distributed.research.admm.algorithm import AdmmSettings, State, iterations
-from train_distributed.research.admm.graph import (
-    Graph,
-    from_edges,
-    grid,
-    random_regular,
-    ring,
-    star,
-)
+from train_distributed.research.admm.graph import Graph, random_regular, ring, star
 from train_distributed.research.admm.nodes import Nodes, gather
 from train_distributed.research.admm.training import AdmmResult, account, accuracy, run
 
@@ -20,9 +13,7 @@ __all__ = [
     "State",
     "account",
     "accuracy",
-    "from_edges",
     "gather",
-    "grid",
     "iterations",
     "random_regular",
     "ring",

@@ -30,10 +30,11 @@ def random_nodes(count=9, rows=30, dimension=5, problems=2, seed=0):
     return admm.Nodes(x, y, counts)
 
 
+GRID = (*((i, i + 1) for i in range(9) if i % 3 < 2), *((i, i + 3) for i in range(6)))  # 3 x 3
 GRAPHS = {
     "ring": admm.ring(9),
     "star": admm.star(9),
-    "grid": admm.grid(3, 3),
+    "grid": admm.Graph(9, GRID),
     "regular": admm.random_regular(9, 4, generator(1)),
 }
 

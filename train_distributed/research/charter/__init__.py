@@ -1,12 +1,7 @@
 """Private cutting planes: few bits, one record used at most once."""
 
 from train_distributed.research.charter.algorithm import CharterResult, run
-from train_distributed.research.charter.objectives import (
-    Distance,
-    OneVsRestLogistic,
-    Softmax,
-    predict,
-)
+from train_distributed.research.charter.objectives import Distance, OneVsRestLogistic
 from train_distributed.research.charter.plan import CharterPlan, CharterTask, make_plan
 from train_distributed.research.charter.vaidya import Cutting, cutting_planes, minimise
 
@@ -17,10 +12,8 @@ __all__ = [
     "Cutting",
     "Distance",
     "OneVsRestLogistic",
-    "Softmax",
     "cutting_planes",
     "make_plan",
     "minimise",
-    "predict",
     "run",
 ]

@@ -17,7 +17,7 @@ def setting(case):
     rounds, classes, features = case.whole(1, 5), case.whole(2, 4), case.whole(1, 6)
     rows = case.draw.choice((3 * rounds, 3 * rounds + 1, 60))
     objective = case.draw.choice(
-        (charter.OneVsRestLogistic(classes, features), charter.Softmax(classes, features))
+        (charter.OneVsRestLogistic(classes, features), charter.Distance(features))
     )
     bound = case.scale()
     x = case.rows(rows, features, bound)

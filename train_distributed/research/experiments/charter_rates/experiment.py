@@ -106,7 +106,7 @@ class Slopes:
         generator = torch.Generator().manual_seed(seed)
         mean = torch.rand(self.dimension, generator=generator, dtype=torch.float64) - 0.5
         data = sphere(mean, at["clients"], at["rows"], generator)
-        task = self._task(at)
+        task = self.task(at)
         row: dict[str, Any] = {"sweep": sweep, "seed": seed, **at}
         objective = Distance(self.dimension)
         for name, summed in CHARTERS.items():
@@ -138,7 +138,8 @@ class Slopes:
         row["not_private"] = float((everything.mean(0) - mean).square().sum() / 2)
         return row
 
-    def _task(self, at: dict[str, Any]) -> CharterTask:
+    def task(self, at: dict[str, Any]) -> CharterTask:
+        """What is minimised at the varied values."""
         return CharterTask(
             clients=at["clients"],
             rows=at["rows"],

@@ -5,16 +5,15 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting, taking_part
-from train_distributed.flower import (
-    causes,
-)
+from train_distributed.flower import causes
 from train_distributed.flower.federation import Federation
-from train_distributed.flower.ledger import read_ledger, remember
+from train_distributed.flower.ledger import BudgetedJournal, read_ledger, remember
 from train_distributed.flower.record import settle
 from train_distributed.flower.status import Log
 from train_distributed.flower.superlink import Operation
@@ -151,6 +150,8 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     assert _party(home, "server1").run() == 0
     assert "computation server 1 (adder-1)" in capsys.readouterr().err
     user, server = engine.nodes
+    told: Any = user.desk
+    assert isinstance(told._desk._journal, BudgetedJournal)
     assert (user.superlink, user.keys) == ("127.0.0.1:9092", home / "user2")
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
     status = json.loads((_run(home / "server1") / "status.json").read_text())

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pretrain.cli.output import new_file
 from train_distributed.flower.document import LARGE, Document, read_document
 from train_distributed.flower.party import KEY, KEY_RULE, NAME, NAME_RULE
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.errors import BadSeal
+from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
 from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import FIRST_SERVER, Session, name_of
@@ -20,6 +21,7 @@ __all__ = ["Federation", "name_of"]
 
 SERVERS = {"shares": (2, 100), "shares-replicated": (3, 100), "secagg": (1, 1)}  # of each
 BATCH_BYTES = 2**25  # of users' shares that a request to a computation server carries
+BATCH_USERS = 1000  # messages that it carries
 REFUSALS_BYTES = 2**20  # of its refusals of the messages in one
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
 _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
@@ -61,6 +63,11 @@ class Federation:
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
+        for server, keys in enumerate(self.servers, FIRST_SERVER):
+            try:
+                check_order(bytes.fromhex(keys["sealing"]))
+            except BadSeal as error:
+                raise ValueError(f"sealing key of {name_of(server)} must fit: {error}") from error
         self._check_distinct()
 
     def _check_distinct(self) -> None:

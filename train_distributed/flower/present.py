@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from train_distributed.flower.blobs import split
-from train_distributed.flower.clerk import DONE, Request, words
+from train_distributed.flower.clerk import DONE, Request, answer_bytes, words
 from train_distributed.flower.desk import Desk
 from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.orders import NONCE_BYTES, read_presence, write_order
@@ -20,6 +20,7 @@ from train_distributed.flower.status import Log, Status
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.secagg import ADVERTISE_BYTES
 from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.wire import kind_of
 
@@ -112,7 +113,7 @@ class Present:
         self._local[party] = desk
 
     def start(self, users: frozenset[int]) -> None:
-        """START to all parties of the session; what they answer is in `first`.
+        """START to all parties of the session; what they answer is in `first`, until the end.
 
         Args:
             users: that are present.
@@ -120,7 +121,8 @@ class Present:
         body = self._nonce + self._federation.session(self._nonce).bitmap(users)
         order = write_order(self._federation, Request.START, body, self._keys)
         parties = [*self._local, *self._servers(), *sorted(users)]
-        self.first = self.ask(dict.fromkeys(parties, order))
+        payloads = [ADVERTISE_BYTES] * (self._federation.protocol == "secagg")
+        self.first = self.ask(dict.fromkeys(parties, order), answer_bytes(*payloads))
 
     def end(self, opened: bool) -> None:
         """END to whoever is here; nobody has to answer."""

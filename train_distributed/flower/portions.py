@@ -13,8 +13,8 @@ from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import Request, answer_bytes
 from train_distributed.flower.federation import BATCH_BYTES, BATCH_USERS
 from train_distributed.flower.present import Present
+from train_distributed.flower.progress import Log
 from train_distributed.flower.share_desk import read_refusal, refusals_bytes
-from train_distributed.flower.status import Log
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.session import EVERYONE, Session, name_of
 from train_distributed.secure_sum.wire import Envelope, Kind, read, receiver_of

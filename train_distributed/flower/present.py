@@ -15,8 +15,8 @@ from train_distributed.flower.clerk import DONE, Request, answer_bytes, words
 from train_distributed.flower.desk import Desk
 from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.orders import NONCE_BYTES, read_presence, write_order
+from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record
-from train_distributed.flower.status import Log, Status
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.prg import new_seed
@@ -53,7 +53,7 @@ class Present:
         keys: the operator's.
         relay: to the nodes.
         record: of the session.
-        status: is told who comes and who answers.
+        progress: is told who comes and who answers.
         log: is told what was refused.
         seconds: to wait for parties.
     """
@@ -65,13 +65,13 @@ class Present:
         keys: PrivateKeys,
         relay: Relay,
         record: Record | None,
-        status: Status,
+        progress: Progress,
         log: Log,
         seconds: float,
     ) -> None:
         self._federation, self._nonce, self._keys = federation, nonce, keys
         self._relay, self._record = relay, record
-        self._status, self._log, self._seconds = status, log, seconds
+        self._progress, self._log, self._seconds = progress, log, seconds
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
@@ -102,7 +102,7 @@ class Present:
             patience = max(PRESENT_SECONDS, 4 * self._federation.poll_seconds)
             for node, answer in self._relay.ask_each(orders, patience):
                 self._bind(node, nodes[node], orders[node], answer)
-            self._status.present(self._willing, len(wanted))
+            self._progress.present(self._willing, len(wanted))
             if time.monotonic() >= deadline:
                 return
             if not wanted <= self._node.keys():
@@ -151,7 +151,7 @@ class Present:
             CannotResume: another question was asked in its place before a restart.
         """
         remote = {p: r for p, r in requests.items() if p not in self._local}
-        self._status.stage(_stage(requests), requests)
+        self._progress.stage(_stage(requests), requests)
         count = 0
         for party in requests.keys() - remote.keys():
             messages = self._read(party, self._local[party].answer(requests[party]), longest)
@@ -163,7 +163,7 @@ class Present:
             if messages is not None:
                 count += 1
                 yield party, messages
-        self._status.answered(count, len(requests))
+        self._progress.answered(count, len(requests))
 
     def _collect(self, requests: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """(party, answer): what was written down before a restart, then what comes now."""

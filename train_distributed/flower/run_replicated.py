@@ -9,8 +9,8 @@ from train_distributed.flower.clerk import Request, answer_bytes
 from train_distributed.flower.federation import BATCH_USERS
 from train_distributed.flower.portions import Shares, deliver, fetched, note, spoken
 from train_distributed.flower.present import Present
+from train_distributed.flower.progress import Log
 from train_distributed.flower.share_desk import refusals_bytes
-from train_distributed.flower.status import Log
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,

@@ -3,7 +3,7 @@
 from train_distributed.flower.clerk import Request, answer_bytes
 from train_distributed.flower.portions import deliver, fetched, spoken
 from train_distributed.flower.present import Present
-from train_distributed.flower.status import Log
+from train_distributed.flower.progress import Log
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, SetMismatch
 from train_distributed.secure_sum.keys import SEAL_BYTES
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened, combine, set_bytes

@@ -14,7 +14,7 @@ from train_distributed.flower.party import public_keys, read_private
 from train_distributed.flower.record import settle
 from train_distributed.flower.run_log import RunLog
 from train_distributed.flower.state import party_state
-from train_distributed.flower.status import Log
+from train_distributed.flower.progress import Log
 from train_distributed.flower.superlink import Operation, operate
 from train_distributed.flower.task import Facts, ModelTask
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -14,8 +14,8 @@ from train_distributed.commands.federation import Init, Join, Start, Status, hos
 from train_distributed.flower import causes
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.ledger import BudgetedJournal, read_ledger, remember
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
-from train_distributed.flower.status import Log
 from train_distributed.flower.superlink import Operation
 from train_distributed.flower.supernode import Node
 from train_distributed.privacy.promise import Privacy

@@ -28,9 +28,7 @@ def test_a_key_with_which_anyone_could_open_a_seal_is_no_server_s(
     federation = make_trial(protocol, 3).federation
     first, second, third = federation.servers
     second = second | {"sealing": bytes(32).hex()}
-    with pytest.raises(
-        ValueError, match="key of computation server 1 must .* small order"
-    ):
+    with pytest.raises(ValueError, match=r"key of computation server 1 must .* small order"):
         replace(federation, servers=(first, second, third))
 
 

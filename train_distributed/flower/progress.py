@@ -39,7 +39,7 @@ class Log:
             self.refused.append(f"{who}: {safe(why)}")
 
 
-class Status:
+class Progress:
     """Tells people and programs.
 
     Nobody reads half a file: it is written aside and renamed.

@@ -63,7 +63,7 @@ class Clerk(ABC):
         self._kept = 0  # bytes of those answers
         self.over = False  # nothing more will be asked of this party
         self.largest_frame = federation.largest_frame
-        self.poll_seconds = federation.poll_seconds
+        self.poll_seconds = federation.poll_seconds(party)
 
     def answer(self, request: bytes) -> bytes:
         """The answer to one request; a refusal is an answer."""

@@ -152,10 +152,18 @@ class Federation:
             return 2**16 + vectors
         return 2**16 + max(vectors, BATCH_BYTES) + REFUSALS_BYTES
 
+    def poll_seconds(self, party: int) -> float:
+        """Between a node's looks for a question: all users look 50 times a second, all servers too.
+
+        Servers are asked one after another, round by round: what they wait, everybody waits.
+        """
+        alike = len(self.users) if party < FIRST_SERVER else len(self.servers)
+        return max(0.2, alike / 50)
+
     @property
-    def poll_seconds(self) -> float:
-        """How often a node asks whether there is a question: all together 50 times a second."""
-        return max(0.2, len(self.users) / 50)
+    def longest_poll(self) -> float:
+        """Seconds between two looks of those that look least often."""
+        return max(map(self.poll_seconds, (0, FIRST_SERVER)))
 
     def verifying_key(self, party: int) -> bytes | None:
         """The key that must have signed a party's messages; None for a stranger."""

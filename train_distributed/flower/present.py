@@ -99,7 +99,7 @@ class Present:
             nodes = self._relay.nodes()
             fresh = nodes.keys() - set(self._node.values()) - self._left_out
             orders = {node: self._order(node) for node in sorted(fresh)}
-            patience = max(PRESENT_SECONDS, 4 * self._federation.poll_seconds)
+            patience = max(PRESENT_SECONDS, 4 * self._federation.longest_poll)
             for node, answer in self._relay.ask_each(orders, patience):
                 self._bind(node, nodes[node], orders[node], answer)
             self._progress.present(self._willing, len(wanted))
@@ -128,7 +128,7 @@ class Present:
         """END to whoever is here; nobody has to answer."""
         body = self._nonce + bytes([opened])
         order = write_order(self._federation, Request.END, body, self._keys)
-        seconds = max(GOODBYE_SECONDS, 4 * self._federation.poll_seconds)
+        seconds = max(GOODBYE_SECONDS, 4 * self._federation.longest_poll)
         for _ in self._relay.ask_each(dict.fromkeys(self._node.values(), order), seconds):
             pass
 

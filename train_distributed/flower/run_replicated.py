@@ -55,6 +55,7 @@ def run_replicated(setup: Replicated, present: Present, log: Log) -> Opened:
     for server, why in found.faults.items():
         if server not in replicas.lost:
             log.refuse(name_of(server), why)
+    log.unchecked = found.unchecked
     if found.unchecked:
         log.refuse(f"parts {list(found.unchecked)}", "one server's word alone, unchecked")
     log.lost(set(users) - found.opened.users, "shares")

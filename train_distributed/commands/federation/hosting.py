@@ -11,10 +11,10 @@ from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import ADDRESS, FEDERATION, OPERATOR, TRANSFORM
 from train_distributed.flower.ledger import STATE
 from train_distributed.flower.party import public_keys, read_private
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.run_log import RunLog
 from train_distributed.flower.state import party_state
-from train_distributed.flower.progress import Log
 from train_distributed.flower.superlink import Operation, operate
 from train_distributed.flower.task import Facts, ModelTask
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -84,7 +84,9 @@ def _operation(
 def _facts(federation: Federation, told: Log) -> Facts:
     sent = max(told.bytes_of.get(user, 0) for user in federation.users)
     digest = federation.session(bytes.fromhex(told.session)).digest.hex()
-    return Facts(session=digest, bytes_per_user=sent, missing=told.missing)
+    return Facts(
+        session=digest, bytes_per_user=sent, missing=told.missing, unchecked=told.unchecked
+    )
 
 
 def _own_keys(folder: Path, federation: Federation) -> PrivateKeys:

@@ -42,6 +42,7 @@ class Engine:
         users = frozenset(operation.federation.users) - {1}
         log = Log(missing={1: "masked input"}, refused=["user 1: refused: \\x1b"])
         log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
+        log.unchecked = (1,) * (operation.federation.protocol == "shares-replicated")
         return Opened(np.zeros(operation.federation.dimension, np.uint64), users), log
 
     def serve(self, node: Node) -> int:
@@ -88,6 +89,15 @@ def test_nodes_of_computation_servers_are_not_left_out(
     Start(initiated(users=3, servers=1, minimum=2) / "fed").run()
     names = [path.stem for path in engine.operations[0].nodes]
     assert names == ["hospital-0", "hospital-1", "hospital-2", "adder-1"]
+
+
+def test_the_report_says_what_one_server_alone_has_said(
+    engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    fed = initiated(users=3, servers=2, minimum=2) / "fed"
+    Start(fed).run()
+    report = json.loads((_run(fed) / "model" / "report.json").read_text())
+    assert report["unchecked_parts"] == [1]
 
 
 def test_a_failed_session_leaves_its_log_and_no_model(

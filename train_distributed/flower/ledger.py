@@ -17,7 +17,7 @@ from train_distributed.flower.invitation import FEDERATION
 from train_distributed.flower.party import read_private
 from train_distributed.flower.state import party_state
 from train_distributed.flower.terms import Terms
-from train_distributed.secure_sum.journal import DurableJournal, Journal
+from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 STATE = "state"
@@ -125,7 +125,7 @@ class BudgetedJournal:
         if session != self._federation.digest or not step.startswith(SESSION):
             return self._journal.claim(session, step, detail)
         with _locked(self._folder):
-            used = _used(self._journal, self._federation)
+            used = self._journal.count(session, SESSION)
             others = _spent_elsewhere(self._folder, self._federation)
             _afford(others, (used + 1) * self._epsilon, self._budget)
             self._journal.claim(session, step, detail)
@@ -137,12 +137,7 @@ class BudgetedJournal:
 
 def sessions_used(state: Path, federation: Federation) -> int:
     """How many of the agreed sessions a journal has recorded."""
-    return _used(DurableJournal(state), federation)
-
-
-def _used(journal: Journal, federation: Federation) -> int:
-    names = (f"{SESSION}{place}" for place in range(federation.sessions))
-    return sum(journal.detail(federation.digest, name) is not None for name in names)
+    return DurableJournal(state).count(federation.digest, SESSION)
 
 
 def _epsilon(federation: Federation, folder: Path) -> float:

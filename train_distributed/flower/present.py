@@ -158,15 +158,18 @@ class Present:
             if messages is not None:
                 count += 1
                 yield party, messages
-        for party, answer in self._collect(remote):
+        for party, answer in self._collect(remote, 1 + max(REFUSAL_BYTES, self._most(longest))):
             messages = self._read(party, answer, longest)
             if messages is not None:
                 count += 1
                 yield party, messages
         self._progress.answered(count, len(requests))
 
-    def _collect(self, requests: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """(party, answer): what was written down before a restart, then what comes now."""
+    def _collect(self, requests: dict[int, bytes], most: int) -> Iterator[tuple[int, bytes]]:
+        """(party, answer): what was written down before a restart, then what comes now.
+
+        Of an answer that is too long no more than `most` bytes are kept, enough to refuse it.
+        """
         if self._record is None:
             yield from self._live(requests)
             return
@@ -178,8 +181,8 @@ class Present:
         left = {party: request for party, request in requests.items() if party not in known}
         self._record.sync()
         for party, answer in self._live(left):
-            self._record.add(call, party, answer)
-            yield party, answer
+            self._record.add(call, party, answer[:most])
+            yield party, answer[:most]
         self._record.finish(call)
         self._record.sync()
 
@@ -194,8 +197,7 @@ class Present:
             yield party[node], answer
 
     def _read(self, party: int, answer: bytes, longest: int | None) -> list[bytes] | None:
-        most = self._federation.largest_frame if longest is None else longest
-        who = name_of(party)
+        most, who = self._most(longest), name_of(party)
         self._log.bytes_of[party] = self._log.bytes_of.get(party, 0) + len(answer)
         if answer[:1] != DONE:
             self._log.refuse(who, b"refused: " + answer[1:REFUSAL_BYTES])
@@ -207,6 +209,9 @@ class Present:
         except MalformedMessage as error:
             self._log.refuse(who, words(error))
             return None
+
+    def _most(self, longest: int | None) -> int:
+        return self._federation.largest_frame if longest is None else longest
 
     def _order(self, node: int) -> bytes:
         body = new_seed() + self._nonce + struct.pack(">Q", node)

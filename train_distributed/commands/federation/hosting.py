@@ -41,13 +41,16 @@ def run_session(start: "Start") -> int:
     folder = start.folder.resolve()
     _check_party_options(start)
     federation = Federation.load(folder / FEDERATION)
+    port = _port(folder) if start.port is None else start.port
+    if not 0 < port < 2**16:
+        raise ValueError(f"port must be from 1 to 65535, got {port}")
     task = ModelTask.of(federation, folder / TRANSFORM)
     keys = _own_keys(folder, federation)
     check_server(folder / TLS)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + (folder / TRANSFORM).stat().st_size + SPARE
-    operation = _operation(start, folder, federation, keys, log)
+    operation = _operation(start, port, folder, federation, keys, log)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opened, told = operate(operation)
@@ -63,7 +66,7 @@ def run_session(start: "Start") -> int:
 
 
 def _operation(
-    start: "Start", folder: Path, federation: Federation, keys: PrivateKeys, log: RunLog
+    start: "Start", port: int, folder: Path, federation: Federation, keys: PrivateKeys, log: RunLog
 ) -> Operation:
     names = [federation.names[party] for party in sorted(federation.nodes)]
     return Operation(
@@ -72,7 +75,7 @@ def _operation(
         nodes=tuple(folder / NODES / f"{name}.pub" for name in names),
         certificates=folder / TLS,
         host=start.host,
-        port=_port(folder) if start.port is None else start.port,
+        port=port,
         seconds=start.timeout,
         state=party_state(federation.digest, "operator", root=folder / STATE),
         run=log.directory,

@@ -53,6 +53,16 @@ def test_without_a_budget_it_is_that_of_the_federation_alone(
         other.claim(federations[1].digest, "session0", b"n" * 32)
 
 
+def test_a_federation_of_very_many_sessions_is_counted_at_once(
+    two: tuple[Path, list[Federation]],
+) -> None:
+    folder, (first, _) = two
+    many = replace(first, sessions=2**31 - 1)
+    journal = _journal(folder, many, None)
+    journal.claim(many.digest, "session0", b"n" * 32)
+    assert [entry.used for entry in read_ledger(folder)] == [1]
+
+
 def test_a_federation_whose_digest_begins_like_another_s_is_refused(
     two: tuple[Path, list[Federation]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

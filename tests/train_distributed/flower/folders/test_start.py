@@ -128,7 +128,11 @@ def _break_certificate(home: Path, start: Start) -> Start:
     return start
 
 
-@pytest.mark.parametrize("spoil", [_break_out, _break_keys, _break_certificate])
+def _break_port(home: Path, start: Start) -> Start:
+    return replace(start, port=70_000)
+
+
+@pytest.mark.parametrize("spoil", [_break_out, _break_keys, _break_certificate, _break_port])
 def test_nobody_is_asked_before_everything_is_good(
     spoil: Callable[[Path, Start], Start], engine: Engine, initiated: Callable[..., Path]
 ) -> None:

@@ -3,13 +3,16 @@
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from train_distributed.flower.blobs import join
+from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.desk import DONE, ComputationDesk, Request, UserDesk
 from train_distributed.flower.orders import write_order
+from train_distributed.flower.record import Record
 from train_distributed.secure_sum import shares
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.journal import VolatileJournal
@@ -101,3 +104,16 @@ def test_in_secagg_it_is_one_advertisement(make_trial: Callable) -> None:
     assert trial.run().users == frozenset({0, 1, 3, 4})
     (refused,) = trial.log.refused
     assert refused.startswith("user 2: MalformedMessage: answer must be <= ")
+
+
+def test_of_an_answer_that_is_too_long_little_is_written_down(
+    make_trial: Callable, tmp_path: Path
+) -> None:
+    trial = make_trial("shares", 3)
+    trial.hooks[12] = lambda request, m: [bytes(10**6)] if request == Request.START else m
+    with Record(tmp_path) as record:
+        keys, journal = trial.keys[FIRST_SERVER], VolatileJournal()
+        nonce = trial.session.nonce
+        opened = coordinate(trial.federation, nonce, keys, journal, trial, trial.log, record=record)
+    assert 2 not in opened.users
+    assert (tmp_path / "session").stat().st_size < 20_000

@@ -8,8 +8,6 @@ never runs one: what is not a query of the secure sum is answered with an error.
     carrier -> party   QUESTION question | STATE words
 """
 
-import json
-import logging
 import os
 import socket
 import time
@@ -22,11 +20,11 @@ import httpx
 from train_distributed.flower import causes, frames
 from train_distributed.flower.envelope import Foreign
 from train_distributed.flower.fleet import Fleet, Refused
-from train_distributed.flower.sandbox import confine, leash
+from train_distributed.flower.processes import started
+from train_distributed.flower.sandbox import confine
 
 ANSWER, QUESTION, STATE = b"a", b"q", b"s"
 CONNECTED = "connected"
-CONFIG_BYTES = 2**20
 RETRY_SECONDS = 2.0
 _HEARTBEAT_SECONDS = 3.0  # between looks at the line while the party works on an answer
 
@@ -40,10 +38,7 @@ def main(line: int, parent: int) -> None:
         line: file descriptor of the socket to the party.
         parent: the party's process.
     """
-    leash(parent)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    with socket.socket(fileno=line) as party:
-        config = json.loads(frames.receive(party, CONFIG_BYTES) or b"{}")
+    with started(line, parent) as (party, config):
         largest = int(config["largest"])
         port = int(config["address"].rpartition(":")[2])
         own = Path(os.environ["TMPDIR"])

@@ -21,6 +21,7 @@ from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, To
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.wire import OVERHEAD
 
 
 class Request(IntEnum):
@@ -38,6 +39,8 @@ class Request(IntEnum):
 
 
 DONE, REFUSED = b"\0", b"\1"
+KEPT = 8  # answers of a session, in the longest that one may be: no protocol here has more
+_ITEM = len(join([b""])) - len(join([]))  # bytes that a list adds to each of its items
 Handlers = Mapping[Request, Callable[[bytes], list[bytes]]]
 
 
@@ -57,9 +60,10 @@ class Clerk(ABC):
         self._keys, self._journal = keys, journal
         self._nonce: bytes | None = None  # of the session under way
         self._given: dict[bytes, bytes] = {}  # hash of a request of that session -> the answer
+        self._kept = 0  # bytes of those answers
         self.over = False  # nothing more will be asked of this party
         self.largest_frame = federation.largest_frame
-        self.poll_seconds = federation.poll_seconds
+        self.poll_seconds = federation.poll_seconds(party)
 
     def answer(self, request: bytes) -> bytes:
         """The answer to one request; a refusal is an answer."""
@@ -73,6 +77,7 @@ class Clerk(ABC):
             return REFUSED + words(error).encode(errors="replace")
         if kind not in (Request.PRESENT, Request.END):
             self._given[name] = answer
+            self._kept += len(answer)
         return answer
 
     @abstractmethod
@@ -103,6 +108,8 @@ class Clerk(ABC):
             raise MalformedMessage(f"request must be one of {sorted(handlers)}, got {kind.name}")
         if self._nonce is None:
             raise OutOfOrder("START must come first")
+        if self._kept > KEPT * self.largest_frame:
+            raise OutOfOrder(f"answers of a session must be fewer, got {self._kept} bytes of them")
         return handlers[kind](body)
 
     def _present(self, signed: bytes) -> bytes:
@@ -125,16 +132,21 @@ class Clerk(ABC):
         if nonce == self._nonce:
             raise OutOfOrder("START must come once per session, came with other users")
         first = self._start(nonce)
-        self._nonce, self._given = nonce, {}
+        self._nonce, self._given, self._kept = nonce, {}, 0
         return first
 
     def _end(self, signed: bytes) -> list[bytes]:
         order = read_order(self._federation, Request.END, signed, NONCE_BYTES + 1)
         if order[:NONCE_BYTES] != self._nonce:
             raise OutOfOrder("END must be of the session under way")
-        self._nonce, self._given = None, {}
+        self._nonce, self._given, self._kept = None, {}, 0
         self.over = self._last(bool(order[NONCE_BYTES]))
         return []
+
+
+def answer_bytes(*payloads: int, overhead: int = OVERHEAD) -> int:
+    """The longest answer that carries messages with such payloads, and so much around each."""
+    return len(DONE) + len(join([])) + sum(_ITEM + overhead + payload for payload in payloads)
 
 
 def words(error: Exception) -> str:

@@ -7,10 +7,10 @@ from train_distributed.flower.clerk import words
 from train_distributed.flower.desk import ComputationDesk, Request
 from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.present import Present, Relay
+from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.run_replicated import run_replicated
 from train_distributed.flower.run_shares import run_shares
-from train_distributed.flower.status import Log, Status
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.journal import Journal, ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -42,7 +42,7 @@ def coordinate(
     log: Log,
     *,
     record: Record | None = None,
-    status: Status | None = None,
+    progress: Progress | None = None,
     seconds: float = 0.0,
     exclude: frozenset[int] = frozenset(),
 ) -> Opened:
@@ -59,7 +59,7 @@ def coordinate(
         relay: to the nodes.
         log: is told who went missing and what was refused, also when the session fails.
         record: where the session is written down, to be resumed after a crash.
-        status: is told how it goes.
+        progress: is told how it goes.
         seconds: to wait for parties.
         exclude: users that a new session does without: culprits of an earlier one.
 
@@ -69,14 +69,14 @@ def coordinate(
         ConnectionError, OSError: the relay is gone, or the disk full: it can be resumed.
         CannotResume: the record is of another protocol.
     """
-    status = Status(log) if status is None else status
+    progress = Progress(log) if progress is None else progress
     resumed = None if record is None else record.session
     if resumed is not None and record is not None:
         nonce, journal = resumed[:32], ResumedJournal(journal)
         record.rewind()
     log.session = nonce.hex()
     session = federation.session(nonce)
-    present = Present(federation, nonce, keys, relay, record, status, log, seconds)
+    present = Present(federation, nonce, keys, relay, record, progress, log, seconds)
     if resumed is None:
         users = _enough(federation, present, log, exclude)
         if record is not None:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pretrain.cli.output import new_file
 from train_distributed.flower.document import LARGE, Document, read_document
 from train_distributed.flower.party import KEY, KEY_RULE, NAME, NAME_RULE
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.errors import BadSeal
+from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
 from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import FIRST_SERVER, Session, name_of
@@ -20,6 +21,7 @@ __all__ = ["Federation", "name_of"]
 
 SERVERS = {"shares": (2, 100), "shares-replicated": (3, 100), "secagg": (1, 1)}  # of each
 BATCH_BYTES = 2**25  # of users' shares that a request to a computation server carries
+BATCH_USERS = 1000  # messages that it carries
 REFUSALS_BYTES = 2**20  # of its refusals of the messages in one
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
 _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
@@ -61,6 +63,11 @@ class Federation:
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
+        for server, keys in enumerate(self.servers, FIRST_SERVER):
+            try:
+                check_order(bytes.fromhex(keys["sealing"]))
+            except BadSeal as error:
+                raise ValueError(f"sealing key of {name_of(server)} must fit: {error}") from error
         self._check_distinct()
 
     def _check_distinct(self) -> None:
@@ -145,10 +152,18 @@ class Federation:
             return 2**16 + vectors
         return 2**16 + max(vectors, BATCH_BYTES) + REFUSALS_BYTES
 
+    def poll_seconds(self, party: int) -> float:
+        """Between a node's looks for a question: all users look 50 times a second, all servers too.
+
+        Servers are asked one after another, round by round: what they wait, everybody waits.
+        """
+        alike = len(self.users) if party < FIRST_SERVER else len(self.servers)
+        return max(0.2, alike / 50)
+
     @property
-    def poll_seconds(self) -> float:
-        """How often a node asks whether there is a question: all together 50 times a second."""
-        return max(0.2, len(self.users) / 50)
+    def longest_poll(self) -> float:
+        """Seconds between two looks of those that look least often."""
+        return max(map(self.poll_seconds, (0, FIRST_SERVER)))
 
     def verifying_key(self, party: int) -> bytes | None:
         """The key that must have signed a party's messages; None for a stranger."""

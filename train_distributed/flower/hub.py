@@ -11,7 +11,6 @@ need; there is no way in but the gate's calls, and no app ever runs.
 
 import contextlib
 import json
-import logging
 import os
 import socket
 import ssl
@@ -34,11 +33,11 @@ from train_distributed.flower import frames
 from train_distributed.flower.door import Door
 from train_distributed.flower.gate import Gate
 from train_distributed.flower.post import Post
-from train_distributed.flower.sandbox import confine, leash
+from train_distributed.flower.processes import started
+from train_distributed.flower.sandbox import confine
 
 ASK, FORGET, WHO = b"a", b"f", b"w"
 READY, FAILED, HERE, ANSWER, BAD = b"r", b"e", b"h", b"a", b"b"
-CONFIG_BYTES = 2**26
 _NODE = struct.Struct(">Q")
 
 
@@ -49,10 +48,7 @@ def main(line: int, parent: int) -> None:
         line: file descriptor of the socket to the operator.
         parent: the operator's process.
     """
-    leash(parent)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    with socket.socket(fileno=line) as operator:
-        config = json.loads(frames.receive(operator, CONFIG_BYTES) or b"{}")
+    with started(line, parent) as (operator, config):
         try:
             Hub(operator, config).run()
         except (OSError, ValueError, ssl.SSLError) as error:

@@ -1,9 +1,14 @@
 """What a user has given away so far, over all federations that its folder took part in.
 
 Sessions of one federation are counted by its journal. The ε and δ of sessions add up, within a
-federation and across federations, which holds whatever they have in common.
+federation and across federations, which holds whatever they have in common. A budget is looked at
+twice: when a federation begins, so that nobody waits in vain, and when a session is spent, since
+other federations of the same folder may have spent theirs meanwhile.
 """
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +21,7 @@ from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 STATE = "state"
+SESSION = "session"  # begins the steps of a journal that each spend one
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,20 @@ def remember(folder: Path, federation: Federation, party: int) -> Path:
 
     Returns:
         The party's state directory for this federation: absolute, wherever the command is called.
+
+    Raises:
+        ValueError: another federation has this directory, whose digest begins like this one's:
+            in one directory the sessions of one of them would not be counted.
     """
     state = _state(folder, federation, party)
     state.mkdir(parents=True, exist_ok=True)
-    if not (state / FEDERATION).exists():
-        federation.save(state / FEDERATION)
+    path = state / FEDERATION
+    if not path.exists():
+        federation.save(path)
+    elif (found := Federation.load(path).digest) != federation.digest:
+        raise ValueError(
+            f"{path} must be of federation {federation.digest.hex()}, is of {found.hex()}"
+        )
     return state
 
 
@@ -79,11 +94,64 @@ def check_budget(folder: Path, federation: Federation, budget: float | None) -> 
     Raises:
         ValueError: naming what was spent, what would be, and what was allowed.
     """
-    terms = Terms.read(federation.task, set(federation.users), folder)
-    others = [e for e in read_ledger(folder) if e.digest != federation.digest.hex()]
-    before = sum(entry.spent for entry in others)
-    here = federation.sessions * terms.privacy.epsilon
-    allowed = here if budget is None else budget
+    others = _spent_elsewhere(folder, federation)
+    here = federation.sessions * _epsilon(federation, folder)
+    _afford(others, here, here if budget is None else budget)
+
+
+class BudgetedJournal:
+    """A user's journal that spends no session beyond the budget of the user's whole folder.
+
+    Args:
+        folder: the user's.
+        federation: whose sessions are spent.
+        budget: as for `check_budget`.
+        journal: where they are recorded.
+    """
+
+    def __init__(
+        self, folder: Path, federation: Federation, budget: float | None, journal: DurableJournal
+    ) -> None:
+        self._folder, self._federation, self._journal = folder, federation, journal
+        self._epsilon = _epsilon(federation, folder)
+        self._budget = federation.sessions * self._epsilon if budget is None else budget
+
+    def claim(self, session: bytes, step: str, detail: bytes) -> None:
+        """See `Journal.claim`.
+
+        Raises:
+            ValueError: the step spends a session of the federation, for which nothing is left.
+        """
+        if session != self._federation.digest or not step.startswith(SESSION):
+            return self._journal.claim(session, step, detail)
+        with _locked(self._folder):
+            used = self._journal.count(session, SESSION)
+            others = _spent_elsewhere(self._folder, self._federation)
+            _afford(others, (used + 1) * self._epsilon, self._budget)
+            self._journal.claim(session, step, detail)
+
+    def detail(self, session: bytes, step: str) -> bytes | None:
+        """See `Journal.detail`."""
+        return self._journal.detail(session, step)
+
+
+def sessions_used(state: Path, federation: Federation) -> int:
+    """How many of the agreed sessions a journal has recorded."""
+    return DurableJournal(state).count(federation.digest, SESSION)
+
+
+def _epsilon(federation: Federation, folder: Path) -> float:
+    """Of one session."""
+    return Terms.read(federation.task, set(federation.users), folder).privacy.epsilon
+
+
+def _spent_elsewhere(folder: Path, federation: Federation) -> list[float]:
+    """ε of the sessions used, of each other federation."""
+    return [e.spent for e in read_ledger(folder) if e.digest != federation.digest.hex()]
+
+
+def _afford(others: list[float], here: float, allowed: float) -> None:
+    before = sum(others)
     if before + here > allowed * (1 + 1e-9):
         raise ValueError(
             f"budget must be >= {before + here:g}, got {allowed:g}: epsilon {before:g} was given "
@@ -91,10 +159,12 @@ def check_budget(folder: Path, federation: Federation, budget: float | None) -> 
         )
 
 
-def sessions_used(state: Path, federation: Federation) -> int:
-    """How many of the agreed sessions a journal has recorded."""
-    journal, names = DurableJournal(state), (f"session{t}" for t in range(federation.sessions))
-    return sum(journal.detail(federation.digest, name) is not None for name in names)
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time spends what a folder may give away."""
+    with (folder / STATE / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _state(folder: Path, federation: Federation, party: int) -> Path:

@@ -42,6 +42,7 @@ class Facts:
     session: str  # its digest, hexadecimal: the same in every party's messages
     bytes_per_user: int  # sent by the user that sent most
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
+    unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,9 @@ class ModelTask:
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
         """Who is in the sum, how it was taken, and what it cost a user."""
         federation = self.federation
-        return {
+        replicated = federation.protocol == "shares-replicated"
+        unchecked = {"unchecked_parts": list(facts.unchecked)} if replicated else {}
+        return unchecked | {
             "protocol": federation.protocol,
             "secure_sum": SUMS[federation.protocol],
             "federation": federation.digest.hex(),

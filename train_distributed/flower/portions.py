@@ -7,63 +7,19 @@ the user's sealed content, and the server's word. One batch is all that the oper
 all that a request carries.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.desk import Request
-from train_distributed.flower.federation import BATCH_BYTES
-from train_distributed.flower.share_desk import REFUSAL_BYTES, read_refusal
+from train_distributed.flower.clerk import Request, answer_bytes
+from train_distributed.flower.federation import BATCH_BYTES, BATCH_USERS
+from train_distributed.flower.present import Present
+from train_distributed.flower.progress import Log
+from train_distributed.flower.share_desk import read_refusal, refusals_bytes
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.session import EVERYONE, Session, name_of
-from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, receiver_of
-
-BATCH_USERS = 1000  # whose messages are forwarded at a time
-_LIST, _ITEM = 5, 8  # bytes that an answer and each message in it add
-
-
-class Present(Protocol):
-    """The parties that answered."""
-
-    @property
-    def first(self) -> Mapping[int, list[bytes]]:
-        """Whoever is here."""
-        ...
-
-    def ask(self, requests: dict[int, bytes], longest: int) -> dict[int, list[bytes]]:
-        """Party -> messages, of the parties that answered, did not refuse, and kept to the size."""
-        ...
-
-    def ask_each(
-        self, requests: dict[int, bytes], longest: int
-    ) -> Iterator[tuple[int, list[bytes]]]:
-        """The same one by one, as they come; others may be asked meanwhile."""
-        ...
-
-
-class Log(Protocol):
-    """What went wrong on the way."""
-
-    def refuse(self, who: str, why: str) -> None:
-        """Notes a refusal."""
-        ...
-
-    def lost(self, users: Iterable[int], step: str) -> None:
-        """Notes users that did not get past a step."""
-        ...
-
+from train_distributed.secure_sum.wire import Envelope, Kind, read, receiver_of
 
 Shares = dict[int, dict[int, bytes]]  # user -> server -> its message
-
-
-def answer_bytes(*payloads: int) -> int:
-    """The longest answer that carries messages with such payloads."""
-    return _LIST + sum(_ITEM + OVERHEAD + payload for payload in payloads)
-
-
-def refusals_bytes(messages: int) -> int:
-    """The longest answer that refuses so many messages, one by one."""
-    return _LIST + messages * (_ITEM + REFUSAL_BYTES + 4)
 
 
 def fetched(

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from train_distributed.flower.blobs import split
-from train_distributed.flower.clerk import DONE, Request, words
+from train_distributed.flower.clerk import DONE, Request, answer_bytes, words
 from train_distributed.flower.desk import Desk
 from train_distributed.flower.federation import Federation, name_of
 from train_distributed.flower.orders import NONCE_BYTES, read_presence, write_order
+from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record
-from train_distributed.flower.status import Log, Status
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.secagg import ADVERTISE_BYTES
 from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.wire import kind_of
 
@@ -52,7 +53,7 @@ class Present:
         keys: the operator's.
         relay: to the nodes.
         record: of the session.
-        status: is told who comes and who answers.
+        progress: is told who comes and who answers.
         log: is told what was refused.
         seconds: to wait for parties.
     """
@@ -64,13 +65,13 @@ class Present:
         keys: PrivateKeys,
         relay: Relay,
         record: Record | None,
-        status: Status,
+        progress: Progress,
         log: Log,
         seconds: float,
     ) -> None:
         self._federation, self._nonce, self._keys = federation, nonce, keys
         self._relay, self._record = relay, record
-        self._status, self._log, self._seconds = status, log, seconds
+        self._progress, self._log, self._seconds = progress, log, seconds
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
@@ -98,10 +99,10 @@ class Present:
             nodes = self._relay.nodes()
             fresh = nodes.keys() - set(self._node.values()) - self._left_out
             orders = {node: self._order(node) for node in sorted(fresh)}
-            patience = max(PRESENT_SECONDS, 4 * self._federation.poll_seconds)
+            patience = max(PRESENT_SECONDS, 4 * self._federation.longest_poll)
             for node, answer in self._relay.ask_each(orders, patience):
                 self._bind(node, nodes[node], orders[node], answer)
-            self._status.present(self._willing, len(wanted))
+            self._progress.present(self._willing, len(wanted))
             if time.monotonic() >= deadline:
                 return
             if not wanted <= self._node.keys():
@@ -112,7 +113,7 @@ class Present:
         self._local[party] = desk
 
     def start(self, users: frozenset[int]) -> None:
-        """START to all parties of the session; what they answer is in `first`.
+        """START to all parties of the session; what they answer is in `first`, until the end.
 
         Args:
             users: that are present.
@@ -120,13 +121,14 @@ class Present:
         body = self._nonce + self._federation.session(self._nonce).bitmap(users)
         order = write_order(self._federation, Request.START, body, self._keys)
         parties = [*self._local, *self._servers(), *sorted(users)]
-        self.first = self.ask(dict.fromkeys(parties, order))
+        payloads = [ADVERTISE_BYTES] * (self._federation.protocol == "secagg")
+        self.first = self.ask(dict.fromkeys(parties, order), answer_bytes(*payloads))
 
     def end(self, opened: bool) -> None:
         """END to whoever is here; nobody has to answer."""
         body = self._nonce + bytes([opened])
         order = write_order(self._federation, Request.END, body, self._keys)
-        seconds = max(GOODBYE_SECONDS, 4 * self._federation.poll_seconds)
+        seconds = max(GOODBYE_SECONDS, 4 * self._federation.longest_poll)
         for _ in self._relay.ask_each(dict.fromkeys(self._node.values(), order), seconds):
             pass
 
@@ -149,22 +151,25 @@ class Present:
             CannotResume: another question was asked in its place before a restart.
         """
         remote = {p: r for p, r in requests.items() if p not in self._local}
-        self._status.stage(_stage(requests), requests)
+        self._progress.stage(_stage(requests), requests)
         count = 0
         for party in requests.keys() - remote.keys():
             messages = self._read(party, self._local[party].answer(requests[party]), longest)
             if messages is not None:
                 count += 1
                 yield party, messages
-        for party, answer in self._collect(remote):
+        for party, answer in self._collect(remote, 1 + max(REFUSAL_BYTES, self._most(longest))):
             messages = self._read(party, answer, longest)
             if messages is not None:
                 count += 1
                 yield party, messages
-        self._status.answered(count, len(requests))
+        self._progress.answered(count, len(requests))
 
-    def _collect(self, requests: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """(party, answer): what was written down before a restart, then what comes now."""
+    def _collect(self, requests: dict[int, bytes], most: int) -> Iterator[tuple[int, bytes]]:
+        """(party, answer): what was written down before a restart, then what comes now.
+
+        Of an answer that is too long no more than `most` bytes are kept, enough to refuse it.
+        """
         if self._record is None:
             yield from self._live(requests)
             return
@@ -176,8 +181,8 @@ class Present:
         left = {party: request for party, request in requests.items() if party not in known}
         self._record.sync()
         for party, answer in self._live(left):
-            self._record.add(call, party, answer)
-            yield party, answer
+            self._record.add(call, party, answer[:most])
+            yield party, answer[:most]
         self._record.finish(call)
         self._record.sync()
 
@@ -192,8 +197,7 @@ class Present:
             yield party[node], answer
 
     def _read(self, party: int, answer: bytes, longest: int | None) -> list[bytes] | None:
-        most = self._federation.largest_frame if longest is None else longest
-        who = name_of(party)
+        most, who = self._most(longest), name_of(party)
         self._log.bytes_of[party] = self._log.bytes_of.get(party, 0) + len(answer)
         if answer[:1] != DONE:
             self._log.refuse(who, b"refused: " + answer[1:REFUSAL_BYTES])
@@ -205,6 +209,9 @@ class Present:
         except MalformedMessage as error:
             self._log.refuse(who, words(error))
             return None
+
+    def _most(self, longest: int | None) -> int:
+        return self._federation.largest_frame if longest is None else longest
 
     def _order(self, node: int) -> bytes:
         body = new_seed() + self._nonce + struct.pack(">Q", node)

@@ -6,6 +6,7 @@ processes itself, so nothing can stay behind.
 """
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from train_distributed.flower import frames
+from train_distributed.flower.sandbox import leash
 
+CONFIG_BYTES = 2**26  # a key of every node
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from importlib import import_module; "
     "import_module('train_distributed.flower.' + sys.argv[2]).main(*map(int, sys.argv[3:]))"
@@ -68,6 +71,23 @@ def child(module: str, config: dict[str, Any], log: Path | None = None) -> Itera
         finally:
             here.close()  # on which it ends by itself
             _stop(process)
+
+
+@contextmanager
+def started(line: int, parent: int) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
+    """What a child does first: ties itself to its parent, and takes its configuration.
+
+    Args:
+        line: file descriptor of the socket to the parent.
+        parent: the parent's process.
+
+    Yields:
+        That socket, and the configuration.
+    """
+    leash(parent)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with socket.socket(fileno=line) as upwards:
+        yield upwards, json.loads(frames.receive(upwards, CONFIG_BYTES) or b"{}")
 
 
 def free_port() -> int:

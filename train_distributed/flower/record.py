@@ -10,6 +10,7 @@ it was killed. An entry that a crash has torn was never acted on and is cut off.
 
 import fcntl
 import hashlib
+import json
 import os
 import struct
 import zlib
@@ -17,11 +18,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from pretrain.cli.output import new_file
+from train_distributed.flower.document import read_document
+from train_distributed.flower.escape import safe
 from train_distributed.secure_sum.journal import make_durable, sync_directory
 
 _ENTRY = struct.Struct(">BIIQI")
 _SESSION, _ASKED, _ANSWER, _COMPLETE = 1, 2, 3, 4
-NAME = "session"
+LONGEST_FAULT = 200  # characters
+NAME, LEFT_OUT = "session", "left-out.json"
 
 
 class CannotResume(ValueError):
@@ -29,10 +34,10 @@ class CannotResume(ValueError):
 
 
 class Record:
-    """One file, of one process at a time.
+    """One file, of one process at a time; and a second one, of users left out of what follows.
 
     Raises:
-        ValueError: another operator works with it.
+        ValueError: another operator works with it, or the second file was changed.
         OSError: it cannot be read or written.
     """
 
@@ -43,6 +48,7 @@ class Record:
         self._complete: set[int] = set()
         self._answers: dict[int, dict[int, tuple[int, int]]] = {}  # call -> party -> place, length
         self._next = 0
+        self.left_out: dict[int, str] = {}  # user -> by what fault of it a session has failed
 
     def __enter__(self) -> Self:
         make_durable(self._directory)
@@ -53,7 +59,12 @@ class Record:
             self._file.close()
             raise ValueError(f"{self._directory} must be one operator's, another runs") from error
         sync_directory(self._directory)
-        self._read()
+        try:
+            self._read()
+            self.left_out = _left_out(self._directory / LEFT_OUT)
+        except BaseException:
+            self._file.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,6 +139,25 @@ class Record:
         self.session, self._next = None, 0
         self._calls, self._complete, self._answers = {}, set(), {}
 
+    def leave_out(self, culprits: Mapping[int, str]) -> None:
+        """Keeps users out of what follows; returns once that has reached the disk.
+
+        Args:
+            culprits: user -> what it did, in words.
+        """
+        self.left_out |= {user: safe(what, LONGEST_FAULT) for user, what in culprits.items()}
+        with new_file(self._directory / LEFT_OUT) as partial, partial.open("w") as file:
+            json.dump({"left_out": self.left_out}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(self._directory)
+
+    def pardon(self) -> None:
+        """Nobody is left out any more."""
+        self.left_out = {}
+        (self._directory / LEFT_OUT).unlink(missing_ok=True)
+        sync_directory(self._directory)
+
     def _append(self, kind: int, call: int, party: int, content: bytes) -> int:
         place = self._file.seek(0, os.SEEK_END) + _ENTRY.size
         head = _ENTRY.pack(kind, call, party, len(content), zlib.crc32(content))
@@ -171,3 +201,13 @@ def settle(state: Path) -> None:
     """
     with Record(state) as record:
         record.forget()
+        record.pardon()
+
+
+def _left_out(path: Path) -> dict[int, str]:
+    if not path.exists():
+        return {}
+    document = read_document(path)
+    document.only(["left_out"])
+    users = document.part("left_out")
+    return {user: users.text(name) for user, name in users.identities()}

@@ -38,6 +38,7 @@ class FlowerRelay:
             largest: bytes of an answer.
         """
         self._hub, self._seconds, self._largest = hub, seconds, largest
+        self._awaited: set[int] = set()
         self._arrived: dict[int, bytes] = {}
         self._here: list[list[int]] = []
         frame = frames.receive(hub.line, 2**24, START_SECONDS)
@@ -88,9 +89,11 @@ class FlowerRelay:
         if len(request) > self._largest:
             raise ValueError(f"request must be <= {self._largest} bytes, got {len(request)}")
         self._arrived.pop(node, None)
+        self._awaited.add(node)
         frames.send(self._hub.line, _ASK, _NODE.pack(node), request)
 
     def _forget(self, node: int) -> None:
+        self._awaited.discard(node)
         frames.send(self._hub.line, _FORGET, _NODE.pack(node))
 
     def _wait(self, deadlines: dict[int, float]) -> Iterator[tuple[int, bytes]]:
@@ -101,6 +104,7 @@ class FlowerRelay:
             self._file(min(deadlines.values()) - time.monotonic())
         for node in [node for node in deadlines if node in self._arrived]:
             answer = self._arrived.pop(node)
+            self._awaited.discard(node)
             del deadlines[node]
             yield node, answer
         now = time.monotonic()
@@ -109,18 +113,26 @@ class FlowerRelay:
             self._forget(node)
 
     def _file(self, seconds: float) -> bool:
-        """Takes one frame of the hub's, if one comes in time."""
+        """Takes one frame of the hub's, if one comes in time; what nobody waits for is dropped.
+
+        Raises:
+            ConnectionError: the hub has ended, or talks nonsense.
+        """
         frame = frames.receive(self._hub.line, 1 + _NODE.size + self._largest, seconds)
         if frame is None:
             return False
         kind, body = frame[:1], frame[1:]
         if kind == _FAILED:
             raise ConnectionError(f"SuperLink ended: {body.decode(errors='replace')}")
-        if kind == _HERE:
-            self._here.append(json.loads(body))
-            return True
-        (node,) = _NODE.unpack_from(body)
-        self._arrived[node] = (REFUSED if kind == _BAD else b"") + body[_NODE.size :]
+        try:
+            if kind == _HERE:
+                self._here.append([node for node in json.loads(body) if node in self._keys])
+                return True
+            (node,) = _NODE.unpack_from(body)
+        except (ValueError, TypeError, struct.error) as error:
+            raise ConnectionError(f"hub must speak as agreed, did not: {error}") from error
+        if node in self._awaited:
+            self._arrived[node] = (REFUSED if kind == _BAD else b"") + body[_NODE.size :]
         return True
 
 

@@ -5,19 +5,12 @@ import struct
 from collections import Counter
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.desk import Request
-from train_distributed.flower.portions import (
-    BATCH_USERS,
-    Log,
-    Present,
-    Shares,
-    answer_bytes,
-    deliver,
-    fetched,
-    note,
-    refusals_bytes,
-    spoken,
-)
+from train_distributed.flower.clerk import Request, answer_bytes
+from train_distributed.flower.federation import BATCH_USERS
+from train_distributed.flower.portions import Shares, deliver, fetched, note, spoken
+from train_distributed.flower.present import Present
+from train_distributed.flower.progress import Log
+from train_distributed.flower.share_desk import refusals_bytes
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
@@ -62,6 +55,7 @@ def run_replicated(setup: Replicated, present: Present, log: Log) -> Opened:
     for server, why in found.faults.items():
         if server not in replicas.lost:
             log.refuse(name_of(server), why)
+    log.unchecked = found.unchecked
     if found.unchecked:
         log.refuse(f"parts {list(found.unchecked)}", "one server's word alone, unchecked")
     log.lost(set(users) - found.opened.users, "shares")

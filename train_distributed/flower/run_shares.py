@@ -1,14 +1,9 @@
 """The operator's side of `shares`: seeds, then vectors batch by batch, then one opening."""
 
-from train_distributed.flower.desk import Request
-from train_distributed.flower.portions import (
-    Log,
-    Present,
-    answer_bytes,
-    deliver,
-    fetched,
-    spoken,
-)
+from train_distributed.flower.clerk import Request, answer_bytes
+from train_distributed.flower.portions import deliver, fetched, spoken
+from train_distributed.flower.present import Present
+from train_distributed.flower.progress import Log
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, SetMismatch
 from train_distributed.secure_sum.keys import SEAL_BYTES
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened, combine, set_bytes

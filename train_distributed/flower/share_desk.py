@@ -1,5 +1,6 @@
 """What parties of both kinds of `shares` do at their desks, beside the protocol's own steps."""
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator
 
@@ -7,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import split
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.clerk import answer_bytes
+from train_distributed.flower.federation import BATCH_USERS, Federation
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, ProtocolError
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -51,14 +53,18 @@ class Submitter:
         """A portion; `number` is one byte, from 0 on.
 
         Raises:
-            OutOfOrder: it is not the next one.
+            OutOfOrder: it is not the next one, or the one before could not be made.
         """
         if number != bytes([self._given]) or self._given == len(self._sizes):
             raise OutOfOrder(f"NEXT must be of portion {self._given}, got {number[:4]!r}")
         if self._given == 0:
             self._messages = self._user.submit(self._vector())
+        size = self._sizes[self._given]
         self._given += 1
-        return [next(self._messages)[1] for _ in range(self._sizes[self._given - 1])]
+        made = [message for _, message in itertools.islice(self._messages, size)]
+        if len(made) < size:  # an earlier one has failed half-way
+            raise OutOfOrder(f"portion must be made as a whole, got {len(made)} of {size} messages")
+        return made
 
     def receive(self, commits: list[bytes]) -> list[bytes]:
         """Its word for a set that servers have signed; see `ReplicatedUser.witness`."""
@@ -72,7 +78,12 @@ def receive_all(machine: Machine, messages: list[bytes]) -> list[bytes]:
 
     Returns:
         For each that is refused, its place in the list (u32) and why.
+
+    Raises:
+        MalformedMessage: more of them than a batch has, whose refusals would be longer than they.
     """
+    if len(messages) > BATCH_USERS:
+        raise MalformedMessage(f"messages must be <= {BATCH_USERS}, got {len(messages)}")
     refused = []
     for place, message in enumerate(messages):
         try:
@@ -81,6 +92,11 @@ def receive_all(machine: Machine, messages: list[bytes]) -> list[bytes]:
             text = f"{type(error).__name__}: {error}".encode()
             refused.append(_PLACE.pack(place) + text[:REFUSAL_BYTES])
     return refused
+
+
+def refusals_bytes(messages: int) -> int:
+    """The longest answer that refuses so many messages, one by one."""
+    return answer_bytes(*[_PLACE.size + REFUSAL_BYTES] * messages, overhead=0)
 
 
 def read_refusal(refusal: bytes) -> tuple[int, str]:

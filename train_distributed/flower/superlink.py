@@ -1,16 +1,16 @@
 """The operator's process: starts the hub, admits the nodes, runs or resumes one session over it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from train_distributed.flower.clerk import words
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.progress import Log, Progress, to_terminal
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import FlowerRelay, open_relay
 from train_distributed.flower.sandbox import hide_memory
-from train_distributed.flower.status import Log, Status, to_terminal
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -52,7 +52,7 @@ def operate(operation: Operation) -> tuple[Opened, Log]:
     hide_memory()
     log = Log()
     operation.run.mkdir(parents=True, exist_ok=True)
-    status = Status(log, operation.run, operation.say)
+    progress = Progress(log, operation.run, operation.say)
     try:
         journal = DurableJournal(operation.state / JOURNAL)
         journal.check()
@@ -60,14 +60,14 @@ def operate(operation: Operation) -> tuple[Opened, Log]:
             operation.ready()
             if not relay.confined:
                 operation.say("no Landlock here: the hub could read this user's files")
-            opened = _session(operation, relay, record, journal, log, status)
+            opened = _session(operation, relay, record, journal, log, progress)
     except (ValueError, OSError) as error:
         lost = ", ".join(f"{name_of(u)} ({step})" for u, step in sorted(log.missing.items()))
         refused = "; ".join(log.refused[:20])
         text = f"{words(error)}; missing: {lost or 'nobody'}; refused: {refused or 'nothing'}"
-        status.outcome(text)
+        progress.outcome(text)
         raise ValueError(text) from error
-    status.outcome(f"opened: the sum of {len(opened.users)} users")
+    progress.outcome(f"opened: the sum of {len(opened.users)} users")
     return opened, log
 
 
@@ -89,17 +89,18 @@ def _session(
     record: Record,
     journal: DurableJournal,
     log: Log,
-    status: Status,
+    progress: Progress,
 ) -> Opened:
     """The session under way, if there is one, and if it cannot be finished or was none, a new one.
 
     A session that fails is given up: its nonce is never used again. Where users have spent a ticket
     on it they will not take part in more than was agreed, and say so. Users by whose fault a
-    session failed are left out of the next one.
+    session failed are left out of the next ones, also where the operator is killed between two of
+    them, until there is a sum or the operator gives up.
     """
-    excluded = frozenset[int]()
+    _tell_left_out(record.left_out, log)
     while True:
-        resumed = record.session is not None
+        resumed, excluded = record.session is not None, frozenset(record.left_out)
         try:
             return coordinate(
                 operation.federation,
@@ -109,23 +110,30 @@ def _session(
                 relay,
                 log,
                 record=record,
-                status=status,
+                progress=progress,
                 seconds=operation.seconds,
                 exclude=excluded,
             )
         except Misbehaviour as error:
-            record.forget()
-            if error.culprits.keys() <= excluded:
+            if not resumed and error.culprits.keys() <= excluded:
+                record.forget()
+                record.pardon()
                 raise
-            excluded |= error.culprits.keys()
-            for user, what in error.culprits.items():
-                log.refuse(name_of(user), f"left out: {what}")
+            record.leave_out(error.culprits)  # before it is forgotten why
+            record.forget()
+            _tell_left_out(error.culprits, log)
             names = ", ".join(name_of(user) for user in sorted(error.culprits))
             operation.say(f"a new session starts without {names}")
         except (ProtocolError, CannotResume) as error:
             record.forget()
             if not resumed:
+                record.pardon()
                 raise
             log.missing.clear()
             log.refuse("operator", f"could not finish session {log.session}: {words(error)}")
             operation.say("the session that was interrupted cannot be finished; a new one starts")
+
+
+def _tell_left_out(culprits: Mapping[int, str], log: Log) -> None:
+    for user, what in culprits.items():
+        log.refuse(name_of(user), f"left out: {what}")

@@ -15,8 +15,8 @@ from train_distributed.flower.desk import Desk
 from train_distributed.flower.escape import safe
 from train_distributed.flower.party import NODE_KEY
 from train_distributed.flower.processes import Child, child
+from train_distributed.flower.progress import to_terminal
 from train_distributed.flower.sandbox import hide_memory
-from train_distributed.flower.status import to_terminal
 
 RESTART_SECONDS = 2.0
 LOOK_SECONDS = 1.0

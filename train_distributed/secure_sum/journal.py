@@ -56,6 +56,10 @@ class DurableJournal:
         except FileNotFoundError:
             return None
 
+    def count(self, session: bytes, steps: str) -> int:
+        """How many steps whose names begin so were recorded."""
+        return sum(1 for _ in self._directory.glob(f"{session.hex()}.{steps}*"))
+
     def check(self) -> None:
         """Writes an entry and takes it away, as a claim would.
 

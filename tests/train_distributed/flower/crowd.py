@@ -41,7 +41,7 @@ def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
         "ca": (folder / "tls" / "ca.pem").read_text(),
         "key": (party / NODE_KEY).read_text(),
         "largest": federation.largest_frame,
-        "poll": federation.poll_seconds,
+        "poll": federation.poll_seconds(user),
     }
     carry(config, lambda q, _: desk.answer(q), lambda _: None, lambda: not desk.over)
 

@@ -12,12 +12,13 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 W, D = 5, 7
-KEYS = {n: PrivateKeys.generate() for n in [*range(W), FIRST_SERVER, FIRST_SERVER + 1]}
+KEYS = {n: PrivateKeys.generate() for n in [*range(W), *range(FIRST_SERVER, FIRST_SERVER + 5)]}
 VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
 
 
-def agreement(protocol: str, **changes: Any) -> Federation:
-    servers = [FIRST_SERVER] + [FIRST_SERVER + 1] * (protocol == "shares")
+def agreement(protocol: str, servers: int = 0, **changes: Any) -> Federation:
+    """A federation of five users; with two servers for shares, one for secagg, if left out."""
+    count = servers or 1 + (protocol == "shares")
     fields: dict[str, Any] = {
         "protocol": protocol,
         "dimension": D,
@@ -25,7 +26,7 @@ def agreement(protocol: str, **changes: Any) -> Federation:
         "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
         "servers": tuple(
             {"verifying": k.verifying.hex(), "sealing": k.sealing.hex()}
-            for k in (KEYS[s].public for s in servers)
+            for k in (KEYS[FIRST_SERVER + j].public for j in range(count))
         ),
     }
     return Federation(**(fields | changes))

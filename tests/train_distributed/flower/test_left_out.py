@@ -13,8 +13,8 @@ from train_distributed.flower.blobs import join, split
 from train_distributed.flower.clerk import DONE, REFUSED, Request
 from train_distributed.flower.desk import UserDesk
 from train_distributed.flower.orders import write_order
-from train_distributed.flower.record import Record
-from train_distributed.flower.status import Log, Status
+from train_distributed.flower.progress import Log, Progress
+from train_distributed.flower.record import Record, settle
 from train_distributed.flower.superlink import _session
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
@@ -90,7 +90,7 @@ def _run(fake: ModuleType, relay: Any, state: Path, log: Log):
     )
     with Record(state) as record:
         journal = DurableJournal(state / "journal")
-        return _session(operation, relay, record, journal, log, Status(log))
+        return _session(operation, relay, record, journal, log, Progress(log))
 
 
 def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) -> Any:
@@ -167,6 +167,60 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
     with pytest.raises(Misbehaviour):
         _run(fake, fake.volatile(fake.agreement("secagg")), tmp_path, Log())
     assert tries == [frozenset(), frozenset({INSIDER})]
+
+
+class Killed(BaseException):
+    """Like the end of the process: nobody catches it."""
+
+
+@pytest.mark.parametrize("step", ["leave_out", "forget", "begin"])
+@pytest.mark.parametrize("done", [False, True])
+def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
+    step: str, done: bool, fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = _with_insider(fake, Kind.KEY_SHARES, _garbage_for_everyone)
+    with monkeypatch.context() as patched:
+        plain, calls = getattr(Record, step), []
+
+        def killing(self: Record, *arguments: Any) -> None:
+            calls.append(step)
+            last = len(calls) == {"leave_out": 1, "forget": 2, "begin": 2}[step]
+            if done or not last:
+                plain(self, *arguments)
+            if last:
+                raise Killed
+
+        patched.setattr(Record, step, killing)
+        with pytest.raises(Killed):
+            _run(fake, relay, tmp_path, Log())
+    log = Log()
+    opened = _run(fake, relay, tmp_path, log)
+    assert INSIDER not in opened.users
+    assert relay.desks[10 + INSIDER].started == 1  # it was not asked again
+    assert any(f"user {INSIDER}: left out: " in line for line in log.refused)
+    settle(tmp_path)
+    with Record(tmp_path) as record:
+        assert (record.left_out, record.session) == ({}, None)
+
+
+def test_who_is_left_out_is_read_strictly(tmp_path: Path) -> None:
+    with Record(tmp_path) as record:
+        record.leave_out({3: "complained\n" * 100, 1: "lied"})
+    with Record(tmp_path) as record:
+        assert record.left_out.keys() == {1, 3}
+    for bad in ("", "[]", '{"left_out": {"x": "lied"}}', '{"left_out": {"3": 4}}', "{"):
+        (tmp_path / "left-out.json").write_text(bad)
+        with pytest.raises(ValueError, match=r"left-out\.json"), Record(tmp_path):
+            pass
+
+
+def test_an_operator_that_gives_up_begins_anew(fake: ModuleType, tmp_path: Path) -> None:
+    """Too few are left: whoever starts it again decides for himself."""
+    relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment)
+    with pytest.raises(ProtocolError, match="users present must be >= 3"):
+        _run(fake, relay, tmp_path, Log())
+    with Record(tmp_path) as record:
+        assert record.left_out == {}
 
 
 def test_an_operator_cannot_start_sessions_until_it_likes_the_graph(fake: ModuleType) -> None:

@@ -15,7 +15,7 @@ from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.desk import UserDesk
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.orders import write_order
-from train_distributed.flower.status import Log
+from train_distributed.flower.progress import Log
 from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.prg import new_seed

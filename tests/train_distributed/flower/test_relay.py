@@ -120,3 +120,29 @@ def test_a_hub_that_fails_is_quoted_and_one_that_hangs_up_is_noticed() -> None:
             with pytest.raises(ConnectionError, match=words):
                 relay.ask({1: b"x"})
         there.close()
+
+
+@pytest.mark.parametrize("nonsense", [b"h{", b"h7", b"a", b"b123"])
+def test_a_hub_that_talks_nonsense_is_gone(nonsense: bytes) -> None:
+    here, there = frames.socket.socketpair()
+    with here, there:
+        ready = json.dumps({"nodes": NODES, "confined": True}).encode()
+        frames.send(there, b"r", ready)
+        child: Any = SimpleNamespace(line=here)
+        relay = FlowerRelay(child, [f"{node:064x}" for node in NODES], 30, LARGEST)
+        frames.send(there, nonsense)
+        with pytest.raises(ConnectionError, match="hub must speak as agreed"):
+            relay.nodes()
+
+
+def test_what_was_not_asked_is_not_kept() -> None:
+    here, there = frames.socket.socketpair()
+    with here, there:
+        frames.send(there, b"r", json.dumps({"nodes": NODES, "confined": True}).encode())
+        child: Any = SimpleNamespace(line=here)
+        relay = FlowerRelay(child, [f"{node:064x}" for node in NODES], 30, LARGEST)
+        for node in range(50):
+            frames.send(there, b"a" + struct.pack(">Q", node), bytes(100))
+        frames.send(there, b"h" + json.dumps([3, 500]).encode())
+        assert relay.nodes() == {3: f"{3:064x}"}
+        assert relay._arrived == {}

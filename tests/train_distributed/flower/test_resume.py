@@ -10,8 +10,8 @@ import pytest
 from train_distributed.flower import coordinator as coordination
 from train_distributed.flower.clerk import Request
 from train_distributed.flower.coordinator import coordinate
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record, settle
-from train_distributed.flower.status import Log
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.prg import new_seed

@@ -12,10 +12,10 @@ from train_distributed.flower.invitation import ADDRESS, FEDERATION, OPERATOR, T
 from train_distributed.flower.ledger import STATE
 from train_distributed.flower.model_task import Facts, ModelTask
 from train_distributed.flower.party import public_keys, read_private
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.run_log import RunLog
 from train_distributed.flower.state import party_state
-from train_distributed.flower.status import Log
 from train_distributed.flower.superlink import Operation, operate
 from train_distributed.secure_sum.keys import PrivateKeys
 
@@ -41,13 +41,16 @@ def run_session(start: "Start") -> int:
     folder = start.folder.resolve()
     _check_party_options(start)
     federation = Federation.load(folder / FEDERATION)
+    port = _port(folder) if start.port is None else start.port
+    if not 0 < port < 2**16:
+        raise ValueError(f"port must be from 1 to 65535, got {port}")
     task = ModelTask.of(federation, folder / TRANSFORM)
     keys = _own_keys(folder, federation)
     check_server(folder / TLS)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + (folder / TRANSFORM).stat().st_size + SPARE
-    operation = _operation(start, folder, federation, keys, log)
+    operation = _operation(start, port, folder, federation, keys, log)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opened, told = operate(operation)
@@ -63,7 +66,7 @@ def run_session(start: "Start") -> int:
 
 
 def _operation(
-    start: "Start", folder: Path, federation: Federation, keys: PrivateKeys, log: RunLog
+    start: "Start", port: int, folder: Path, federation: Federation, keys: PrivateKeys, log: RunLog
 ) -> Operation:
     names = [federation.names[party] for party in sorted(federation.nodes)]
     return Operation(
@@ -72,7 +75,7 @@ def _operation(
         nodes=tuple(folder / NODES / f"{name}.pub" for name in names),
         certificates=folder / TLS,
         host=start.host,
-        port=_port(folder) if start.port is None else start.port,
+        port=port,
         seconds=start.timeout,
         state=party_state(federation.digest, "operator", root=folder / STATE),
         run=log.directory,
@@ -84,7 +87,9 @@ def _operation(
 def _facts(federation: Federation, told: Log) -> Facts:
     sent = max(told.bytes_of.get(user, 0) for user in federation.users)
     digest = federation.session(bytes.fromhex(told.session)).digest.hex()
-    return Facts(session=digest, bytes_per_user=sent, missing=told.missing)
+    return Facts(
+        session=digest, bytes_per_user=sent, missing=told.missing, unchecked=told.unchecked
+    )
 
 
 def _own_keys(folder: Path, federation: Federation) -> PrivateKeys:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
 
 ProtocolName = Literal["secagg", "shares", "shares-replicated"]
-TLS, INVITATION, NODES, OPERATOR_NAME = "tls", "invitation", "nodes", "operator"
+TLS, INVITATION, NODES = "tls", "invitation", "nodes"
 
 
 def fill(folder: Path, init: "Init") -> Federation:

@@ -8,11 +8,11 @@ from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDe
 from train_distributed.flower.escape import safe
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import Invitation
-from train_distributed.flower.ledger import check_budget, remember, sessions_used
+from train_distributed.flower.ledger import BudgetedJournal, check_budget, remember, sessions_used
 from train_distributed.flower.party import read_private
 from train_distributed.flower.run_log import RunLog
 from train_distributed.flower.supernode import Node, serve
-from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
 
@@ -42,6 +42,8 @@ def take_part(start: "Start") -> int:
     state = remember(start.folder, federation, party)
     journal = DurableJournal(state)
     journal.check()
+    if party < FIRST_SERVER:
+        journal = BudgetedJournal(start.folder, federation, start.budget, journal)
     log = RunLog.begin(start.folder, "start")
     with log.told():
         desk = _Told(_desk(start, invitation, party, keys, journal), log)
@@ -82,7 +84,7 @@ def _desk(
     invitation: Invitation,
     party: int,
     keys: PrivateKeys,
-    journal: DurableJournal,
+    journal: Journal,
 ) -> Desk:
     federation = invitation.federation
     if party >= FIRST_SERVER:

@@ -5,18 +5,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting, taking_part
-from train_distributed.flower import (
-    causes,
-)
+from train_distributed.flower import causes
 from train_distributed.flower.federation import Federation
-from train_distributed.flower.ledger import read_ledger, remember
+from train_distributed.flower.ledger import BudgetedJournal, read_ledger, remember
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
-from train_distributed.flower.status import Log
 from train_distributed.flower.superlink import Operation
 from train_distributed.flower.supernode import Node
 from train_distributed.privacy.promise import Privacy
@@ -43,6 +42,7 @@ class Engine:
         users = frozenset(operation.federation.users) - {1}
         log = Log(missing={1: "masked input"}, refused=["user 1: refused: \\x1b"])
         log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
+        log.unchecked = (1,) * (operation.federation.protocol == "shares-replicated")
         return Opened(np.zeros(operation.federation.dimension, np.uint64), users), log
 
     def serve(self, node: Node) -> int:
@@ -91,6 +91,15 @@ def test_nodes_of_computation_servers_are_not_left_out(
     assert names == ["hospital-0", "hospital-1", "hospital-2", "adder-1"]
 
 
+def test_the_report_says_what_one_server_alone_has_said(
+    engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    fed = initiated(users=3, servers=2, minimum=2) / "fed"
+    Start(fed).run()
+    report = json.loads((_run(fed) / "model" / "report.json").read_text())
+    assert report["unchecked_parts"] == [1]
+
+
 def test_a_failed_session_leaves_its_log_and_no_model(
     engine: Engine, initiated: Callable[..., Path]
 ) -> None:
@@ -119,7 +128,11 @@ def _break_certificate(home: Path, start: Start) -> Start:
     return start
 
 
-@pytest.mark.parametrize("spoil", [_break_out, _break_keys, _break_certificate])
+def _break_port(home: Path, start: Start) -> Start:
+    return replace(start, port=70_000)
+
+
+@pytest.mark.parametrize("spoil", [_break_out, _break_keys, _break_certificate, _break_port])
 def test_nobody_is_asked_before_everything_is_good(
     spoil: Callable[[Path, Start], Start], engine: Engine, initiated: Callable[..., Path]
 ) -> None:
@@ -151,6 +164,8 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     assert _party(home, "server1").run() == 0
     assert "computation server 1 (adder-1)" in capsys.readouterr().err
     user, server = engine.nodes
+    told: Any = user.desk
+    assert isinstance(told._desk._journal, BudgetedJournal)
     assert (user.superlink, user.keys) == ("127.0.0.1:9092", home / "user2")
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
     status = json.loads((_run(home / "server1") / "status.json").read_text())

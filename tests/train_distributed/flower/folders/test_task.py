@@ -93,6 +93,9 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
     assert (report["session"], report["bytes_per_user"]) == ("5e" * 32, 1234)
     assert report["federation"] == task.federation.digest.hex()
     assert "server" in report["holds_against"]
+    assert report.get("unchecked_parts") == (None, None, [])[servers]
+    alone = task.released(Opened(words, frozenset([0, 2, 3])), replace(FACTS, unchecked=(0, 1)))
+    assert alone.report.get("unchecked_parts") == (None, None, [0, 1])[servers]
 
 
 def test_noise_is_fresh_and_as_wide_as_planned(

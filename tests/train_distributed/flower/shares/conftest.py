@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,6 @@ from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.wire import Kind, receiver_of, write
 
-W, D = 5, 7
-KEYS = {n: PrivateKeys.generate() for n in [*range(W), *range(FIRST_SERVER, FIRST_SERVER + 5)]}
-VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
 NONCE = b"n" * 32
 Messages = list[bytes]
 Hook = Callable[[Request, Messages], Messages | None]  # what a party answers instead, if at all
@@ -32,10 +30,10 @@ class Trial:
 
     federation: Federation
     desks: dict[int, Desk]
+    vectors: NDArray[np.uint64]
+    keys: dict[int, PrivateKeys]
     hooks: dict[int, Hook] = field(default_factory=dict)
     log: Log = field(default_factory=Log)
-    vectors: NDArray[np.uint64] = field(default_factory=lambda: VECTORS)
-    keys: dict[int, PrivateKeys] = field(default_factory=lambda: KEYS)
 
     def nodes(self) -> dict[int, str]:
         return dict.fromkeys(self.desks, "")
@@ -52,7 +50,7 @@ class Trial:
                 yield node, answer
 
     def run(self) -> Opened:
-        keys, journal = KEYS[FIRST_SERVER], VolatileJournal()
+        keys, journal = self.keys[FIRST_SERVER], VolatileJournal()
         return coordinate(self.federation, NONCE, keys, journal, self, self.log)
 
     @property
@@ -63,31 +61,22 @@ class Trial:
         """The message with another payload, signed by `party`; changes: sender, receiver, nonce."""
         nonce, sender = changes.get("nonce", NONCE), changes.get("sender", party)
         receiver = changes.get("receiver", receiver_of(message))
-        session, signing = self.federation.session(nonce), KEYS[party].signing
+        session, signing = self.federation.session(nonce), self.keys[party].signing
         return write(session, Kind(message[5]), sender, receiver, payload, signing)
 
 
 @pytest.fixture
-def make_trial() -> Callable[..., Trial]:
+def make_trial(fake: ModuleType) -> Callable[..., Trial]:
     def make(protocol: str, servers: int, **changes: Any) -> Trial:
-        public = [KEYS[FIRST_SERVER + j].public for j in range(servers)]
-        fields: dict[str, Any] = {
-            "protocol": protocol,
-            "dimension": D,
-            "minimum": 3,
-            "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
-            "servers": tuple(
-                {"verifying": k.verifying.hex(), "sealing": k.sealing.hex()} for k in public
-            ),
-        }
-        federation, journal = Federation(**(fields | changes)), VolatileJournal
+        federation, journal = fake.agreement(protocol, servers, **changes), VolatileJournal
+        vectors, keys = fake.VECTORS, fake.KEYS
         desks: dict[int, Desk] = {
-            10 + i: UserDesk(federation, i, KEYS[i], lambda i=i: VECTORS[i], journal())
-            for i in range(W)
+            10 + i: UserDesk(federation, i, keys[i], lambda i=i: vectors[i], journal())
+            for i in range(fake.W)
         }
         for j in range(1, servers):
             server = FIRST_SERVER + j
-            desks[20 + j] = ComputationDesk(federation, server, KEYS[server], journal())
-        return Trial(federation, desks)
+            desks[20 + j] = ComputationDesk(federation, server, keys[server], journal())
+        return Trial(federation, desks, vectors, keys)
 
     return make

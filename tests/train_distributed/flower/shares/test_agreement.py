@@ -1,13 +1,17 @@
 """A federation with `shares-replicated`: three servers or more, and the report says what holds."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from train_distributed.flower.desk import ComputationDesk
 from train_distributed.flower.model_task import ModelTask
+from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 def _holds_against(federation: Any) -> str:
@@ -36,6 +40,21 @@ def test_the_report_says_against_whom_it_holds(make_trial: Callable) -> None:
         "any one computation server; two see every submission"
     )
     assert _holds_against(make_trial("shares", 3).federation).startswith("all computation servers")
+
+
+def test_servers_look_for_questions_as_often_however_many_users_there_are(
+    make_trial: Callable,
+) -> None:
+    trial = make_trial("shares", 3)
+    federation = trial.federation
+    users = {i: new_seed().hex() for i in range(1000)}
+    crowd = replace(federation, users=users)
+    server = FIRST_SERVER + 1
+    assert crowd.poll_seconds(0) == 20.0
+    assert crowd.poll_seconds(server) == federation.poll_seconds(server) == 0.2
+    assert crowd.longest_poll == 20.0
+    desk = ComputationDesk(crowd, server, trial.keys[server], VolatileJournal())
+    assert desk.poll_seconds == 0.2
 
 
 def test_a_session_starts_without_one_server(make_trial: Callable) -> None:

@@ -10,8 +10,8 @@ import pytest
 from train_distributed.flower import coordinator as coordination
 from train_distributed.flower import portions
 from train_distributed.flower.coordinator import coordinate
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
-from train_distributed.flower.status import Log
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -75,11 +73,3 @@ def make_replicated() -> Callable[..., Parties]:
         return Parties(setup, keys, users, machines)
 
     return make
-
-
-@pytest.fixture
-def vectors() -> Callable[[int, int], NDArray[np.uint64]]:
-    def draw(w: int, d: int) -> NDArray[np.uint64]:
-        return np.random.default_rng(w * 100_003 + d).integers(0, 2**64, (w, d), np.uint64)
-
-    return draw

@@ -12,7 +12,7 @@ from typing import Any
 from train_distributed.flower.escape import safe
 from train_distributed.flower.federation import name_of
 
-MOST_REFUSED = 200  # kept; more are counted
+MOST_REFUSED = 200  # kept
 STATUS = "status.json"
 
 
@@ -22,6 +22,7 @@ class Log:
 
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
     refused: list[str] = field(default_factory=list)
+    unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
     session: str = field(default="", compare=False)  # nonce, hexadecimal
     received: int = field(default=0, compare=False)  # bytes of answers
     sent: int = field(default=0, compare=False)  # bytes of requests
@@ -39,7 +40,7 @@ class Log:
             self.refused.append(f"{who}: {safe(why)}")
 
 
-class Status:
+class Progress:
     """Tells people and programs.
 
     Nobody reads half a file: it is written aside and renamed.

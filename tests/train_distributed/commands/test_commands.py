@@ -11,24 +11,6 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
-from pretrain.cli.command import run_command
-from train_distributed.__main__ import _parse
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs a command line in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["train_distributed", *arguments])
-        code = run_command(_parse)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -25,6 +25,12 @@ def add_constant_and_clip(
 
     Returns:
         (n, p + 1) rows, the constant first.
+
+    Examples:
+        >>> x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+        >>> add_constant_and_clip(x, clip_norm=2**0.5)  # only the first is too long
+        tensor([[1.0000, 0.6000, 0.8000],
+                [1.0000, 0.3000, 0.4000]])
     """
     dtype = dtype or x.dtype
     if x.ndim != 2 or not x.is_floating_point():

@@ -114,6 +114,14 @@ class PublicTransform:
 
         Raises:
             ValueError: an option out of range, or rows that are not finite.
+
+        Examples:
+            >>> public = torch.tensor([[4.0, 0, 5], [-4, 0, 5], [0, 2, 5], [0, -2, 5]])
+            >>> transform = PublicTransform.fit(public, components=2, shrinkage=0.0)
+            >>> transform(torch.tensor([[8.0, 0, 5], [2, 0, 9], [0, 1, 5]]))
+            tensor([[1.0000, 1.0000, 0.0000],
+                    [1.0000, 0.5000, 0.0000],
+                    [1.0000, 0.0000, 0.5000]])
         """
         blocks = _checked_blocks(public)
         p = next(iter(blocks())).shape[1]

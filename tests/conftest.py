@@ -13,6 +13,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Programs beside the tests hold no doctests, and may need what is not installed."""
+    is_program = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if is_program else None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reference-data",

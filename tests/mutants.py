@@ -1,7 +1,8 @@
 """Faults of one line each, and the tests that find them: `python tests/mutants.py [--only NAME]`.
 
-The list is tests/mutants.toml. Every fault is planted in a copy of the tree, and the tests named
-beside it are run there; it is killed when they fail, by an assertion and not by an import.
+The list is tests/mutants.toml. All tests named there must pass in a copy of the tree. Then every
+fault is planted in it, and the tests named beside it are run; it is killed when they fail, by an
+assertion and not by an import.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,40 +64,34 @@ def planted(mutant: Mutant, root: Path = ROOT) -> str:
     return text.replace(mutant.old, mutant.new)
 
 
-def run_tests(root: Path, killers: tuple[str, ...]) -> int:
-    """Pytest's exit code in a copy of the tree; -1 after the time limit."""
+def run_tests(root: Path, tests: Iterable[str], timeout: float | None = TIMEOUT) -> tuple[int, str]:
+    """Pytest's exit code in a copy of the tree, and what it printed; -1 after the time limit."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
-            [*command, "-m", "not gpu", *killers],
+            [*command, "-m", "not gpu", *tests],
             cwd=root,
             env=environment,
             capture_output=True,
-            timeout=TIMEOUT,
+            text=True,
+            timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        return -1
-    return done.returncode
+        return -1, ""
+    return done.returncode, done.stdout + done.stderr
 
 
-def verdict(root: Path, mutant: Mutant, sound: dict[tuple[str, ...], int]) -> str:
-    """Whether its tests, which pass without it, fail with it.
-
-    `sound` remembers how tests end without any fault.
-    """
+def verdict(root: Path, mutant: Mutant) -> str:
+    """Whether its tests, which pass without it, fail with it."""
     try:
         text = planted(mutant, root)
     except (OSError, ValueError) as error:
         return f"does not apply: {error}"
-    if mutant.killers not in sound:
-        sound[mutant.killers] = run_tests(root, mutant.killers)
-    if sound[mutant.killers] != 0:
-        return f"its tests fail without it (pytest exits with {sound[mutant.killers]})"
     path = root / mutant.file
     whole = path.read_text()
     path.write_text(text)
-    code = run_tests(root, mutant.killers)
+    code, _ = run_tests(root, mutant.killers)
     path.write_text(whole)
     if code == 0:
         return "survived"
@@ -117,22 +113,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="may be repeated")
     only = parser.parse_args().only
-    mutants = read()
-    unknown = set(only or ()) - {mutant.name for mutant in mutants}
+    unknown = set(only or ()) - {mutant.name for mutant in read()}
     if unknown:
         parser.error(f"--only must be a name of tests/mutants.toml, got {min(unknown)!r}")
+    mutants = [mutant for mutant in read() if not only or mutant.name in only]
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    alive, sound = 0, {}
+    alive = 0
     with tempfile.TemporaryDirectory() as directory:
-        copy_tree(Path(directory))
+        root = Path(directory)
+        copy_tree(root)
+        tests = dict.fromkeys(killer for mutant in mutants for killer in mutant.killers)
+        code, printed = run_tests(root, tests, timeout=None)
+        if code:
+            print(printed, "All tests must pass before a fault is planted.")
+            return 1
         for mutant in mutants:
-            if only and mutant.name not in only:
-                continue
             began = time.perf_counter()
-            found = verdict(Path(directory), mutant, sound)
+            found = verdict(root, mutant)
             alive += found != "killed"
             print(f"{mutant.name:45} {time.perf_counter() - began:6.1f} s  {found}", flush=True)
-    print(f"{alive} not killed")
+    print(f"{alive} of {len(mutants)} not killed")
     return 1 if alive else 0
 
 

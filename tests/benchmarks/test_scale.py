@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_generated_users_give_their_closed_totals() -> None:
     script = Path(__file__).with_name("bench_scale.py")
     command = [sys.executable, str(script), "--users", "1300"]

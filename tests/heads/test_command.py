@@ -1,9 +1,11 @@
-"""`python -m heads fit` as a subprocess."""
+"""`python -m heads fit`: in this process, and in its own where that matters."""
 
 import json
 import math
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from heads import SoftmaxHead
+from heads.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"--num-classes": "3", "--l2-reg": "0.1", "--clip-norm": "2.0"}
+Ended = tuple[int, str, str]  # exit code, stdout, stderr
+Call = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -27,30 +32,50 @@ def data(tmp_path: Path) -> Path:
     return directory
 
 
-def heads(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "heads", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture
+def heads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """Runs a command line in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["heads", *arguments])
+        try:
+            code = main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
 
 
-def fit(data: Path, **changed: str) -> subprocess.CompletedProcess[str]:
+def in_its_own_process(*arguments: str) -> Ended:
+    command = [sys.executable, "-m", "heads", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def fit(data: Path, **changed: str) -> list[str]:
+    """The words of a command."""
     options = GOOD | {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
     options = {"--data": str(data), "--out": str(data.parent / "out")} | options
-    return heads("fit", *[word for option in options.items() for word in option])
+    return ["fit", *[word for option in options.items() for word in option]]
 
 
-def refused(done: subprocess.CompletedProcess[str], message: str, data: Path) -> None:
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert message in done.stderr
-    assert done.stdout == ""
+def refused(ended: Ended, message: str, data: Path) -> None:
+    code, printed, error = ended
+    assert (code, printed) == (2, "")
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
     assert [path.name for path in data.parent.iterdir()] == ["data"]
 
 
-def test_without_noise_the_model_is_private_data(data: Path) -> None:
-    done = fit(data)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "private data, not to be released" in done.stdout
+def test_without_noise_the_model_is_private_data(heads: Call, data: Path) -> None:
+    code, printed, error = heads(*fit(data))
+    assert (code, error) == (0, "")
+    assert "private data, not to be released" in printed
     report = json.loads((data.parent / "out" / "report.json").read_text())
     assert "private data, not to be released" in report["release"]
     assert report["neighbouring"] == "replace one record"
@@ -63,6 +88,7 @@ def test_without_noise_the_model_is_private_data(data: Path) -> None:
 
 
 def test_noise_has_the_stated_size_and_is_never_the_same(data: Path) -> None:
+    """In two processes, which begin alike: torch's own generator would repeat itself."""
     wide = np.zeros((40, 4000), dtype=np.float32)
     wide[:, 0] = 1
     np.save(data / "embeddings.npy", wide)
@@ -70,9 +96,9 @@ def test_noise_has_the_stated_size_and_is_never_the_same(data: Path) -> None:
     found = []
     for name in ("first", "second"):
         out = data.parent / name
-        done = fit(data, out=str(out), **options)
-        assert done.returncode == 0, done.stderr
-        assert "unsuitable for release" in done.stdout
+        code, printed, error = in_its_own_process(*fit(data, out=str(out), **options))
+        assert (code, error) == (0, "")
+        assert "unsuitable for release" in printed
         report = json.loads((out / "report.json").read_text())
         assert report["compositions"] == 3
         weights = load_file(out / "model.safetensors")["weights"][1:]
@@ -82,27 +108,28 @@ def test_noise_has_the_stated_size_and_is_never_the_same(data: Path) -> None:
     assert (found[0] != found[1]).any()
 
 
-def test_an_existing_directory_is_refused(data: Path) -> None:
-    done = fit(data, out=str(data))
-    refused(done, f"out must not exist, got {data}", data)
+@pytest.mark.parametrize("own_process", [False, True])
+def test_an_existing_directory_is_refused(heads: Call, data: Path, own_process: bool) -> None:
+    run = in_its_own_process if own_process else heads
+    refused(run(*fit(data, out=str(data))), f"out must not exist, got {data}", data)
 
 
-def test_missing_and_unreadable_files(data: Path) -> None:
+def test_missing_and_unreadable_files(heads: Call, data: Path) -> None:
     (data / "labels.npy").write_bytes(b"")
-    refused(fit(data), "data must hold a readable labels.npy, got", data)
+    refused(heads(*fit(data)), "data must hold a readable labels.npy, got", data)
     (data / "labels.npy").unlink()
-    refused(fit(data), "(No such file or directory)", data)
+    refused(heads(*fit(data)), "(No such file or directory)", data)
 
 
-def test_arrays_that_do_not_fit(data: Path) -> None:
+def test_arrays_that_do_not_fit(heads: Call, data: Path) -> None:
     np.save(data / "labels.npy", np.arange(39) % 3)
-    refused(fit(data), "(n,), got (40, 5) and (39,)", data)
+    refused(heads(*fit(data)), "(n,), got (40, 5) and (39,)", data)
     np.save(data / "labels.npy", np.zeros(40))
-    refused(fit(data), "labels.npy must hold integers, got float64", data)
+    refused(heads(*fit(data)), "labels.npy must hold integers, got float64", data)
     np.save(data / "labels.npy", np.full(40, 3))
-    refused(fit(data), "y must lie in [0, 3), got 3", data)
+    refused(heads(*fit(data)), "y must lie in [0, 3), got 3", data)
     np.save(data / "labels.npy", np.array([{}] * 40, dtype=object), allow_pickle=True)
-    refused(fit(data), "data must hold a readable labels.npy", data)
+    refused(heads(*fit(data)), "data must hold a readable labels.npy", data)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +144,13 @@ def test_arrays_that_do_not_fit(data: Path) -> None:
         ({"l2_reg": "much"}, "much"),
     ],
 )
-def test_bad_options(data: Path, changed: dict[str, str], message: str) -> None:
-    refused(fit(data, **changed), message, data)
+def test_bad_options(heads: Call, data: Path, changed: dict[str, str], message: str) -> None:
+    refused(heads(*fit(data, **changed)), message, data)
 
 
-def test_commands_and_help(data: Path) -> None:
+def test_commands_and_help(heads: Call, data: Path) -> None:
     refused(heads("train"), "command must be 'fit', got train", data)
     refused(heads(), "command must be 'fit', got nothing", data)
-    done = heads("fit", "--help")
-    assert done.returncode == 0
-    assert "--noise-multiplier" in done.stdout
+    code, printed, _ = heads("fit", "--help")
+    assert code == 0
+    assert "--noise-multiplier" in printed

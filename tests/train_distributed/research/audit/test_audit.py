@@ -2,8 +2,6 @@
 
 import json
 import math
-import signal
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,13 +10,11 @@ import torch
 from scipy.stats import binomtest, norm
 
 from embed import PublicTransform
-from pretrain.cli.command import run_command
 from train_distributed import (
     Privacy,
     accounting,
     release,
 )
-from train_distributed.__main__ import _parse
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.release import Rehearsal
@@ -202,22 +198,7 @@ def test_baselines_can_be_audited(method: str) -> None:
     assert not attack(target, trials=300).broken
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["train_distributed", "audit", *arguments])
-        code = run_command(_parse)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
-
-
-QUICK = ["--method", "class-sums", "--noise", "float", "--users", "1", "--epsilon", "8"]
+QUICK = ["audit", "--method", "class-sums", "--noise", "float", "--users", "1", "--epsilon", "8"]
 
 
 def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import signal
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,11 +9,9 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
-from pretrain.cli.command import run_command
 from train_distributed import (
     partition,
 )
-from train_distributed.__main__ import _parse
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm
 from train_distributed.research.audit.multi_round import audit
@@ -123,28 +119,20 @@ def test_the_audit_stays_below_the_promise_and_catches_little_noise(method):
     assert little.found > 1.0
 
 
+RUN = ["run", "--embeddings", "private", "--public", "public", "--out", "out"]
+
+
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs a command line in this process on a private and a public set: (code, out, err)."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
+def sets(tmp_path):
+    """A private and a public set, where RUN looks for them."""
     clusters(3).save(tmp_path / "private")
     clusters(3, seed=1, test=0).save(tmp_path / "public")
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        sets = ("--embeddings", "private", "--public", "public", "--out", "out")
-        monkeypatch.setattr(sys, "argv", ["train_distributed", "run", *sets, *arguments])
-        code = run_command(_parse)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
 
-    yield run
-    signal.signal(signal.SIGTERM, before)
-
-
+@pytest.mark.usefixtures("sets")
 @pytest.mark.parametrize("method", ["admm-primal", "charter"])
 def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path, method):
-    code, printed, error = call("--method", method, "--epsilon", "3", "--seed", "0")
+    code, printed, error = call(*RUN, "--method", method, "--epsilon", "3", "--seed", "0")
     assert code == 0, error
     assert "epsilon_per_iteration" in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -155,6 +143,7 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path, method):
     assert report["rounds"] > 1
 
 
+@pytest.mark.usefixtures("sets")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -202,7 +191,7 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path, method):
 def test_bad_input_is_one_line_and_writes_nothing(call, tmp_path, arguments, message):
     (tmp_path / "pieces").write_text("0 1\n2 3\n")
     (tmp_path / "words").write_text("a b\n")
-    code, _, error = call(*arguments)
+    code, _, error = call(*RUN, *arguments)
     assert code == 2
     assert error.startswith("error: ")
     assert error.count("\n") == 1

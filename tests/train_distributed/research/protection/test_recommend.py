@@ -1,8 +1,6 @@
 """The meta-algorithm, the Pareto front, the federation and the command."""
 
 import json
-import signal
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +9,6 @@ import pytest
 from scipy.stats import spearmanr
 
 from embed.transform_options import TransformOptions
-from pretrain.cli.command import run_command
-from train_distributed.__main__ import _parse
 from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.closed_forms import (
@@ -136,23 +132,9 @@ def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
     )
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["train_distributed", "protect", *arguments])
-        code = run_command(_parse)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
-
-
-SMALL = ["--rounds", "3", "--seeds", "1", "--models", "2", "--attacks", "2", "--steps", "1"]
-SMALL += ["--components", "3", "--noise-levels", "1", "--clients", "3", "--variance-models", "8"]
+SMALL = ["protect", "--rounds", "3", "--seeds", "1", "--models", "2", "--attacks", "2"]
+SMALL += ["--steps", "1", "--components", "3", "--noise-levels", "1", "--clients", "3"]
+SMALL += ["--variance-models", "8"]
 
 
 def test_the_command_recommends_and_draws(call, tmp_path):

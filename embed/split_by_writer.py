@@ -1,19 +1,20 @@
 """Turns an embedding set with writers into a private and a public one, disjoint in writers.
 
-    python tests/benchmarks/split_by_writer.py --source DIR --private DIR --public DIR
+    python -m embed.split_by_writer --source DIR --private DIR --public DIR
 
 Training writers stay private users. Of the test writers every other one counts as public: people
 who donated their labelled digits. The rest test.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tyro
 
-from embed import EmbeddingSet
-from embed.store import TEST, TRAIN
+from embed.store import TEST, TRAIN, EmbeddingSet
+from pretrain.cli.command import run_command
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,9 @@ class SplitByWriter:
         print(f"{users} private users, {len(kept)} private and test rows, {len(given)} public rows")
 
 
+def _parse() -> SplitByWriter:
+    return tyro.cli(SplitByWriter, prog="python -m embed.split_by_writer")
+
+
 if __name__ == "__main__":
-    tyro.cli(SplitByWriter).run()
+    sys.exit(run_command(_parse))

@@ -1,0 +1,167 @@
+"""README and docs: their Python runs, their links, commands, options, modules and files exist."""
+
+import contextlib
+import importlib.util
+import io
+import re
+import runpy
+import signal
+import sys
+import tomllib
+import warnings
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md"]
+MOST_WORDS = 900
+ROOMS = ("embed", "heads", "pretrain")
+FEDERATION = ("join", "init", "start", "status", "renew")
+SIMULATION = ("run", "sweep", "plot", "select", "account", "audit", "protect", "federation")
+OPTION = r"(?<![\w-])--[a-z][a-z-]*"
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().split()) <= MOST_WORDS
+
+
+def test_the_readme_tells_the_command_that_runs_all_tests():
+    (block,) = re.findall(r"## Tests\n+```bash\n(.*?)```", README.read_text(), re.DOTALL)
+    *_, command = block.strip().splitlines()
+    assert command == "python -m pytest"
+    assert f"    {command}\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_python_of_the_readme_gives_a_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(README)
+    names = executed(block)
+    report = names["model"].report
+    assert capsys.readouterr().out.startswith(str(report["test_accuracy"]))
+    assert report["suitable_for_release"] is True
+    assert (report["epsilon"], report["users"]) == (1.0, 100)
+    assert report["test_accuracy"] > 0.6  # chance is 1/3
+    assert not list(tmp_path.iterdir())
+
+
+@each_page
+def test_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in python_blocks(page):
+        executed(block)
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+@each_page
+def test_files_that_are_named_exist(page):
+    roots = "docs|embed|heads|pretrain|results|tests|train_distributed"
+    for name in re.findall(rf"(?<![\w./-])(?:{roots})/[\w./-]*", page.read_text()):
+        assert (ROOT / name.rstrip(".")).exists(), name
+
+
+@each_page
+def test_no_path_of_one_machine(page):
+    assert not re.search(r"(?<![\w.~])/(?:home|root|tmp|Users|work|mnt|data)/", page.read_text())
+
+
+@each_page
+def test_modules_that_are_named_exist(page):
+    for name in re.findall(r"python -m ([\w.]*\w)", page.read_text()):
+        assert importlib.util.find_spec(name) is not None, name
+
+
+@each_page
+def test_commands_and_their_options_exist(page):
+    for module, words in commands(page.read_text()):
+        depth = 2 if words[0] == "federation" else 1
+        path, rest = words[:depth], words[depth:]
+        if not all(re.fullmatch(r"[a-z][a-z-]*", word) for word in path):
+            continue  # a placeholder
+        known = re.findall(OPTION, help_of(module, *path))
+        for option in re.findall(OPTION, " ".join(rest)):
+            assert option in known, f"{module} {' '.join(path)} {option}"
+
+
+@pytest.mark.parametrize("words", [("embed", "runn"), ("train_distributed", "frobnicate")])
+def test_a_command_that_does_not_exist_is_noticed(words):
+    with pytest.raises(ValueError, match=r"must be a command"):
+        help_of(*words)
+
+
+def test_the_citation_has_the_version_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The fenced Python of a page."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def executed(block: str) -> dict:
+    """The names that a block leaves."""
+    names = {}
+    exec(compile(block, "README", "exec"), names)
+    return names
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings can be linked to by, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(module, words) of every command line, in full or by its sub-command in `code`."""
+    text = re.sub(r"\\\n\s*", "", text)
+    found = []
+    names = "|".join((*ROOMS, "train_distributed"))
+    for module, line in re.findall(rf"python -m ({names})\b(?![.])([^`\n#]*)", text):
+        found.append((module, line.split()))
+    subs = "|".join((*SIMULATION, *ROOMS, *FEDERATION))
+    short = re.findall(rf"(?<![\w`])`((?:{subs})(?: [^`\n]*)?)`", text)
+    for line in (*re.findall(r"\bblind-averaging\b(?!\[)([^`\n#]*)", text), *short):
+        words = line.split()
+        if words[:1] and words[0] in FEDERATION:
+            words.insert(0, "federation")
+        room = words.pop(0) if words and words[0] in ROOMS else "train_distributed"
+        found.append((room, words))
+    return [(module, words) for module, words in found if words]
+
+
+@cache
+def help_of(module: str, *path: str) -> str:
+    """What `python -m module path --help` prints."""
+    said, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
+    command = " ".join((module, *path))
+    with (
+        patch.object(sys, "argv", [module, *path, "--help"]),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+        contextlib.suppress(SystemExit),
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+    ):
+        try:  # a module that other tests have imported is run again, which Python warns about
+            runpy.run_module(module, run_name="__main__")
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())
+    if not text.startswith(f"usage: python -m {command} "):  # a wrong one gets the help above it
+        raise ValueError(f"must be a command, got {command}: {text}")
+    return text

@@ -78,7 +78,7 @@ class Guarantee:
             >>> guarantee.honest
             5
             >>> f"{guarantee.sensitivity:.4f} {guarantee.noise_multiplier:.4f}"
-            '2.0000 3.7304'
+            '2.0000 3.7306'
         """
         privacy.validate()
         users = len(sizes)

@@ -1,0 +1,181 @@
+"""Averaged heads: what a record moves whoever holds it, and what a radius caps."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from heads import (
+    Head,
+    HuberSVMHead,
+    LogisticHead,
+    SoftmaxHead,
+    default_tolerance,
+    fit_exact,
+    project_ball,
+    sgd_rounding,
+    sgd_sensitivity,
+)
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.users import Chunk
+
+K, DIM, CLIP = 3, 5, 1.25
+HEADS: dict[str, type[Head]] = {
+    "softmax": SoftmaxHead,
+    "svm": HuberSVMHead,
+    "logistic": LogisticHead,
+}
+SGD: dict[str, Any] = {"solver": "sgd", "epochs": 3, "batch_size": 4}
+
+
+def averaging(
+    name: str, l2_reg: float = 0.5, radius: float | None = None, **more
+) -> BlindAveraging:
+    head = HEADS[name](num_classes=K, l2_reg=l2_reg, clip_norm=CLIP, radius=radius)
+    return BlindAveraging(head=head, dim=DIM, **more)
+
+
+def rows_of(users: int, n: int, counts: list[int] | None = None) -> Chunk:
+    """Rows of full length; float64, so that what is compared is not their rounding."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(users, n, DIM, generator=draw, dtype=torch.float64)
+    x = x / x.norm(dim=2, keepdim=True) * CLIP * (1 - 1e-15)
+    y = torch.randint(K, (users, n), generator=draw)
+    return Chunk(torch.arange(users), x, y, torch.tensor(counts or [n] * users))
+
+
+def parts(method: BlindAveraging, submissions: Tensor) -> Tensor:
+    """(u, C) norms, one for each part that a record moves by `record_reach`."""
+    weights = submissions.unflatten(1, (DIM, K))
+    return torch.linalg.vector_norm(weights, dim=method.head.norm_dims).reshape(len(weights), -1)
+
+
+@pytest.mark.parametrize("solver", [{}, SGD])
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("n", [1, 4, 9])
+def test_a_record_moves_the_sum_alike_whoever_holds_it(name: str, solver: dict, n: int) -> None:
+    """2L/Λ for users of any size; the last record, which SGD sees in a short batch, flips."""
+    method = averaging(name, l2_reg=30.0, **solver)  # so strong that no loss saturates
+    stated = method.record_reach(torch.tensor([n]))
+    assert stated == pytest.approx(2 * method.head.lipschitz / 30.0, rel=3e-3)
+    assert stated >= 2 * method.head.lipschitz / 30.0
+    row = torch.tensor([CLIP, 0, 0, 0, 0], dtype=torch.float64)
+    x = row.expand(2, n, DIM).clone()
+    x[1, -1] *= -1
+    y = torch.zeros(2, n).long()
+    sent = method.submit(Chunk(torch.arange(2), x, y, torch.tensor([n, n])))
+    moved = parts(method, sent[:1] - sent[1:])
+    assert (moved <= stated).all()
+    assert moved.max() >= 0.3 * stated
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_charge_is_the_solvers_own(name: str) -> None:
+    """Of the exact one its tolerance, of SGD its rounding: as `heads` states them, n times."""
+    exact, sgd = averaging(name), averaging(name, **SGD)
+    for n in (1, 7, 1000):
+        least = exact.head.sensitivity(n) + 2 * default_tolerance(exact.head, n) / 0.5
+        assert exact.record_reach(torch.tensor([n])) > n * least
+        found = fit_exact(exact.head, *rows(rows_of(1, n)))
+        assert exact.record_reach(torch.tensor([n])) >= n * found.sensitivity(n)
+        steps = {"epochs": 3, "batch_size": 4}
+        charged = n * sgd_sensitivity(sgd.head, n, DIM, **steps)
+        assert sgd.record_reach(torch.tensor([n])) == charged
+        rho = sgd_rounding(sgd.head, n, DIM, **steps)
+        reach = 2 * sgd.head.lipschitz / 0.5
+        assert reach < charged == pytest.approx(reach * (1 + n * rho), rel=1e-15)
+
+
+def rows(chunk: Chunk) -> tuple[Tensor, Tensor]:
+    return chunk.x[0], chunk.y[0]
+
+
+def test_the_largest_user_decides() -> None:
+    """Rounding grows with the rows; all else of n s(n) is the same for all."""
+    sgd = averaging("softmax", **SGD)
+    sizes = torch.tensor([1, 500, 20])
+    assert sgd.record_reach(sizes) == sgd.record_reach(torch.tensor([500]))
+    assert sgd.record_reach(sizes) > sgd.record_reach(torch.tensor([20]))
+
+
+@pytest.mark.parametrize("solver", [{}, SGD])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_user_submits_its_rows_times_its_own_head(name: str, solver: dict) -> None:
+    """Also where it is padded beside longer ones."""
+    method, held = averaging(name, **solver), rows_of(3, 6, [6, 2, 5])
+    held.y[1, 2:] = 0
+    together = method.submit(held)
+    for user, count in enumerate([6, 2, 5]):
+        alone = Chunk(
+            torch.tensor([user]),
+            held.x[user : user + 1, :count],
+            held.y[user : user + 1, :count],
+            torch.tensor([count]),
+        )
+        stated = method.record_reach(torch.tensor([6]))
+        assert torch.allclose(method.submit(alone)[0], together[user], atol=1e-3 * stated, rtol=0)
+    mean = method.classifier(together.sum(0), 13, 0.0)
+    of_users = together.unflatten(1, (DIM, K)) / torch.tensor([6, 2, 5])[:, None, None]
+    assert torch.allclose(mean, (6 * of_users[0] + 2 * of_users[1] + 5 * of_users[2]) / 13)
+
+
+@pytest.mark.parametrize("solver", [{}, SGD])
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("radius", [None, 0.05])
+def test_a_whole_user_stays_within_its_reach(name: str, solver: dict, radius: float | None) -> None:
+    """All labels turned, a weak regulariser: the worst that one user's rows can do."""
+    method = averaging(name, l2_reg=0.01, radius=radius, **solver)
+    n = 8
+    row = torch.tensor([CLIP, 0, 0, 0, 0], dtype=torch.float64)
+    x = row.expand(2, n, DIM)
+    y = torch.stack([torch.zeros(n), torch.ones(n)]).long()
+    sizes = torch.tensor([n, n])
+    sent = method.submit(Chunk(torch.arange(2), x, y, sizes))
+    stated = float(method.user_reach(sizes)[0])
+    assert (parts(method, sent[:1] - sent[1:]) <= stated).all()
+    assert (sent.abs() <= method.entry_bound(n)).all()
+    free = method.head.lipschitz / 0.01
+    assert method.weight_bound(n) == pytest.approx(min(free, radius or math.inf), rel=3e-3)
+    if radius is not None:
+        assert stated == 2 * n * radius
+        assert parts(method, sent).max() >= 0.99 * n * radius
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_minimiser_is_projected_once(name: str) -> None:
+    held, radius = rows_of(2, 9), 0.02
+    method = averaging(name, radius=radius)
+    free = fit_exact(method.without_radius, held.x, held.y).weights
+    projected = project_ball(free, radius, method.head.norm_dims)
+    assert (parts(method, free.flatten(1)) > 2 * radius).all()
+    assert torch.equal(method.submit(held), (projected * 9).flatten(1))
+    bare, capped = averaging(name).record_reach(held.counts), method.record_reach(held.counts)
+    assert bare < capped < bare * (1 + 1e-9)  # the projection's own rounding is charged
+
+
+def test_the_papers_bound_is_never_below_the_tight_one() -> None:
+    sizes = torch.tensor([4, 60])
+    for radius in (1e-3, 1.0):
+        tight = averaging("svm", radius=radius)
+        paper = replace(tight, bound="paper")
+        assert paper.record_reach(sizes) >= tight.record_reach(sizes)
+    published = 2 * (0.5 * 1.0 + CLIP) / 0.5
+    assert averaging("svm", radius=1.0, bound="paper").record_reach(sizes) == published
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"solver": "newton"}, "solver must be 'exact' or 'sgd', got 'newton'"),
+        ({"epochs": 0}, "epochs must be >= 1, got 0"),
+        ({"batch_size": -1}, "batch_size must be >= 1, got -1"),
+        ({"bound": "paper"}, "radius must be given for bound='paper', got None"),
+        ({"bound": "loose"}, "bound must be 'tight' or 'paper', got 'loose'"),
+    ],
+)
+def test_settings_out_of_range(fields: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        averaging("softmax", **fields).validate()

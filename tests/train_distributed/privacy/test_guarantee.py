@@ -1,0 +1,132 @@
+"""From a promise to noise: what the honest users add alone keeps it, whatever is submitted."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from train_distributed import Privacy, accounting
+from train_distributed.privacy import Guarantee
+
+SIZES = torch.tensor([3, 8, 1, 5, 5, 2])
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A record moves each of C parts by u, a user by at most r."""
+
+    compositions: int = 1
+    record: float = 2.0
+    user: float = math.inf
+
+    def record_reach(self, sizes: Tensor) -> float:
+        return self.record
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        return (sizes.double() * self.record).clamp(max=self.user)
+
+
+@pytest.mark.parametrize("compositions", [1, 3, 10])
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize(("fraction", "least"), [(None, None), (0.7, 5), (1.0, 1)])
+def test_the_noise_of_the_honest_alone_keeps_the_promise(
+    compositions: int, epsilon: float, fraction: float | None, least: int | None
+) -> None:
+    """Against the exact curve of one Gaussian mechanism, and by no more than a billionth more."""
+    promise = Privacy(epsilon, 1e-6, honest_fraction=fraction)
+    guarantee = Guarantee.of(SIZES, Submission(compositions), promise, least)
+    std = guarantee.float_std * math.sqrt(guarantee.honest)
+    moved = 2.0 * math.sqrt(compositions)  # of all parts together, by one record
+    assert accounting.delta(epsilon, std / moved) <= 1e-6
+    assert accounting.delta(epsilon, std / moved * (1 - 1e-8)) > 1e-6
+    assert moved < guarantee.joint_sensitivity < moved * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "least", "honest"),
+    [(None, None, 3), (1.0, None, 6), (1.0, 2, 2), (0.7, 5, 4), (0.5, 4, 1)],
+)
+def test_dishonest_users_may_be_among_those_who_stay(
+    fraction: float | None, least: int | None, honest: int
+) -> None:
+    promise = Privacy(1.0, 1e-5, honest_fraction=fraction)
+    assert Guarantee.of(SIZES, Submission(), promise, least).honest == honest
+
+
+def test_a_single_user_trusts_itself() -> None:
+    assert Guarantee.of(torch.tensor([9]), Submission(), Privacy(1.0, 1e-5)).honest == 1
+
+
+@pytest.mark.parametrize(
+    ("unit", "group", "moved", "touched"),
+    [
+        ("record", 1, 2.0, 1),
+        ("record", 4, 8.0, 4),
+        ("user", 1, 16.0, 1),
+        ("user", 2, 26.0, 2),
+        ("user", 9, 48.0, 6),
+    ],
+)
+def test_units_and_groups(unit: Any, group: int, moved: float, touched: int) -> None:
+    """Users of 3, 8, 1, 5, 5 and 2 records: a user counts with all that it holds."""
+    guarantee = Guarantee.of(SIZES, Submission(), Privacy(1.0, 1e-5, unit=unit, group_size=group))
+    assert moved < guarantee.sensitivity < moved * (1 + 1e-9)
+    assert guarantee.touched_users == touched
+
+
+def test_a_group_of_records_moves_no_user_further_than_it_can_move() -> None:
+    """Reach 5, records of 2: two records each of a user in full, the others' shares after that."""
+    group = Privacy(1.0, 1e-5, group_size=3)
+    capped = Guarantee.of(torch.tensor([4]), Submission(user=5.0), group)
+    assert capped.sensitivity == pytest.approx(5.0, rel=1e-9)
+    spread = Guarantee.of(torch.tensor([4, 4]), Submission(user=5.0), group)
+    assert spread.sensitivity == pytest.approx(6.0, rel=1e-9)
+
+
+def test_no_promise_asks_for_no_noise() -> None:
+    guarantee = Guarantee.of(SIZES, Submission(), Privacy(math.inf, 1e-5))
+    assert guarantee.noise_multiplier == guarantee.float_std == 0
+    assert guarantee.report()["private"] is False
+
+
+@pytest.mark.parametrize(
+    ("promise", "least", "message"),
+    [
+        (Privacy(0.0, 1e-5), None, "epsilon must be > 0, got 0.0"),
+        (Privacy(math.nan, 1e-5), None, "epsilon must be > 0, got nan"),
+        (Privacy(1.0, 1.0), None, r"delta must be in \(0, 1\), got 1.0"),
+        (Privacy(1.0, 1e-5, 0.0), None, r"honest_fraction must be in \(0, 1\], got 0.0"),
+        (Privacy(1.0, 1e-5, unit="row"), None, "unit must be 'record' or 'user', got 'row'"),  # pyright: ignore
+        (Privacy(1.0, 1e-5, group_size=0), None, "group_size must be a whole number >= 1, got 0"),
+        (Privacy(1.0, 1e-5), 7, r"min_survivors must be in \[1, 6\], .*got 7"),
+        (Privacy(1.0, 1e-5), 3, "one certainly honest user, got 0"),
+    ],
+)
+def test_a_promise_that_is_none_is_refused(
+    promise: Privacy, least: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Guarantee.of(SIZES, Submission(), promise, least)
+
+
+def test_the_report_says_what_the_noise_is_made_of() -> None:
+    promise = Privacy(1.0, 1e-5, honest_fraction=0.7)
+    guarantee = Guarantee.of(SIZES, Submission(4), promise, 5)
+    report = guarantee.report()
+    assert list(report) == [
+        *promise.report(),
+        "privacy_curve",
+        "honest_fraction",
+        "honest_users",
+        "min_survivors",
+        "compositions",
+        "sensitivity",
+        "noise_multiplier",
+    ]
+    assert (report["honest_users"], report["min_survivors"], report["compositions"]) == (4, 5, 4)
+    stated = accounting.epsilon(1e-5, report["noise_multiplier"], report["compositions"])
+    assert stated == pytest.approx(1.0, rel=1e-9)
+    assert stated <= 1.0

@@ -1,15 +1,21 @@
-"""Settings and rows from the edges of what is accepted, for the tests of extreme scales."""
+"""Command lines run in this process; settings and rows from the edges of what is accepted."""
 
 import math
 import random
 import re
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from pretrain.cli.command import run_command
+from train_distributed.__main__ import _parse
 
 ROWS = ("equal", "antipodal", "random", "denormal", "zero", "spread")
 
@@ -90,3 +96,21 @@ def or_refused() -> Callable[[Callable[[], Any]], Any]:
         return None
 
     return call
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs a command line in this process, in `tmp_path`: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train_distributed", *arguments])
+        code = run_command(_parse)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,7 @@
 """How the public transform is fitted, as options of a command."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransformOptions:
-    """How the public transform is fitted; see `embed.PublicTransform.fit`."""
+    """How the public transform is fitted; see `embed.PublicTransform.fit`.
+
+    The defaults are those of a release; `embed fit-transform` has these options with its own.
+    """
 
     components: int | None = None
     """Principal directions of the public embeddings that are kept; all if left out."""
@@ -29,4 +32,10 @@ class TransformOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `PublicTransform.fit`."""
-        return asdict(self) | {"clip_norm": math.sqrt(1 + self.constant**2)}
+        return {
+            "components": self.components,
+            "whiten": self.whiten,
+            "clip_quantile": self.clip_quantile,
+            "constant": self.constant,
+            "clip_norm": math.sqrt(1 + self.constant**2),
+        }

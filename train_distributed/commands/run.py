@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
-    from train_distributed.one_shot.release import Release
+    from train_distributed.one_shot.model import Release
     from train_distributed.partition import Partition
 
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
@@ -82,8 +82,8 @@ class Run:
         import torch
 
         from embed import EmbeddingSet
+        from train_distributed.one_shot.report import with_reason
         from train_distributed.research.baselines.learn import learn
-        from train_distributed.research.baselines.task import with_reason
 
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
@@ -205,8 +205,8 @@ class Run:
         return "discrete"
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
+        from train_distributed.one_shot.figure import draw_release
         from train_distributed.research.baselines import multi_round
-        from train_distributed.research.experiments.frontier_figure import draw_release
 
         released.write(partial)
         promise = draw_rounds if method in multi_round.METHODS else None

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.privacy import randomness
+from train_distributed.privacy import float_noise
 from train_distributed.research.protection.sparse import check_keep, read_sparse, sparsify
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Randomisation(Mechanism):
         return {"message": plain_views(noisy.float().double())}
 
     def _noisy(self, model: Tensor, generator: torch.Generator | None) -> Tensor:
-        noise = randomness.normal(tuple(model.shape), generator)
+        noise = float_noise.normal(tuple(model.shape), generator)
         return model.double() + self.variance**0.5 * noise
 
 

@@ -90,7 +90,7 @@ class Audit:
     def _targets(self) -> tuple["Target", ...]:
         from train_distributed.research.audit.configurations import standing
         from train_distributed.research.audit.target import Target
-        from train_distributed.research.audit.worst_case import Federation
+        from train_distributed.research.audit.worst_case import WorstCase
 
         if self.method == "all":
             return standing()
@@ -98,7 +98,7 @@ class Audit:
             raise ValueError(f"releases must be >= 1, got {self.releases}")
         self.privacy.validate()
         rows = ROWS_OF_CUTS if self.method in CUTS else ROWS
-        federation = Federation(
+        federation = WorstCase(
             self.users,
             rows if self.rows is None else self.rows,
             self.features,

@@ -12,8 +12,8 @@ from train_distributed.commands.choices import Cost
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.research.protection.measure import Laboratory
     from train_distributed.research.protection.recommend import Preference
-    from train_distributed.research.protection.study import Settings, Study
-    from train_distributed.research.protection.training import Federation
+    from train_distributed.research.protection.study import Study, StudySettings
+    from train_distributed.research.protection.training import FederatedTraining
 
 COMPONENTS, DIGITS_COMPONENTS = 768, 32
 HEAD_DEFAULTS = {"step": 2.0, "rounds": 500, "models": 12, "attacks": 4, "steps": 20}
@@ -124,10 +124,10 @@ class Protect:
             return None
         return Preference(*(value or 0.0 for value in given), cost=self.cost)
 
-    def _settings(self) -> "Settings":
-        from train_distributed.research.protection.study import Settings
+    def _settings(self) -> "StudySettings":
+        from train_distributed.research.protection.study import StudySettings
 
-        settings = Settings(
+        settings = StudySettings(
             self.budget,
             self.half_width,
             self.key_bits,
@@ -149,7 +149,7 @@ class Protect:
     def _default(self, name: str) -> float:
         return (HEAD_DEFAULTS if self.images is None else IMAGE_DEFAULTS)[name]
 
-    def _federation(self) -> "Federation":
+    def _federation(self) -> "FederatedTraining":
         from embed import EmbeddingSet
         from embed.fit import refuse_leak
         from embed.transform_options import TransformOptions

@@ -14,7 +14,7 @@ from train_distributed.research.experiments.conditions import Conditions
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
-    from train_distributed.research.experiments.checkpoint import Journal, Rows
+    from train_distributed.research.experiments.checkpoint import Checkpoint, Rows
     from train_distributed.research.experiments.work import Work
 
 NOTE = (
@@ -52,7 +52,7 @@ class Sweep:
             FileExistsError: the directory exists.
         """
         from train_distributed.research.experiments.catalogue import EXPERIMENTS
-        from train_distributed.research.experiments.checkpoint import Journal
+        from train_distributed.research.experiments.checkpoint import Checkpoint
         from train_distributed.research.experiments.figures import draw, tell
 
         out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
@@ -61,7 +61,7 @@ class Sweep:
         private, public = self._sets()
         work = EXPERIMENTS[self.experiment](self.conditions, private, public)
         configuration = self._identity(private, public)
-        journal = Journal(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
+        journal = Checkpoint(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
         result = {
             **provenance(),
             "experiment": self.experiment,
@@ -147,7 +147,7 @@ class Plot:
         print(f"{text}\n\nwritten: {out}")
 
 
-def _finish(work: "Work", journal: "Journal") -> "Rows":
+def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     """All rows of the work, in its order; jobs in the journal are not done again."""
     from tqdm import tqdm
 

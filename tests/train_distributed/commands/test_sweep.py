@@ -15,7 +15,7 @@ import pytest
 from embed import EmbeddingSet
 from train_distributed.commands.sweep import Plot, Sweep
 from train_distributed.research.experiments.catalogue import Name
-from train_distributed.research.experiments.checkpoint import Journal
+from train_distributed.research.experiments.checkpoint import Checkpoint
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.heatmap import EPSILONS, GROUPS, extrapolated
 from train_distributed.research.experiments.summary import summarise, table
@@ -167,11 +167,11 @@ def test_bad_input_names_the_field(sets, tmp_path):
 
 def test_a_journal_of_another_sweep_is_not_continued(tmp_path):
     rows = [{"accuracy": 0.5, "options": {}}]
-    first = Journal(tmp_path / "j", {"users": (1,)})
+    first = Checkpoint(tmp_path / "j", {"users": (1,)})
     assert first.read() == {}
     first.append("job", rows)
-    assert Journal(tmp_path / "j", {"users": (1,)}).read() == {"job": rows}
-    assert Journal(tmp_path / "j", {"users": (2,)}).read() == {}
+    assert Checkpoint(tmp_path / "j", {"users": (1,)}).read() == {"job": rows}
+    assert Checkpoint(tmp_path / "j", {"users": (2,)}).read() == {}
 
 
 def test_summaries_take_the_best_setting_of_a_label():

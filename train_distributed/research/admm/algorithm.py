@@ -24,7 +24,7 @@ METHODS = ("none", "dvp", "pvp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class AdmmSettings:
     """One run.
 
     Raises:
@@ -78,7 +78,7 @@ class State:
 def iterations(
     nodes: Nodes,
     graph: Graph,
-    settings: Settings,
+    settings: AdmmSettings,
     generator: torch.Generator | None,
     *,
     shares: Tensor | None = None,
@@ -106,7 +106,7 @@ def iterations(
 def _iterations(
     nodes: Nodes,
     graph: Graph,
-    settings: Settings,
+    settings: AdmmSettings,
     generator: torch.Generator | None,
     shares: Tensor,
 ) -> Iterator[State]:
@@ -126,7 +126,7 @@ def _iterations(
 def dual_step(
     nodes: Nodes,
     graph: Graph,
-    settings: Settings,
+    settings: AdmmSettings,
     state: State,
     alphas: Tensor,
     generator: torch.Generator | None,
@@ -155,7 +155,7 @@ def dual_step(
 def primal_step(
     nodes: Nodes,
     graph: Graph,
-    settings: Settings,
+    settings: AdmmSettings,
     state: State,
     alphas: Tensor,
     generator: torch.Generator | None,
@@ -178,7 +178,7 @@ def primal_step(
 def _advance(
     nodes: Nodes,
     graph: Graph,
-    settings: Settings,
+    settings: AdmmSettings,
     state: State,
     *,
     anchor: Tensor,

@@ -67,14 +67,6 @@ def star(nodes: int) -> Graph:
     return Graph(nodes, tuple((0, i) for i in range(1, nodes)))
 
 
-def grid(rows: int, columns: int) -> Graph:
-    """Rectangular grid; node r * columns + c is at (r, c)."""
-    cells = np.arange(rows * columns).reshape(rows, columns)
-    across = zip(cells[:, :-1].flat, cells[:, 1:].flat, strict=True)
-    down = zip(cells[:-1].flat, cells[1:].flat, strict=True)
-    return Graph(rows * columns, tuple((int(a), int(b)) for a, b in [*across, *down]))
-
-
 def random_regular(nodes: int, degree: int, generator: torch.Generator) -> Graph:
     """Every node has `degree` neighbours: a circulant graph after random edge switches.
 
@@ -96,14 +88,6 @@ def random_regular(nodes: int, degree: int, generator: torch.Generator) -> Graph
             _switch(switched, generator)
         if _pieces(nodes, switched) == 1:
             return Graph(nodes, tuple(sorted(switched)))
-
-
-def from_edges(edges: Iterable[tuple[int, int]]) -> Graph:
-    """The graph of an edge list; its nodes are 0 to the largest number in the list."""
-    listed = tuple((int(a), int(b)) for a, b in edges)
-    if not listed:
-        raise ValueError("edges must not be empty, got none")
-    return Graph(1 + max(max(edge) for edge in listed), listed)
 
 
 def _circulant_steps(nodes: int, degree: int) -> list[int]:

@@ -94,7 +94,7 @@ def learn_by_admm(
     alpha = math.inf
     if privacy.private:
         alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, messages, _TOLERANCE)
-    settings = admm.Settings(
+    settings = admm.AdmmSettings(
         method=VARIANTS[method] if privacy.private else "none",
         iterations=options.iterations,
         rho=options.rho,

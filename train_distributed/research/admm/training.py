@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from train_distributed.research.admm import calibration, solver
-from train_distributed.research.admm.algorithm import Settings, State, iterations
+from train_distributed.research.admm.algorithm import AdmmSettings, State, iterations
 from train_distributed.research.admm.graph import Graph
 from train_distributed.research.admm.nodes import Nodes
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class AdmmResult:
     """The classifiers that the nodes end with, and what the run cost."""
 
     weights: Tensor  # (P, K, d)
@@ -25,14 +25,14 @@ class Result:
 def run(
     nodes: Nodes,
     graph: Graph,
-    settings: Settings,
+    settings: AdmmSettings,
     *,
     delta: float = 1e-5,
     test: tuple[Tensor, Tensor] | None = None,
     generator: torch.Generator | None = None,
     observe: Callable[[State], None] | None = None,
     measure_risk: bool = True,
-) -> Result:
+) -> AdmmResult:
     """Trains on all nodes and reports privacy, communication and accuracy.
 
     Args:
@@ -72,10 +72,10 @@ def run(
         report["simulation_only"]["excess_risk"] = excess_risk(nodes, settings, weights)
     if test is not None:
         report["accuracy"] = float(accuracy(weights, *test).mean())
-    return Result(weights, report)
+    return AdmmResult(weights, report)
 
 
-def account(settings: Settings, problems: int, delta: float) -> dict[str, Any]:
+def account(settings: AdmmSettings, problems: int, delta: float) -> dict[str, Any]:
     """Per-iteration and composed privacy of a run with K one-vs-rest problems.
 
     One record takes part in all problems, so an iteration costs K α(t).
@@ -99,7 +99,7 @@ def accuracy(weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
     return (guess == labels).double().mean(1)
 
 
-def excess_risk(nodes: Nodes, settings: Settings, weights: Tensor) -> float:
+def excess_risk(nodes: Nodes, settings: AdmmSettings, weights: Tensor) -> float:
     """Mean over p of Z_p at the nodes' mean classifier, over the least possible; summed over K."""
 
     def risk(f: Tensor) -> float:

@@ -2,6 +2,6 @@
 
 from train_distributed.research.audit.attack import Finding, attack, judge
 from train_distributed.research.audit.target import Claim, Target
-from train_distributed.research.audit.worst_case import Federation
+from train_distributed.research.audit.worst_case import WorstCase
 
-__all__ = ["Claim", "Federation", "Finding", "Target", "attack", "judge"]
+__all__ = ["Claim", "Finding", "Target", "WorstCase", "attack", "judge"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from train_distributed.privacy.float_noise import exponential_norm
 from train_distributed.research.admm import calibration, solver
-from train_distributed.research.admm.algorithm import Settings
+from train_distributed.research.admm.algorithm import AdmmSettings
 from train_distributed.research.admm.nodes import Nodes
 
 
@@ -76,7 +76,7 @@ def dual_loss(
 
 
 def largest_dual_loss(
-    settings: Settings, alpha: float, rows: int, neighbours: int, *, doubled: bool = False
+    settings: AdmmSettings, alpha: float, rows: int, neighbours: int, *, doubled: bool = False
 ) -> float:
     """The largest |privacy loss| found over pairs and outputs of one dual-perturbed step.
 
@@ -113,7 +113,7 @@ def largest_dual_loss(
 
 def trajectory_losses(
     pair: Pair,
-    settings: Settings,
+    settings: AdmmSettings,
     neighbours: int,
     *,
     truth: int,
@@ -143,7 +143,7 @@ def trajectory_losses(
 class _Walk:
     """The messages so far, and both data sets' hidden states that explain them."""
 
-    def __init__(self, pair: Pair, settings: Settings, neighbours: int, replicas: int) -> None:
+    def __init__(self, pair: Pair, settings: AdmmSettings, neighbours: int, replicas: int) -> None:
         zero = torch.zeros(replicas, pair.x.shape[2], dtype=torch.float64)
         self.pair, self.settings, self.neighbours = pair, settings, neighbours
         self.loss = torch.zeros(replicas, dtype=torch.float64)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from train_distributed.research.charter.client import Client
 from train_distributed.research.charter.objectives import Distance
-from train_distributed.research.charter.plan import Plan
+from train_distributed.research.charter.plan import CharterPlan
 
 
 @dataclass(frozen=True)
 class _Watched:
     """A client all of whose records but one have gradient zero; the one has ±G0."""
 
-    plan: Plan
+    plan: CharterPlan
     sign: float
 
     def messages(self, generator: torch.Generator) -> np.ndarray:
@@ -34,7 +34,7 @@ class _Watched:
 
 
 def learning_losses(
-    plan: Plan,
+    plan: CharterPlan,
     *,
     truth: int,
     replicas: int,

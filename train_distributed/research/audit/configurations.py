@@ -3,7 +3,7 @@
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.target import Target
-from train_distributed.research.audit.worst_case import Federation
+from train_distributed.research.audit.worst_case import WorstCase
 
 SVM = {"l2_reg": 20.0}  # strong enough that no loss saturates: the bound is attained
 EVERY = (
@@ -19,8 +19,8 @@ SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 def standing() -> tuple[Target, ...]:
     """Configurations of correct code, none of which may be found broken."""
     tight, wide = Privacy(3.0, 1e-5), Privacy(8.0, 1e-6)
-    pair, single = Federation(2, 3, 2, 2, tight), Federation(1, 3, 2, 2, wide)
-    kinds: tuple[tuple[Noise, Federation], ...] = (("float", pair), ("discrete", single))
+    pair, single = WorstCase(2, 3, 2, 2, tight), WorstCase(1, 3, 2, 2, wide)
+    kinds: tuple[tuple[Noise, WorstCase], ...] = (("float", pair), ("discrete", single))
     return (
         # every method with either kind of noise
         *(
@@ -31,23 +31,23 @@ def standing() -> tuple[Target, ...]:
         # trained by projected SGD, with a short last batch and with either bound
         Target("svm", pair, "float", SVM | SGD),
         Target("softmax", pair, "float", {"radius": 0.5, "bound": "paper"} | SGD),
-        Target("svm", Federation(1, 3, 1, 2, wide), "discrete", SVM | SGD | {"radius": 0.02}),
+        Target("svm", WorstCase(1, 3, 1, 2, wide), "discrete", SVM | SGD | {"radius": 0.02}),
         # an unusual weight of the second moments: the worst angle is neither 0 nor 180 degrees
-        Target("least-squares", Federation(1, 2, 2, 2, tight), "float", {"alpha": 1.5}),
+        Target("least-squares", WorstCase(1, 2, 2, 2, tight), "float", {"alpha": 1.5}),
         # many classes, many users, more of them dishonest, all of them honest
-        Target("svm", Federation(1, 2, 1, 10, tight), "float", SVM),
-        Target("class-sums", Federation(40, 1, 2, 3, tight), "float"),
-        Target("class-sums", Federation(8, 1, 1, 2, Privacy(3.0, 1e-5, 0.2)), "float"),
-        Target("softmax", Federation(6, 2, 1, 2, Privacy(3.0, 1e-5, 1.0)), "float"),
+        Target("svm", WorstCase(1, 2, 1, 10, tight), "float", SVM),
+        Target("class-sums", WorstCase(40, 1, 2, 3, tight), "float"),
+        Target("class-sums", WorstCase(8, 1, 1, 2, Privacy(3.0, 1e-5, 0.2)), "float"),
+        Target("softmax", WorstCase(6, 2, 1, 2, Privacy(3.0, 1e-5, 1.0)), "float"),
         # users that drop out
-        Target("class-sums", Federation(10, 1, 1, 2, tight, min_survivors=7), "float"),
-        Target("svm", Federation(4, 2, 1, 2, wide, min_survivors=3), "discrete", SVM),
+        Target("class-sums", WorstCase(10, 1, 1, 2, tight, min_survivors=7), "float"),
+        Target("svm", WorstCase(4, 2, 1, 2, wide, min_survivors=3), "discrete", SVM),
         # groups and whole users
-        Target("class-sums", Federation(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"),
-        Target("svm", Federation(4, 3, 1, 2, Privacy(3.0, 1e-5, unit="user")), "float", SVM),
-        Target("softmax", Federation(1, 3, 1, 2, Privacy(8.0, 1e-6, unit="user")), "discrete"),
+        Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"),
+        Target("svm", WorstCase(4, 3, 1, 2, Privacy(3.0, 1e-5, unit="user")), "float", SVM),
+        Target("softmax", WorstCase(1, 3, 1, 2, Privacy(8.0, 1e-6, unit="user")), "discrete"),
         # small and large ε, and several releases of the same data
-        Target("class-sums", Federation(1, 1, 1, 2, Privacy(1.0, 0.1)), "float"),
-        Target("class-sums", Federation(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),
-        Target("class-sums", Federation(2, 1, 1, 2, tight), "float", releases=3),
+        Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float"),
+        Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),
+        Target("class-sums", WorstCase(2, 1, 1, 2, tight), "float", releases=3),
     )

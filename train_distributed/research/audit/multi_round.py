@@ -3,14 +3,17 @@
 python -m train_distributed.research.audit.multi_round --output results/rounds_audit
 """
 
-import argparse
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
+import tyro
 
+from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.privacy.promise import Privacy
@@ -29,7 +32,7 @@ WEAK = 1 / 8  # of the noise: what an audit must notice
 
 
 @dataclass(frozen=True)
-class Audit:
+class MessageBound:
     """A statistical lower bound of ε, which must stay below the promise."""
 
     method: str
@@ -46,7 +49,7 @@ def audit(
     generator: torch.Generator,
     rounds: int = 4,
     noise_scale: float = 1.0,
-) -> Audit:
+) -> MessageBound:
     """Runs one user on a worst-case pair and tests the two data sets by their exact likelihoods.
 
     ADMM: ten records, one of them replaced by an almost opposite one; all messages of the node.
@@ -76,7 +79,7 @@ def audit(
         losses(method, privacy, truth, replicas, generator, rounds, noise_scale) for truth in (0, 1)
     )
     found = epsilon_below(first, second, privacy.delta)
-    return Audit(method, privacy.epsilon, found, privacy.delta)
+    return MessageBound(method, privacy.epsilon, found, privacy.delta)
 
 
 def _admm_losses(
@@ -89,7 +92,7 @@ def _admm_losses(
     noise_scale: float,
 ) -> torch.Tensor:
     options = AdmmOptions(iterations=rounds)
-    settings = admm.Settings(
+    settings = admm.AdmmSettings(
         method=VARIANTS[method],
         iterations=rounds,
         rho=options.rho,
@@ -118,7 +121,7 @@ def _charter_losses(
     rounds: int,
     noise_scale: float,
 ) -> torch.Tensor:
-    task = charter.Task(
+    task = charter.CharterTask(
         clients=1,
         rows=6 * rounds,
         dimension=1,
@@ -132,33 +135,34 @@ def _charter_losses(
     )
 
 
-def main() -> None:
-    """Audits every method with its noise and with an eighth of it, writes audit.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("results/rounds_audit"))
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.3, 1.0, 3.0])
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--replicas", type=int, default=20_000)
-    parser.add_argument("--overwrite", action="store_true")
-    options = parser.parse_args()
-    refuse_existing(options.output, overwrite=options.overwrite)
-    found = []
-    for method in AUDITED:
-        for epsilon in options.epsilons:
-            for scale in (1.0, WEAK):
-                done = audit(
-                    method,
-                    Privacy(epsilon, options.delta),
-                    replicas=options.replicas,
-                    generator=torch.Generator().manual_seed(0),
-                    noise_scale=scale,
-                )
-                found.append(asdict(done) | {"noise_scale": scale})
-                print(f"{method:12} eps {epsilon:g}, noise x {scale:g}: at least {done.found:.3f}")
-    with new_directory(options.output, overwrite=options.overwrite) as partial:
-        report = provenance() | {"replicas": options.replicas, "audits": found}
-        (partial / "audit.json").write_text(json.dumps(report, indent=1) + "\n")
+@dataclass(frozen=True, kw_only=True)
+class MultiRoundAudit:
+    """Audit every method with its noise and with an eighth of it."""
+
+    output: Path = Path("results/rounds_audit")
+    epsilons: tuple[float, ...] = (0.3, 1.0, 3.0)
+    delta: float = 1e-5
+    replicas: int = 20_000
+    overwrite: bool = False
+
+    def run(self) -> None:
+        """Prints every bound, writes audit.json."""
+        refuse_existing(self.output, overwrite=self.overwrite)
+        found = []
+        for method, epsilon, scale in product(AUDITED, self.epsilons, (1.0, WEAK)):
+            done = audit(
+                method,
+                Privacy(epsilon, self.delta),
+                replicas=self.replicas,
+                generator=torch.Generator().manual_seed(0),
+                noise_scale=scale,
+            )
+            found.append(asdict(done) | {"noise_scale": scale})
+            print(f"{method:12} eps {epsilon:g}, noise x {scale:g}: at least {done.found:.3f}")
+        with new_directory(self.output, overwrite=self.overwrite) as partial:
+            report = provenance() | {"replicas": self.replicas, "audits": found}
+            (partial / "audit.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(lambda: tyro.cli(MultiRoundAudit)))

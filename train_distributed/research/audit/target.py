@@ -14,7 +14,7 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.audit.worst_case import Federation
+from train_distributed.research.audit.worst_case import WorstCase
 from train_distributed.research.baselines.learn import learn
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
@@ -26,7 +26,7 @@ class Target:
     """A configuration to attack."""
 
     method: str
-    federation: Federation
+    federation: WorstCase
     noise: Noise = "discrete"
     options: Mapping[str, Any] = field(default_factory=dict)
     releases: int = 1  # of the same data, the r-th with ε/r; the promise composes

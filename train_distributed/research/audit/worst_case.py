@@ -28,7 +28,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
-class Federation:
+class WorstCase:
     """Users of equal size; the dishonest ones come first, then those that drop out."""
 
     users: int  # w

@@ -13,7 +13,7 @@ from torch import Tensor
 from train_distributed.research.charter.client import Client
 from train_distributed.research.charter.encoding import Encoder
 from train_distributed.research.charter.objectives import Objective
-from train_distributed.research.charter.plan import LARGEST, Plan, check_scale
+from train_distributed.research.charter.plan import LARGEST, CharterPlan, check_scale
 from train_distributed.research.charter.vaidya import Cutting, Vector, cutting_planes
 
 _HEADER_BITS = 64  # round number and length, beside every message
@@ -21,7 +21,7 @@ _WORD_BITS = 64  # of a secure sum
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class CharterResult:
     """The iterate with the best verified loss, and what the run cost."""
 
     points: Tensor  # (problems, d) float64
@@ -43,13 +43,13 @@ class _Traffic:
 def run(
     data: Sequence[tuple[Tensor, Tensor]],
     objective: Objective,
-    plan: Plan,
+    plan: CharterPlan,
     *,
     half_width: float,
     cutting: Cutting | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Result:
+) -> CharterResult:
     """Learns and verifies; the server sees quantised messages, or sums if the plan has honest.
 
     Args:
@@ -88,7 +88,7 @@ def run(
         "chosen_round": best + 1,
         "simulation_only": {"seconds": time.perf_counter() - began},
     }
-    return Result(iterates[best], report)
+    return CharterResult(iterates[best], report)
 
 
 def _answer(planes: Generator[Vector, Vector, None], gradient: Vector, point: Vector) -> Vector:
@@ -154,7 +154,7 @@ class _Summed:
 
 
 def _report(
-    plan: Plan, cutting: Cutting, traffic: _Traffic, generator: torch.Generator | None
+    plan: CharterPlan, cutting: Cutting, traffic: _Traffic, generator: torch.Generator | None
 ) -> dict[str, Any]:
     private = plan.gradient_std > 0
     task = plan.task
@@ -180,7 +180,7 @@ def _report(
     }
 
 
-def _check(data: Sequence[tuple[Tensor, Tensor]], objective: Objective, plan: Plan) -> None:
+def _check(data: Sequence[tuple[Tensor, Tensor]], objective: Objective, plan: CharterPlan) -> None:
     task = plan.task
     if len(data) != task.clients:
         raise ValueError(f"data must have {task.clients} clients as planned, got {len(data)}")

@@ -34,6 +34,7 @@ from train_distributed.research.charter import renyi
 _PRECISION = 1e-3  # of the noise, relative; rounded up
 _ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 _HIGH_ORDERS = (320, 384, 512, 640, 768, 1024)  # small ε
+ORDERS = _ORDERS + _HIGH_ORDERS
 
 
 @cache

@@ -11,7 +11,7 @@ from torch import Tensor
 from train_distributed.privacy.float_noise import normal, uniform
 from train_distributed.research.charter.encoding import Encoder
 from train_distributed.research.charter.objectives import Objective
-from train_distributed.research.charter.plan import Plan
+from train_distributed.research.charter.plan import CharterPlan
 from train_distributed.research.charter.quantise import Quantiser
 
 
@@ -24,7 +24,7 @@ class Client:
 
     x: Tensor  # (N, p) float64
     y: Tensor  # (N,) int64
-    plan: Plan
+    plan: CharterPlan
     objective: Objective
     generator: torch.Generator | None  # None: the operating system
     _batches: Iterator[Tensor] = field(init=False)

@@ -17,7 +17,7 @@ from train_distributed.privacy.float_noise import uniform
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import charter
 from train_distributed.research.charter.objectives import Objective
-from train_distributed.research.charter.plan import Task, check_budget
+from train_distributed.research.charter.plan import CharterTask, check_budget
 from train_distributed.research.rows import Rows, as_columns, require_records
 
 SUMMED = {"charter": False, "charter-sum": True}
@@ -50,9 +50,11 @@ class CharterOptions:
             return math.ceil(self.rounds_per_feature * dimension)
         return self.cut_rounds
 
-    def task(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> Task:
+    def task(
+        self, users: Partition, dimension: int, problems: int, privacy: Privacy
+    ) -> CharterTask:
         """What is minimised; every client uses as many rows as the smallest one has."""
-        return Task(
+        return CharterTask(
             clients=users.users,
             rows=int(users.counts.min()),
             dimension=problems * dimension,
@@ -139,7 +141,7 @@ def _client(
     return rows.x[chosen], rows.y[chosen]
 
 
-def _costs(report: dict[str, Any], plan: charter.Plan, privacy: Privacy) -> dict[str, Any]:
+def _costs(report: dict[str, Any], plan: charter.CharterPlan, privacy: Privacy) -> dict[str, Any]:
     kept = {name: report[name] for name in _REPORTED}
     kept["who_sees_what"] = f"the server sees {report['server_sees']}"
     if privacy.private:

@@ -58,37 +58,6 @@ class OneVsRestLogistic:
 
 
 @dataclass(frozen=True)
-class Softmax:
-    """Cross-entropy of softmax(Wᵀx); the whole matrix, (K, p) flattened, is one point."""
-
-    num_classes: int  # K
-    features: int  # p
-
-    @property
-    def problems(self) -> int:
-        """One."""
-        return 1
-
-    @property
-    def dimension(self) -> int:
-        """K p."""
-        return self.num_classes * self.features
-
-    def losses(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """(n,)."""
-        return torch.nn.functional.cross_entropy(self._scores(points, x), y, reduction="none")
-
-    def gradients(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """(n, 1, K p)."""
-        target = torch.nn.functional.one_hot(y, self.num_classes).double()
-        residual = torch.softmax(self._scores(points, x), 1) - target
-        return torch.einsum("nk,np->nkp", residual, x).flatten(1)[:, None]
-
-    def _scores(self, points: Tensor, x: Tensor) -> Tensor:
-        return x @ points.reshape(self.num_classes, self.features).T
-
-
-@dataclass(frozen=True)
 class Distance:
     """½ ‖w - x‖²: the population's minimiser is the mean of x, the excess risk ½ ‖w - mean‖²."""
 
@@ -106,12 +75,3 @@ class Distance:
     def gradients(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(n, 1, d)."""
         return (points - x)[:, None]
-
-
-def predict(objective: Objective, points: Tensor, x: Tensor) -> Tensor:
-    """(n,) int64 classes by the largest score; the sign's for a single binary problem."""
-    if isinstance(objective, Softmax):
-        scores = x @ points.reshape(objective.num_classes, objective.features).T
-    else:
-        scores = x @ points.T
-    return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)

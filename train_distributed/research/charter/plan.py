@@ -18,7 +18,7 @@ SMALLEST, LARGEST = 1e-100, 1e100  # float64 holds the products of two such numb
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class CharterTask:
     """What is to be minimised, for whom, and how privately.
 
     Raises:
@@ -69,10 +69,10 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CharterPlan:
     """The schedule that clients and server follow."""
 
-    task: Task
+    task: CharterTask
     rounds: int  # K, cut rounds and iterates
     gradient_clip: float  # G0, joint over one-vs-rest problems
     loss_clip: float  # G1
@@ -154,7 +154,7 @@ class Plan:
 
 
 def make_plan(
-    task: Task,
+    task: CharterTask,
     *,
     rounds: int,
     constants: str = "tight",
@@ -163,7 +163,7 @@ def make_plan(
     secure_sum: bool = False,
     honest_fraction: float = 0.5,
     bits: int | None = None,
-) -> Plan:
+) -> CharterPlan:
     """The noise that (ε, δ) needs, with all else that follows from it.
 
     Learning and verification use different records, so each alone spends (ε, δ).
@@ -194,7 +194,7 @@ def make_plan(
         if not 0 < honest_fraction <= 1:
             raise ValueError(f"honest_fraction must be in (0, 1], got {honest_fraction}")
         honest = honest_users(task.clients, Fraction(repr(float(honest_fraction))))
-    draft = Plan(
+    draft = CharterPlan(
         task=task,
         rounds=rounds,
         gradient_clip=task.gradient_clip if gradient_clip is None else gradient_clip,
@@ -222,7 +222,7 @@ def check_scale(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in [{SMALLEST:g}, {LARGEST:g}], got {value}")
 
 
-def check_budget(task: Task, rounds: int) -> None:
+def check_budget(task: CharterTask, rounds: int) -> None:
     """Refuses rounds that leave a batch empty, and says what they would take."""
     if rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {rounds}")
@@ -234,7 +234,7 @@ def check_budget(task: Task, rounds: int) -> None:
         )
 
 
-def _tight_stds(plan: Plan) -> tuple[float, float]:
+def _tight_stds(plan: CharterPlan) -> tuple[float, float]:
     task = plan.task
     moved = 2 * plan.gradient_clip / plan.batch  # 6 K G0 / N
     multiplier = sampled_noise_multiplier(task.epsilon, task.delta, plan.rates)
@@ -255,7 +255,7 @@ def rounding(rows: int, numbers: int) -> float:
     return 1 + 2.0**-30 + (rows**2 + numbers) * 2.0**-52
 
 
-def _paper_stds(plan: Plan) -> tuple[float, float]:
+def _paper_stds(plan: CharterPlan) -> tuple[float, float]:
     """From s0² = 1080 G0² log²(2.5/δ) K/(N²ε²), s1² = 40 G1² log²(2.5K/δ) K/(N²ε²)."""
     task = plan.task
     if not task.epsilon < 1.5 / math.sqrt(plan.rounds):

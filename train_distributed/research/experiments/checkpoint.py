@@ -12,7 +12,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass
-class Journal:
+class Checkpoint:
     """A line per finished job; a torn last line counts for nothing."""
 
     path: Path

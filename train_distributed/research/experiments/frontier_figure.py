@@ -6,7 +6,6 @@ from typing import IO, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from train_distributed.research.experiments.summary import Summary, summarise
@@ -43,7 +42,6 @@ def draw_frontier(
     places = sorted({getattr(row, x) for row in rows} - {None})
     figure = Figure(figsize=(5.2 * min(3, len(panels)), 4.4 * -(-len(panels) // 3)))
     figure.set_layout_engine("constrained")
-    FigureCanvasAgg(figure)
     shape = (-(-len(panels) // 3), min(3, len(panels)))
     axes = figure.subplots(*shape, sharey=True, squeeze=False).flatten()
     for axis, value in zip(axes, panels, strict=False):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from train_distributed.research.experiments.summary import summarise
@@ -24,7 +23,6 @@ def draw(cells: Sequence[Cell], file: IO[bytes]) -> None:
     """
     labels = list(dict.fromkeys(cell.label for cell in cells))
     figure = Figure(figsize=(5 * len(MANY), 2.6 * len(labels)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(labels), len(MANY), squeeze=False, sharex=True, sharey=True)
     image = None
     for row, label in zip(axes, labels, strict=True):

@@ -4,10 +4,10 @@ python -m train_distributed.research.experiments.rivals \
     --embeddings DIR --public DIR --output results/learners
 """
 
-import argparse
 import csv
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak
+from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
-from train_distributed import (
-    partition,
-)
+from train_distributed import partition
 from train_distributed.one_shot.methods import build_method
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
@@ -35,9 +35,9 @@ from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
 ONE_SHOT = ("class-sums", "least-squares", "softmax", "svm", "logistic")
 CONSTANT = 0.5  # the constant column beside features of norm 1
-# The constants, the defaults of `rounds` and these, were chosen by hand on the test accuracy of one
-# seed at 32 features and 10 users: the rows of ADMM and Charter are a little optimistic, the others
-# are not tuned. `rounds.choose` searches for constants on public data instead.
+# The options' defaults and these constants were chosen by hand on the test accuracy of one seed at
+# 32 features and 10 users: the rows of ADMM and Charter are a little optimistic, the others are not
+# tuned.
 WITHOUT_NOISE: dict[str, dict[str, Any]] = {
     "admm-dual": {},
     "charter": {"half_width": 3.0, "gradient_clip": 0.3, "rounds_per_feature": 1.0},
@@ -45,7 +45,7 @@ WITHOUT_NOISE: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class Trial:
     """Rows of all users, how they are spread, and what tests them."""
 
     transform: PublicTransform
@@ -74,42 +74,40 @@ class Outcome:
     server_sees: str
 
 
-def one_shot(setting: Setting, name: str) -> Outcome:
+def one_shot(trial: Trial, name: str) -> Outcome:
     """A statistic or blind averaging, by one secure sum with half of the users honest."""
-    method = build_method(name, setting.transform, setting.num_classes, {})
-    held = RowsInMemory(setting.x, setting.y, setting.users)
-    promise = Privacy(setting.epsilon, setting.delta)
-    (weights,) = simulate(held, method, [promise], setting.generator())
-    (reached,) = accuracy(*setting.test, iter([weights]))
-    return Outcome(reached, setting.epsilon, 1, 64 * method.dimension, "the server sees one sum")
+    method = build_method(name, trial.transform, trial.num_classes, {})
+    held = RowsInMemory(trial.x, trial.y, trial.users)
+    promise = Privacy(trial.epsilon, trial.delta)
+    (weights,) = simulate(held, method, [promise], trial.generator())
+    (reached,) = accuracy(*trial.test, iter([weights]))
+    return Outcome(reached, trial.epsilon, 1, 64 * method.dimension, "the server sees one sum")
 
 
-def many_rounds(setting: Setting, method: str) -> Outcome:
+def many_rounds(trial: Trial, method: str) -> Outcome:
     """ADMM or Charter, all of whose messages together spend ε."""
-    return _many_rounds(setting, method, Privacy(setting.epsilon, setting.delta), {})
+    return _many_rounds(trial, method, Privacy(trial.epsilon, trial.delta), {})
 
 
-def without_noise(setting: Setting, method: str) -> Outcome:
+def without_noise(trial: Trial, method: str) -> Outcome:
     """The same without noise."""
-    promise = Privacy(math.inf, setting.delta)
-    return _many_rounds(setting, method, promise, WITHOUT_NOISE[method])
+    promise = Privacy(math.inf, trial.delta)
+    return _many_rounds(trial, method, promise, WITHOUT_NOISE[method])
 
 
-def _many_rounds(
-    setting: Setting, method: str, promise: Privacy, options: dict[str, Any]
-) -> Outcome:
+def _many_rounds(trial: Trial, method: str, promise: Privacy, options: dict[str, Any]) -> Outcome:
     rows = multi_round.Rows(
-        setting.x, setting.y, setting.users, setting.num_classes, setting.transform.clip_norm
+        trial.x, trial.y, trial.users, trial.num_classes, trial.transform.clip_norm
     )
     weights, costs = multi_round.learn_rows(
         rows,
         method,
         promise,
         _affordable(multi_round.method_options(method, options), rows),
-        setting.generator(),
+        trial.generator(),
         measure_risk=False,
     )
-    (reached,) = accuracy(*setting.test, iter([weights]))
+    (reached,) = accuracy(*trial.test, iter([weights]))
     spent = costs.get("epsilon_composed", math.inf)
     return Outcome(reached, spent, costs["rounds"], costs["bits_per_user"], costs["who_sees_what"])
 
@@ -122,7 +120,7 @@ def _affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_r
     return replace(options, cut_rounds=min(options.rounds(rows.x.shape[1]), most))
 
 
-LEARNERS: dict[str, tuple[Callable[[Setting, str], Outcome], str]] = {
+RIVALS: dict[str, tuple[Callable[[Trial, str], Outcome], str]] = {
     **{name: (one_shot, name) for name in ONE_SHOT},
     "ADMM, no noise": (without_noise, "admm-dual"),
     "ADMM, dual perturbation": (many_rounds, "admm-dual"),
@@ -154,21 +152,21 @@ class Comparison:
         refuse_leak(public, private)
         rows: list[dict[str, Any]] = []
         left_out: dict[str, str] = {}
-        settings = list(self._settings(private, public))
-        for setting in tqdm(settings, unit="setting", disable=None):
-            for name, (learner, variant) in LEARNERS.items():
+        trials = list(self._trials(private, public))
+        for trial in tqdm(trials, unit="setting", disable=None):
+            for name, (learner, variant) in RIVALS.items():
                 began = time.perf_counter()
                 try:
-                    outcome = learner(setting, variant)
+                    outcome = learner(trial, variant)
                 except ValueError as error:
-                    left_out[f"{_place(setting)}, {name}"] = str(error)
+                    left_out[f"{_place(trial)}, {name}"] = str(error)
                     continue
                 rows.append(
                     {
-                        "features": setting.x.shape[1] - 1,
-                        "users": setting.users.users,
+                        "features": trial.x.shape[1] - 1,
+                        "users": trial.users.users,
                         "learner": name,
-                        "seed": setting.seed,
+                        "seed": trial.seed,
                         **asdict(outcome),
                         "seconds": time.perf_counter() - began,
                     }
@@ -190,7 +188,7 @@ class Comparison:
             (directory / "report.json").write_text(json.dumps(report, indent=1))
         print(table, end="")
 
-    def _settings(self, private: EmbeddingSet, public: EmbeddingSet) -> Iterator[Setting]:
+    def _trials(self, private: EmbeddingSet, public: EmbeddingSet) -> Iterator[Trial]:
         train, test = private.split == 0, private.split == 1
         labels = torch.tensor(np.asarray(private.labels))
         for components in self.components:
@@ -204,7 +202,7 @@ class Comparison:
             for users in self.users:
                 for seed in range(self.seeds):
                     draw = torch.Generator().manual_seed(seed)
-                    yield Setting(
+                    yield Trial(
                         transform=transform,
                         x=x[train],
                         y=labels[train],
@@ -221,8 +219,8 @@ class Comparison:
         return asdict(self) | places
 
 
-def _place(setting: Setting) -> str:
-    return f"{setting.x.shape[1] - 1} features, {setting.users.users} users"
+def _place(trial: Trial) -> str:
+    return f"{trial.x.shape[1] - 1} features, {trial.users.users} users"
 
 
 def tabulate(rows: list[dict[str, Any]]) -> str:
@@ -246,19 +244,5 @@ def tabulate(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Reads the options and runs."""
-    parser = argparse.ArgumentParser(description=Comparison.__doc__)
-    parser.add_argument("--embeddings", type=Path, required=True)
-    parser.add_argument("--public", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=Comparison.output)
-    parser.add_argument("--components", type=int, nargs="+", default=Comparison.components)
-    parser.add_argument("--users", type=int, nargs="+", default=Comparison.users)
-    parser.add_argument("--epsilon", type=float, default=Comparison.epsilon)
-    parser.add_argument("--seeds", type=int, default=Comparison.seeds)
-    parser.add_argument("--overwrite", action="store_true")
-    Comparison(**vars(parser.parse_args())).run()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(lambda: tyro.cli(Comparison)))

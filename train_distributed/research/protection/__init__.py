@@ -10,16 +10,19 @@ from train_distributed.research.protection.estimate import Leakage, Recoveries, 
 from train_distributed.research.protection.exact_sums import Paillier, Shares
 from train_distributed.research.protection.inversion import Guess, Observation, invert
 from train_distributed.research.protection.measure import Laboratory, Measurement
-from train_distributed.research.protection.mechanisms import Compression, Randomisation, Unprotected
+from train_distributed.research.protection.mechanisms import (
+    Randomisation,
+    Sparsification,
+    Unprotected,
+)
 from train_distributed.research.protection.recommend import Preference, pareto
 from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.study import Settings, Study, run_study
-from train_distributed.research.protection.training import Federation
+from train_distributed.research.protection.study import Study, StudySettings, run_study
+from train_distributed.research.protection.training import FederatedTraining
 
 __all__ = [
-    "Compression",
     "Constants",
-    "Federation",
+    "FederatedTraining",
     "Guess",
     "Laboratory",
     "Leakage",
@@ -30,10 +33,11 @@ __all__ = [
     "Preference",
     "Randomisation",
     "Recoveries",
-    "Settings",
     "Shares",
     "Similarity",
+    "Sparsification",
     "Study",
+    "StudySettings",
     "Unprotected",
     "constants",
     "invert",

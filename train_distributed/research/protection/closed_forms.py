@@ -134,7 +134,7 @@ class Form(ABC):
 
 
 @dataclass(frozen=True)
-class Randomisation(Form):
+class RandomisationBound(Form):
     """Gaussian noise of variance g: TV = 1/100 min(1, g A), eq. (15). Excess: g A."""
 
     inverse_variances: float  # A = √(Σ_i 1/s_i⁴), s_i the standard deviation of parameter i
@@ -190,7 +190,7 @@ class _Box(_Power):
 
 
 @dataclass(frozen=True)
-class Paillier(_Box):
+class PaillierBound(_Box):
     """Ciphertexts modulo n²: TV = 1 − (2δ/n²)^m, eq. (18). Excess: ln(n²/2δ)."""
 
     name = "paillier"
@@ -201,7 +201,7 @@ class Paillier(_Box):
 
 
 @dataclass(frozen=True)
-class Shares(_Box):
+class SharesBound(_Box):
     """Masks bounded by r, b = r: TV = 1 − (2δ/(b+r))^m, eq. (19). Excess: ln(r/δ)."""
 
     name = "shares"
@@ -212,7 +212,7 @@ class Shares(_Box):
 
 
 @dataclass(frozen=True)
-class Compression(_Power):
+class CompressionBound(_Power):
     """Parameters kept with probability ρ: TV = 1 − ρ^m, eq. (21). Excess: −ln ρ; ρ = 0 is TV 1."""
 
     name = "compression"

@@ -12,7 +12,7 @@ from pretrain.datasets import ImageSet
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import split
 from train_distributed.research.protection.models import HeadSurface, NetworkSurface
-from train_distributed.research.protection.training import Federation
+from train_distributed.research.protection.training import FederatedTraining
 
 PUBLIC_ROWS = 5000  # that a blind attacker guesses from
 
@@ -28,7 +28,7 @@ def head_federation(
     step: float,
     rounds: int,
     seed: int,
-) -> Federation:
+) -> FederatedTraining:
     """Clients with at most `rows` training rows each: the set's own users, else a random split.
 
     Raises:
@@ -56,7 +56,7 @@ def head_federation(
 
     classes = max(2, len(private.meta.get("class_names", ())), int(private.labels.max()) + 1)
     held = [train[group.numpy()] for group in groups]
-    return Federation(
+    return FederatedTraining(
         HeadSurface(transform.dim - 1, classes, transform.constant),
         tuple((features(private, which), labels(which)) for which in held),
         (features(private, test), labels(test)),
@@ -77,7 +77,7 @@ def image_federation(
     step: float,
     rounds: int,
     seed: int,
-) -> Federation:
+) -> FederatedTraining:
     """The first writers as clients; half of the test images are the blind attacker's.
 
     Images of three equal channels become one.
@@ -105,7 +105,7 @@ def image_federation(
         return torch.from_numpy(images.labels[which])
 
     seen = pixels(test)
-    return Federation(
+    return FederatedTraining(
         NetworkSurface(seen.shape[1], seen.shape[2], len(images.class_names)),
         tuple((pixels(group.numpy()), labels(group.numpy())) for group in groups),
         (seen, labels(test)),

@@ -3,19 +3,21 @@
 python -m train_distributed.research.protection.exact_cost --out results/protection/exact_sums
 """
 
-import argparse
 import json
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 
+from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.research.protection.exact_sums import ExactSum, Paillier, Shares
-from train_distributed.research.protection.packing import Packing
-from train_distributed.research.protection.paillier import DEPLOYED_BITS, arithmetic
+from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing, arithmetic
 
 
 def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, Any]:
@@ -41,33 +43,36 @@ def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Reads the options, measures, writes report.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--parameters", type=int, default=7690)
-    parser.add_argument("--key-bits", type=int, default=DEPLOYED_BITS)
-    parser.add_argument("--out", type=Path, default=Path("results/protection/exact_sums"))
-    parser.add_argument("--overwrite", action="store_true")
-    options = parser.parse_args()
-    refuse_existing(options.out, overwrite=options.overwrite)
-    generator = torch.Generator().manual_seed(0)
-    shape = (options.clients, options.parameters)
-    models = torch.randn(shape, generator=generator, dtype=torch.float64)
-    exact = (Paillier(key_bits=options.key_bits), Shares())
-    found = [cost(mechanism, models) for mechanism in exact]
-    slots = Packing(exact[0].numbers(options.clients), options.key_bits).slots
-    report = provenance() | {
-        "clients": options.clients,
-        "parameters": options.parameters,
-        "paillier_arithmetic": arithmetic(),
-        "parameters_per_ciphertext": slots,
-        "sums": found,
-    }
-    with new_directory(options.out, overwrite=options.overwrite) as partial:
-        (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+@dataclass(frozen=True, kw_only=True)
+class ExactCost:
+    """One aggregation by Paillier encryption and one by secret sharing."""
+
+    clients: int = 10
+    parameters: int = 7690
+    key_bits: int = DEPLOYED_BITS
+    out: Path = Path("results/protection/exact_sums")
+    overwrite: bool = False
+
+    def run(self) -> None:
+        """Measures, prints, writes report.json."""
+        refuse_existing(self.out, overwrite=self.overwrite)
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.clients, self.parameters)
+        models = torch.randn(shape, generator=generator, dtype=torch.float64)
+        exact = (Paillier(key_bits=self.key_bits), Shares())
+        found = [cost(mechanism, models) for mechanism in exact]
+        slots = Packing(exact[0].numbers(self.clients), self.key_bits).slots
+        report = provenance() | {
+            "clients": self.clients,
+            "parameters": self.parameters,
+            "paillier_arithmetic": arithmetic(),
+            "parameters_per_ciphertext": slots,
+            "sums": found,
+        }
+        with new_directory(self.out, overwrite=self.overwrite) as partial:
+            (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(lambda: tyro.cli(ExactCost)))

@@ -12,7 +12,7 @@ from train_distributed.research.protection.estimate import Leakage, Recoveries, 
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.mechanisms import Exchange, Mechanism, Unprotected, View
 from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.training import Federation
+from train_distributed.research.protection.training import FederatedTraining
 
 COST_CLIENTS = 2  # clients whose real messages are timed
 MEGABIT = 8e-6  # of a byte
@@ -43,7 +43,7 @@ class Laboratory:
         ValueError: a count below 1.
     """
 
-    federation: Federation
+    federation: FederatedTraining
     similarity: Similarity
     models: tuple[Tensor, ...]  # M of (m,), the w that the server sent
     attacks: int  # T

@@ -5,20 +5,22 @@ writers on untrained and on trained networks; with `--embeddings DIR --public DI
 softmax head's gradients on batches of one and of eight.
 """
 
-import argparse
 import json
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from tqdm import tqdm
 
 from embed import EmbeddingSet
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
+from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory
 from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
@@ -27,7 +29,7 @@ from train_distributed.research.protection.estimate import Recoveries
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.mechanisms import Unprotected
 from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.training import Federation
+from train_distributed.research.protection.training import FederatedTraining
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Success:
 
 
 def success(
-    federation: Federation, similarity: Similarity, *, attacks: int, rounds: int, seed: int
+    federation: FederatedTraining, similarity: Similarity, *, attacks: int, rounds: int, seed: int
 ) -> Success:
     """Attacks the exact gradient of every client's batch, a new model for every attack.
 
@@ -76,72 +78,80 @@ def success(
     return Success(Recoveries(hits, shared=False), tuple(accuracies))
 
 
-def _images(options: argparse.Namespace) -> dict[str, object]:
-    federation = image_federation(
-        open_images(options.images),
-        clients=options.clients,
-        rows=500,
-        test_rows=1000,
-        batch=1,
-        step=0.1,
-        rounds=options.rounds,
-        seed=0,
-    )
-    similarity = Similarity("ssim", options.threshold)
-    report: dict[str, object] = {}
-    for name, rounds in (("untrained", 0), ("trained", options.rounds)):
-        found = success(federation, similarity, attacks=options.attacks, rounds=rounds, seed=0)
-        report[name] = {"rounds": rounds} | found.as_json()
-    return report
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Attack unprotected gradients: of single images, or of a softmax head on embeddings."""
 
+    images: str | None = None
+    embeddings: Path | None = None
+    public: Path | None = None
+    components: int = 768
+    clients: int = 20
+    attacks: int = 1
+    rounds: int = 300
+    threshold: float = 0.9
+    out: Path
+    overwrite: bool = False
 
-def _head(options: argparse.Namespace) -> dict[str, object]:
-    private, public = EmbeddingSet.open(options.embeddings), EmbeddingSet.open(options.public)
-    transform = TransformOptions(components=options.components).fit(public)
-    train, test = (np.flatnonzero(private.split == part) for part in (TRAIN, TEST))
-    federation = head_federation(
-        private.subset(np.concatenate([train[:5000], test[:200]])),
-        public,
-        transform,
-        clients=options.clients,
-        rows=50,
-        batch=1,
-        step=2.0,
-        rounds=options.rounds,
-        seed=0,
-    )
-    similarity, report = Similarity("cosine", options.threshold), {}
-    for batch in (1, 8):
-        of_size = replace(federation, batch=batch)
-        found = success(of_size, similarity, attacks=options.attacks, rounds=0, seed=0)
-        report[f"batch of {batch}"] = found.as_json()
-    return report
+    def run(self) -> None:
+        """Attacks, prints, writes report.json.
 
+        Raises:
+            ValueError: neither images nor both embedding sets.
+        """
+        if self.images is not None:
+            found = self._of_images(self.images)
+        elif self.embeddings is not None and self.public is not None:
+            sets = (EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public))
+            found = self._of_head(*sets)
+        else:
+            raise ValueError("either --images or --embeddings with --public must be given")
+        shown = {k: v for k, v in asdict(self).items() if not isinstance(v, Path)}
+        shown["images"] = None if self.images is None else Path(self.images).name
+        with new_directory(self.out, overwrite=self.overwrite) as partial:
+            report = provenance() | {"configuration": shown, "threshold": self.threshold} | found
+            (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        print(json.dumps(found, indent=1))
 
-def main() -> None:
-    """Reads the options, attacks, writes report.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images")
-    parser.add_argument("--embeddings", type=Path)
-    parser.add_argument("--public", type=Path)
-    parser.add_argument("--components", type=int, default=768)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--attacks", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--threshold", type=float, default=0.9)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--overwrite", action="store_true")
-    options = parser.parse_args()
-    if options.images is None and (options.embeddings is None or options.public is None):
-        parser.error("either --images or --embeddings with --public must be given")
-    found = _head(options) if options.images is None else _images(options)
-    shown = {k: v for k, v in vars(options).items() if not isinstance(v, Path)}
-    shown["images"] = None if options.images is None else Path(options.images).name
-    with new_directory(options.out, overwrite=options.overwrite) as partial:
-        report = provenance() | {"configuration": shown, "threshold": options.threshold} | found
-        (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    def _of_images(self, images: str) -> dict[str, Any]:
+        federation = image_federation(
+            open_images(images),
+            clients=self.clients,
+            rows=500,
+            test_rows=1000,
+            batch=1,
+            step=0.1,
+            rounds=self.rounds,
+            seed=0,
+        )
+        similarity = Similarity("ssim", self.threshold)
+        report = {}
+        for name, rounds in (("untrained", 0), ("trained", self.rounds)):
+            found = success(federation, similarity, attacks=self.attacks, rounds=rounds, seed=0)
+            report[name] = {"rounds": rounds} | found.as_json()
+        return report
+
+    def _of_head(self, private: EmbeddingSet, public: EmbeddingSet) -> dict[str, Any]:
+        transform = TransformOptions(components=self.components).fit(public)
+        train, test = (np.flatnonzero(private.split == part) for part in (TRAIN, TEST))
+        federation = head_federation(
+            private.subset(np.concatenate([train[:5000], test[:200]])),
+            public,
+            transform,
+            clients=self.clients,
+            rows=50,
+            batch=1,
+            step=2.0,
+            rounds=self.rounds,
+            seed=0,
+        )
+        similarity, report = Similarity("cosine", self.threshold), {}
+        for batch in (1, 8):
+            of_size = replace(federation, batch=batch)
+            found = success(of_size, similarity, attacks=self.attacks, rounds=0, seed=0)
+            report[f"batch of {batch}"] = found.as_json()
+        return report
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(lambda: tyro.cli(Rates)))

@@ -12,8 +12,7 @@ from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.closed_forms import Constants, Optimum
 from train_distributed.research.protection.estimate import c1_error, constants
 from train_distributed.research.protection.measure import Laboratory, Measurement
-from train_distributed.research.protection.packing import Packing
-from train_distributed.research.protection.paillier import DEPLOYED_BITS
+from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing
 from train_distributed.research.protection.recommend import Candidate, solve_all
 from train_distributed.research.protection.training import inverse_variances
 
@@ -22,7 +21,7 @@ SPREAD = 16.0  # noise levels span the update's size over and times this
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """What the formulas need beside C1 and C2."""
 
     budget: float
@@ -39,7 +38,7 @@ class Settings:
             ValueError: naming the setting.
         """
         forms.check_budget(self.budget)
-        forms.Paillier(1, self.half_width)
+        forms.PaillierBound(1, self.half_width)
         if self.key_bits < DEPLOYED_BITS:
             raise ValueError(f"key_bits must be >= {DEPLOYED_BITS}, got {self.key_bits}")
         Packing(exact_sums.Shares().numbers(clients), self.key_bits)
@@ -70,7 +69,7 @@ class Study:
         return found
 
 
-def run_study(laboratory: Laboratory, settings: Settings, variance_rounds: int) -> Study:
+def run_study(laboratory: Laboratory, settings: StudySettings, variance_rounds: int) -> Study:
     """Estimates, solves, deploys and measures.
 
     Raises:
@@ -86,10 +85,10 @@ def run_study(laboratory: Laboratory, settings: Settings, variance_rounds: int) 
         estimated,
         settings.budget,
         [
-            forms.Randomisation(spread),
-            forms.Paillier(m, settings.half_width),
-            forms.Shares(m, settings.half_width),
-            forms.Compression(m),
+            forms.RandomisationBound(spread),
+            forms.PaillierBound(m, settings.half_width),
+            forms.SharesBound(m, settings.half_width),
+            forms.CompressionBound(m),
         ],
     )
     plans = [
@@ -115,7 +114,7 @@ def run_study(laboratory: Laboratory, settings: Settings, variance_rounds: int) 
     return Study(estimated, c1_error(attack), spread, unprotected, candidates)
 
 
-def deploy(optimum: Optimum, settings: Settings) -> protect.Mechanism | None:
+def deploy(optimum: Optimum, settings: StudySettings) -> protect.Mechanism | None:
     """What really runs for g*: never a key below 2,048 bits, never a mask below all words.
 
     None where the formula has nothing to deploy (`unconstrained`, `infeasible`).
@@ -128,7 +127,7 @@ def deploy(optimum: Optimum, settings: Settings) -> protect.Mechanism | None:
     if optimum.mechanism == "randomisation":
         return protect.Randomisation(math.exp(optimum.log_parameter))
     if optimum.mechanism == "compression":
-        return protect.Compression(math.exp(optimum.log_parameter))
+        return protect.Sparsification(math.exp(optimum.log_parameter))
     if optimum.mechanism == "paillier":
         needed = math.ceil(optimum.log_parameter / math.log(2))
         bits = max(settings.key_bits, 16 * math.ceil(needed / 16))
@@ -143,7 +142,7 @@ def deploy(optimum: Optimum, settings: Settings) -> protect.Mechanism | None:
 
 
 def alternatives(
-    optimum: Optimum, laboratory: Laboratory, settings: Settings
+    optimum: Optimum, laboratory: Laboratory, settings: StudySettings
 ) -> list[protect.Mechanism]:
     """Other parameters of the mechanism that are measured: the trade-off around the optimum.
 
@@ -155,7 +154,7 @@ def alternatives(
             protect.Randomisation(float((level * laboratory.update_size) ** 2)) for level in levels
         ]
     if optimum.mechanism == "compression":
-        return [protect.Compression(keep) for keep in KEEPS]
+        return [protect.Sparsification(keep) for keep in KEEPS]
     if optimum.log_parameter is not None:
         return []
     if optimum.mechanism == "paillier":

@@ -16,7 +16,7 @@ from train_distributed.research.protection.models import HeadSurface, Surface
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class FederatedTraining:
     """Clients, test rows, and what the attacker knows without any message.
 
     Raises:
@@ -89,7 +89,7 @@ class Federation:
         return [self.train(Unprotected(), generator, rounds) for _ in range(count)]
 
 
-def inverse_variances(federation: Federation, models: list[Tensor], seed: int) -> float:
+def inverse_variances(federation: FederatedTraining, models: list[Tensor], seed: int) -> float:
     """A = √(Σ 1/s_i⁴), s_i the standard deviation of one client's parameter i over the models.
 
     1/s⁴ of ν + 1 normal draws is too large by ν²/((ν − 2)(ν − 4)) on average; that is divided out,

@@ -21,7 +21,7 @@ def network(case):
     """Settings and two sets of nodes that differ in one record of node 0."""
     d, rows = case.whole(1, 8), case.whole(1, 12)
     problems = case.whole(1, 3)
-    settings = admm.Settings(
+    settings = admm.AdmmSettings(
         method=case.draw.choice(("dvp", "pvp")),
         iterations=case.whole(1, 5),
         rho=case.scale(),

@@ -27,9 +27,9 @@ def test_random_regular_graphs_vary():
 
 
 def test_graph_shapes():
-    assert admm.grid(2, 3).degrees.tolist() == [2, 3, 2, 2, 3, 2]
+    assert admm.ring(3).degrees.tolist() == [2, 2, 2]
     assert admm.star(4).degrees.tolist() == [3, 1, 1, 1]
-    assert admm.from_edges([(0, 1), (1, 2)]).degrees.tolist() == [1, 2, 1]
+    assert admm.Graph(3, ((0, 1), (1, 2))).degrees.tolist() == [1, 2, 1]
     values = torch.randn(4, 2, 3, dtype=torch.float64)
     assert torch.allclose(admm.star(4).neighbour_sum(values)[0], values[1:].sum(0))
     assert torch.equal(admm.star(4).neighbour_sum(values)[3], values[0])
@@ -38,12 +38,12 @@ def test_graph_shapes():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: admm.from_edges([(0, 1), (2, 3)]), "graph must be connected, got 2 pieces"),
+        (lambda: admm.Graph(4, ((0, 1), (2, 3))), "graph must be connected, got 2 pieces"),
         (lambda: admm.Graph(3, ((0, 1),)), "graph must be connected, got 2 pieces"),
-        (lambda: admm.from_edges([(0, 0)]), "nodes must be >= 2, got 1"),
+        (lambda: admm.Graph(1, ()), "nodes must be >= 2, got 1"),
         (lambda: admm.Graph(2, ((1, 1),)), r"edges must join two of 2 nodes, got \(1, 1\)"),
-        (lambda: admm.from_edges([(0, 1), (1, 0)]), r"edges must be distinct, got \(1, 0\) twice"),
-        (lambda: admm.from_edges([]), "edges must not be empty"),
+        (lambda: admm.Graph(2, ((0, 1), (1, 0))), r"edges must be distinct, got \(1, 0\) twice"),
+        (lambda: admm.Graph(2, ()), "graph must be connected, got 2 pieces"),
         (lambda: admm.ring(2), "nodes of a ring must be >= 3, got 2"),
     ],
 )

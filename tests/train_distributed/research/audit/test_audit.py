@@ -26,8 +26,8 @@ from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import (
     Claim,
-    Federation,
     Target,
+    WorstCase,
     attack,
     judge,
 )
@@ -106,7 +106,7 @@ def test_a_broken_promise_is_found_and_noise_that_cancels_too() -> None:
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_neighbours_differ_in_what_is_protected(unit, group_size: int) -> None:
     promise = Privacy(1.0, 1e-5, 0.6, unit=unit, group_size=group_size)
-    federation = Federation(7, 2, 2, 3, promise, min_survivors=6)
+    federation = WorstCase(7, 2, 2, 3, promise, min_survivors=6)
     federation.validate()
     assert federation.dishonest == range(0, 2)
     assert federation.dropped == range(2, 3)
@@ -154,7 +154,7 @@ def test_float_noise_of_the_dishonest_is_missing_too() -> None:
 
 
 def test_an_audited_release_is_marked() -> None:
-    target = Target("class-sums", Federation(4, 2, 1, 2, Privacy(1.0, 1e-5)))
+    target = Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
     data = next(iter(target.federation.neighbours())).first
     known = Rehearsal(known_noise=[0])
     report = release(data, "class-sums", Privacy(1.0, 1e-5), rehearsal=known).report
@@ -171,7 +171,7 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
         ("svm", {"l2_reg": 20.0}, "0 degrees, another label"),
         ("least-squares", {"alpha": 1.5}, "105 degrees, same label"),
     ):
-        target = Target(method, Federation(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
+        target = Target(method, WorstCase(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
         found, shift = worst_pair(target)
         built = build_method(method, target.transform, 2, options)
         reach = math.sqrt(built.compositions) * built.record_reach(torch.tensor([2, 2]))
@@ -180,7 +180,7 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
 
 
 def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
-    federation = Federation(1, 1, 1, 2, Privacy(8.0, 1e-6))
+    federation = WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6))
     finding = attack(Target("class-sums", federation, "float"), trials=1000)
     assert not finding.broken
     assert finding.epsilon > 2.5  # fresh noise: 5.6 on average, with a standard deviation of .5
@@ -198,7 +198,7 @@ def test_no_standing_configuration_is_broken(number: int) -> None:
 @pytest.mark.parametrize("method", ["dp-fl", "amp", "dp-svm-smo", "gradient-perturbation"])
 def test_baselines_can_be_audited(method: str) -> None:
     options = {"dp-fl": {"epochs": 2, "batch_size": 1}}.get(method, {})
-    target = Target(method, Federation(1, 4, 1, 2, Privacy(4.0, 0.01)), "float", options)
+    target = Target(method, WorstCase(1, 4, 1, 2, Privacy(4.0, 0.01)), "float", options)
     assert not attack(target, trials=300).broken
 
 

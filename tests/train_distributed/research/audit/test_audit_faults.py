@@ -27,8 +27,8 @@ from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.privacy import guarantee
 from train_distributed.research.audit import (
-    Federation,
     Target,
+    WorstCase,
     attack,
 )
 
@@ -105,13 +105,13 @@ def share_of_the_survivors(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def federation(users: int = 1, rows: int = 2, classes: int = 2, **more) -> Federation:
-    return Federation(users, rows, more.pop("features", 1), classes, PROMISE, **more)
+def federation(users: int = 1, rows: int = 2, classes: int = 2, **more) -> WorstCase:
+    return WorstCase(users, rows, more.pop("features", 1), classes, PROMISE, **more)
 
 
 PROJECTED = Target(
     "svm",
-    Federation(40, 2, 1, 2, Privacy(8.0, 1e-6, honest_fraction=1.0)),
+    WorstCase(40, 2, 1, 2, Privacy(8.0, 1e-6, honest_fraction=1.0)),
     "float",
     {"l2_reg": 20.0, "radius": 0.04},
 )

@@ -21,7 +21,9 @@ def losses(plan, *, noise_scale=1.0):
 
 @pytest.fixture(scope="module")
 def plan():
-    task = charter.Task(clients=1, rows=12, dimension=1, epsilon=1.0, delta=DELTA, diameter=1.0)
+    task = charter.CharterTask(
+        clients=1, rows=12, dimension=1, epsilon=1.0, delta=DELTA, diameter=1.0
+    )
     return charter.make_plan(task, rounds=2, gradient_clip=1.0, loss_clip=1.0)
 
 
@@ -36,7 +38,9 @@ def test_a_twentieth_of_the_noise_is_caught(plan):
 
 
 def test_a_longer_message_is_refused():
-    task = charter.Task(clients=1, rows=12, dimension=2, epsilon=1.0, delta=0.1, diameter=1.0)
+    task = charter.CharterTask(
+        clients=1, rows=12, dimension=2, epsilon=1.0, delta=0.1, diameter=1.0
+    )
     plan = charter.make_plan(task, rounds=2, gradient_clip=1.0, loss_clip=1.0)
     with pytest.raises(ValueError, match="dimension must be 1 to be watched, got 2"):
         learning_losses(plan, truth=0, replicas=1, generator=torch.Generator())

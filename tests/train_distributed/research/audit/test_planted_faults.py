@@ -27,7 +27,7 @@ from train_distributed.research.baselines.gradient_perturbation import GradientS
 from train_distributed.research.baselines.learn import learn
 from train_distributed.research.charter import learner
 from train_distributed.research.charter.client import Client
-from train_distributed.research.charter.plan import Plan, Task
+from train_distributed.research.charter.plan import CharterPlan, CharterTask
 
 
 def labelled(rows: int, classes: int, dim: int = 4) -> EmbeddingSet:
@@ -42,8 +42,8 @@ def labelled(rows: int, classes: int, dim: int = 4) -> EmbeddingSet:
 
 def test_charter_clips_all_one_vs_rest_problems_together():
     """Four gradients of 0.9 G each are 1.8 G long together: a record moves 2G, not 3.6 G."""
-    task = Task(clients=1, rows=6, dimension=8, epsilon=1.0, delta=1e-5, diameter=1.0)
-    plan = Plan(
+    task = CharterTask(clients=1, rows=6, dimension=8, epsilon=1.0, delta=1e-5, diameter=1.0)
+    plan = CharterPlan(
         task=task,
         rounds=2,
         gradient_clip=1.0,

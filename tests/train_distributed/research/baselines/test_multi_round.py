@@ -22,7 +22,6 @@ from train_distributed.research.audit.multi_round import audit
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.charter import OneVsRestLogistic
 from train_distributed.research.charter.learner import excess_risk
-from train_distributed.research.experiments.choose import best, merge
 from train_distributed.research.rows import as_columns
 
 
@@ -122,24 +121,6 @@ def test_the_audit_stays_below_the_promise_and_catches_little_noise(method):
     assert found.found <= found.promised == 1.0
     little = audit(method, promise, generator=generator(), noise_scale=0.05, **settings)
     assert little.found > 1.0
-
-
-def test_merged_classes_follow_their_means():
-    labels = torch.arange(6).repeat(20)
-    x = torch.zeros(120, 3, dtype=torch.float64)
-    x[torch.arange(120), labels // 2] = 1.0  # classes 0 and 1, 2 and 3, 4 and 5 coincide
-    merged = merge(x, labels, 3)
-    assert len(merged.unique()) == 3
-    assert all(len(merged[labels // 2 == group].unique()) == 1 for group in range(3))
-
-
-def test_the_best_constants_have_the_best_mean():
-    found = [
-        {"family": "f", "method": method, "accuracy": accuracy, "options": json.dumps({"a": a})}
-        for a, accuracies in ((1, (0.5, 0.9)), (2, (0.8, 0.8)))
-        for method, accuracy in zip("xy", accuracies, strict=True)
-    ]
-    assert best(found, "f") == {"options": {"a": 2}, "accuracy": {"x": 0.8, "y": 0.8}}
 
 
 @pytest.fixture

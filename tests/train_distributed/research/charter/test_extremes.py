@@ -17,13 +17,13 @@ def setting(case):
     rounds, classes, features = case.whole(1, 5), case.whole(2, 4), case.whole(1, 6)
     rows = case.draw.choice((3 * rounds, 3 * rounds + 1, 60))
     objective = case.draw.choice(
-        (charter.OneVsRestLogistic(classes, features), charter.Softmax(classes, features))
+        (charter.OneVsRestLogistic(classes, features), charter.Distance(features))
     )
     bound = case.scale()
     x = case.rows(rows, features, bound)
     y = torch.randint(classes, (rows,), generator=case.generator())
     plan = charter.make_plan(
-        charter.Task(
+        charter.CharterTask(
             clients=2,
             rows=rows,
             dimension=objective.problems * objective.dimension,
@@ -111,7 +111,9 @@ def test_many_rows_and_numbers_are_charged_for_their_rounding():
 @pytest.mark.parametrize("value", [1e-170, 1e170, 0.0, math.nan])
 def test_lengths_that_have_no_square_are_refused(value):
     """A gradient of 1e-165 has a computed norm of 0: it would pass any smaller clip."""
-    task = charter.Task(clients=2, rows=60, dimension=3, epsilon=1.0, delta=1e-5, diameter=1.0)
+    task = charter.CharterTask(
+        clients=2, rows=60, dimension=3, epsilon=1.0, delta=1e-5, diameter=1.0
+    )
     with pytest.raises(ValueError, match=r"gradient_clip must be in \[1e-100, 1e\+100\], got"):
         charter.make_plan(task, rounds=3, gradient_clip=value, loss_clip=1.0)
     plan = charter.make_plan(task, rounds=3, gradient_clip=1.0, loss_clip=1.0)

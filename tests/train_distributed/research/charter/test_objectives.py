@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from train_distributed.research import charter
+from train_distributed.research.rows import as_columns
 
 OBJECTIVES = [
     charter.OneVsRestLogistic(2, 4),
     charter.OneVsRestLogistic(3, 4),
-    charter.Softmax(3, 4),
     charter.Distance(4),
 ]
 
@@ -31,7 +31,7 @@ def test_gradients_are_those_of_the_losses(objective):
         assert loss >= 0
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES[:3], ids=repr)
+@pytest.mark.parametrize("objective", OBJECTIVES[:2], ids=repr)
 def test_it_learns_to_classify(objective):
     draw = torch.Generator().manual_seed(4)
     classes = 2 if objective == OBJECTIVES[0] else 3
@@ -40,7 +40,7 @@ def test_it_learns_to_classify(objective):
     x = centres[y] + 0.2 * torch.randn(8000, 4, generator=draw)
     x = x / x.norm(dim=1, keepdim=True)
     total = objective.problems * objective.dimension
-    task = charter.Task(
+    task = charter.CharterTask(
         clients=2, rows=3000, dimension=total, epsilon=math.inf, delta=1e-5, diameter=2.0
     )
     plan = charter.make_plan(task, rounds=60, gradient_clip=1.0)
@@ -51,5 +51,5 @@ def test_it_learns_to_classify(objective):
         half_width=5.0,
         generator=torch.Generator().manual_seed(0),
     )
-    guess = charter.predict(objective, result.points, x[6000:])
+    guess = (x[6000:] @ as_columns(result.points)).argmax(1)
     assert (guess == y[6000:]).double().mean() > 0.9

@@ -46,8 +46,8 @@ def test_every_learner_appears_with_its_cost(comparison, capsys):
     assert (comparison.output / "table.txt").read_text() == capsys.readouterr().out
     with (comparison.output / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["learner"] for row in rows} == set(rivals.LEARNERS)
-    assert len(rows) == 2 * len(rivals.LEARNERS)
+    assert {row["learner"] for row in rows} == set(rivals.RIVALS)
+    assert len(rows) == 2 * len(rivals.RIVALS)
     accuracy = {row["learner"]: float(row["accuracy"]) for row in rows}
     spent = {row["learner"]: float(row["epsilon"]) for row in rows}
     for name in ("class-sums", "ADMM, no noise", "Charter, no noise"):

@@ -20,7 +20,11 @@ def constants(tau, budget=0.4, c1=0.6):
 @pytest.mark.parametrize("delta", [1e-12, 1e-3, 5e8])
 def test_each_power_solves_its_own_constraint(m, tau, delta):
     mpmath.mp.dps = 60
-    for form in (forms.Paillier(m, delta), forms.Shares(m, delta), forms.Compression(m)):
+    for form in (
+        forms.PaillierBound(m, delta),
+        forms.SharesBound(m, delta),
+        forms.CompressionBound(m),
+    ):
         optimum = constants(tau).solve(0.4, form)
         assert optimum.excess is not None
         assert optimum.log_parameter is not None
@@ -38,7 +42,7 @@ def test_each_power_solves_its_own_constraint(m, tau, delta):
 
 @pytest.mark.parametrize("tau", [1e-12, 1e-4, 0.01])
 def test_randomisation_solves_its_constraint(tau):
-    form = forms.Randomisation(8769.0)
+    form = forms.RandomisationBound(8769.0)
     optimum = constants(tau).solve(0.4, form)
     assert optimum.excess is not None
     assert optimum.parameter is not None
@@ -49,7 +53,11 @@ def test_randomisation_solves_its_constraint(tau):
 
 def test_the_leakage_at_the_optimum_is_the_budget_and_weaker_ones_exceed_it():
     held = Constants(0.6, 3.0)
-    for form in (forms.Paillier(7690, 1e-3), forms.Shares(7690, 1e-3), forms.Compression(7690)):
+    for form in (
+        forms.PaillierBound(7690, 1e-3),
+        forms.SharesBound(7690, 1e-3),
+        forms.CompressionBound(7690),
+    ):
         optimum = held.solve(0.4, form)
         assert optimum.excess is not None
         for scale, sign in ((1, 0), (0.99, 1), (1.01, -1)):
@@ -60,17 +68,17 @@ def test_the_leakage_at_the_optimum_is_the_budget_and_weaker_ones_exceed_it():
 def test_the_specifications_example():
     """m = 7,690 and τ = .5: n* = .04 (δ = 8e-4) and ρ* = .9999."""
     held = Constants(0.5, 1.0)
-    paillier = held.solve(0.5, forms.Paillier(7690, 8e-4))
+    paillier = held.solve(0.5, forms.PaillierBound(7690, 8e-4))
     assert paillier.parameter == pytest.approx(0.04, rel=1e-4)
-    compression = held.solve(0.5, forms.Compression(7690))
+    compression = held.solve(0.5, forms.CompressionBound(7690))
     assert compression.parameter == pytest.approx(0.9999, abs=1e-5)
 
 
 EVERY = (
-    forms.Randomisation(100.0),
-    forms.Paillier(7690, 1e-3),
-    forms.Shares(7690, 1e-3),
-    forms.Compression(7690),
+    forms.RandomisationBound(100.0),
+    forms.PaillierBound(7690, 1e-3),
+    forms.SharesBound(7690, 1e-3),
+    forms.CompressionBound(7690),
 )
 C1 = 0.5  # exact in binary, so that every border below is exact
 
@@ -119,9 +127,9 @@ def test_labels_agree_with_their_definition_on_a_grid():
 
 
 def test_compression_at_its_border_sends_nothing():
-    optimum = Constants(0.5, 0.5).solve(0.5, forms.Compression(7690))
+    optimum = Constants(0.5, 0.5).solve(0.5, forms.CompressionBound(7690))
     assert optimum.parameter == 0
-    assert Constants(0.5, 1.0).solve(1.0, forms.Compression(10)).parameter is None
+    assert Constants(0.5, 1.0).solve(1.0, forms.CompressionBound(10)).parameter is None
 
 
 def test_a_budget_below_the_reachable_minimum_is_refused():
@@ -138,10 +146,10 @@ def test_a_budget_below_the_reachable_minimum_is_refused():
         (lambda: Constants(0.5, math.inf), "c2 must be finite and >= 0, got inf"),
         (lambda: Constants(0.5, 1.0).solve(-0.1, EVERY[0]), "budget must be finite and >= 0"),
         (lambda: Constants(0.5, 1.0).solve(math.nan, EVERY[0]), "budget must be finite and >= 0"),
-        (lambda: forms.Compression(0), "m must be >= 1, got 0"),
-        (lambda: forms.Paillier(0, 1.0), "m must be >= 1, got 0"),
-        (lambda: forms.Shares(10, 0.0), "half_width must be finite and > 0, got 0"),
-        (lambda: forms.Randomisation(0.0), "inverse_variances must be finite and > 0, got 0"),
+        (lambda: forms.CompressionBound(0), "m must be >= 1, got 0"),
+        (lambda: forms.PaillierBound(0, 1.0), "m must be >= 1, got 0"),
+        (lambda: forms.SharesBound(10, 0.0), "half_width must be finite and > 0, got 0"),
+        (lambda: forms.RandomisationBound(0.0), "inverse_variances must be finite and > 0, got 0"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from train_distributed.research.protection import estimate
-from train_distributed.research.protection.estimate import Recoveries
-from train_distributed.research.protection.intervals import mean_interval
+from train_distributed.research.protection.estimate import Recoveries, mean_interval
 
 
 def recoveries(rate_per_record, *, clients=3, models=4, attacks=10):

@@ -12,8 +12,8 @@ from train_distributed.research.protection import rates
 from train_distributed.research.protection.data import head_federation, image_federation
 from train_distributed.research.protection.inversion import Observation, invert, rank_one
 from train_distributed.research.protection.mechanisms import (
-    Compression,
     Randomisation,
+    Sparsification,
     Unprotected,
     View,
 )
@@ -75,11 +75,11 @@ def test_sparse_messages_are_completed_and_noise_defeats_the_attack():
         guess = invert(surface, Observation.of(view, start, 1.0), 1, generator)
         return COSINE.of(guess.x[0], x[0])
 
-    assert similarity(Compression(0.7)) > 0.999
-    assert similarity(Compression(0.02)) < 0.5
+    assert similarity(Sparsification(0.7)) > 0.999
+    assert similarity(Sparsification(0.02)) < 0.5
     assert similarity(Randomisation(0.003**2)) > 0.99
     assert similarity(Randomisation(1.0)) < 0.5
-    assert similarity(Compression(0.0)) == 0
+    assert similarity(Sparsification(0.0)) == 0
 
 
 def test_a_batch_of_four_is_recovered_inside_the_gradients_column_space():

@@ -9,9 +9,8 @@ import torch
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.research.protection import exact_cost, exact_sums
 from train_distributed.research.protection import mechanisms as protect
-from train_distributed.research.protection.packing import Packing
-from train_distributed.research.protection.paillier import KeyPair, PublicKey
-from train_distributed.research.protection.sparse import read_sparse, sparsify
+from train_distributed.research.protection.mechanisms import read_sparse, sparsify
+from train_distributed.research.protection.paillier import KeyPair, Packing, PublicKey
 
 pytest.importorskip("phe")
 KEY_BITS = 512  # small: these tests are about arithmetic, not about secrecy
@@ -130,7 +129,9 @@ def test_a_sparse_message_is_read_back_and_shows_exact_values(keep):
     assert abs(sent - 3001 * keep) <= 5 * (3001 * keep * (1 - keep)) ** 0.5
     assert torch.equal(read.values == 0, ~read.known | (w == 0))
     assert torch.allclose(read.original[read.known], w[read.known], rtol=1e-6)
-    (view,) = protect.Compression(keep).views(w[None], torch.Generator().manual_seed(3))["message"]
+    (view,) = protect.Sparsification(keep).views(w[None], torch.Generator().manual_seed(3))[
+        "message"
+    ]
     assert torch.equal(view.known, read.known)
 
 
@@ -145,7 +146,7 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: protect.Compression(1.5), r"rho must be in \[0, 1\], got 1.5"),
+        (lambda: protect.Sparsification(1.5), r"rho must be in \[0, 1\], got 1.5"),
         (lambda: protect.Randomisation(-1.0), "variance must be finite and >= 0, got -1"),
         (
             lambda: KeyPair.generate(FixedPoint(step=2.0**-32, bound=64.0, parties=10), 32),

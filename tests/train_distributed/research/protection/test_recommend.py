@@ -15,7 +15,11 @@ from pretrain.cli.command import run_command
 from train_distributed.__main__ import _parse
 from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection import mechanisms as protect
-from train_distributed.research.protection.closed_forms import Compression, Constants, Paillier
+from train_distributed.research.protection.closed_forms import (
+    CompressionBound,
+    Constants,
+    PaillierBound,
+)
 from train_distributed.research.protection.data import head_federation
 from train_distributed.research.protection.estimate import Leakage
 from train_distributed.research.protection.measure import Laboratory, Measurement
@@ -27,7 +31,7 @@ from train_distributed.research.protection.recommend import (
     pareto,
 )
 from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.study import Settings, deploy
+from train_distributed.research.protection.study import StudySettings, deploy
 from train_distributed.simulation.digits import pixel_digits
 
 
@@ -40,10 +44,12 @@ def point(mechanism, parameter, leaked, loss, megabits, high=None):
 
 def test_the_cheapest_point_wins_and_compression_may_go_below_rho_star():
     held = Constants(0.5, 1.0)
-    optimum = held.solve(0.5, Compression(100))
+    optimum = held.solve(0.5, CompressionBound(100))
     others = tuple(point("compression", r, 0.1, 1 - r, -10 * (1 - r)) for r in (0.995, 0.5, 0.1))
     compression = Candidate(optimum, point("compression", 0.99, 0.5, 0.01, -0.1), others)
-    paillier = Candidate(held.solve(0.5, Paillier(100, 1.0)), point("paillier", 2048, 0, 0, 9), ())
+    paillier = Candidate(
+        held.solve(0.5, PaillierBound(100, 1.0)), point("paillier", 2048, 0, 0, 9), ()
+    )
     both = (compression, paillier)
     chosen = [by_formula(both, Preference(*p)) for p in ((1, 0), (1, 0.01), (0.1, 1))]
     assert [(p.mechanism, p.parameter) for p in chosen if p] == [
@@ -80,9 +86,9 @@ def test_the_pareto_front_against_its_definition():
 
 
 def test_what_is_deployed_for_a_degenerate_optimum():
-    settings = Settings(0.4, 1e-3, 2048, 3, 1, 6)
+    settings = StudySettings(0.4, 1e-3, 2048, 3, 1, 6)
     held = Constants(0.5, 1.0)
-    tiny = held.solve(0.5, Paillier(7690, 8e-4))
+    tiny = held.solve(0.5, PaillierBound(7690, 8e-4))
     assert tiny.parameter is not None
     assert tiny.parameter < 0.05
     assert deploy(tiny, settings) == exact_sums.Paillier(key_bits=2048)

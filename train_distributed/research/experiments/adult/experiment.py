@@ -6,23 +6,25 @@ r"""The figures of Zhang and Zhu's paper on UCI Adult.
 Number of nodes, graph and η are not published; ρ and C are (Sec. V).
 """
 
-import argparse
 import csv
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 from tqdm import tqdm
 
+from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed import partition
-from train_distributed.research.admm.algorithm import Settings, State, iterations
+from train_distributed.research.admm.algorithm import AdmmSettings, State, iterations
 from train_distributed.research.admm.calibration import charged, compose
 from train_distributed.research.admm.graph import ring
 from train_distributed.research.admm.nodes import Nodes, gather
@@ -97,7 +99,7 @@ class Figures:
         copies = Nodes(nodes.x, nodes.y.expand(-1, -1, len(shares)), nodes.counts)
         rho, weight = PUBLISHED[method]
         private = method != "none"
-        settings = Settings(
+        settings = AdmmSettings(
             method=method,
             iterations=self.iterations,
             rho=rho,
@@ -218,16 +220,5 @@ def write_curves(path: Path, curves: dict[tuple[str, float], dict[str, np.ndarra
                 writer.writerow([method, alpha, t + 1, *moments])
 
 
-def main() -> None:
-    """Reads the options and runs."""
-    parser = argparse.ArgumentParser(description=Figures.__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=Figures.output)
-    parser.add_argument("--eta-primal", type=float, default=Figures.eta_primal)
-    parser.add_argument("--seeds", type=int, default=Figures.seeds)
-    parser.add_argument("--overwrite", action="store_true")
-    Figures(**vars(parser.parse_args())).run()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(lambda: tyro.cli(Figures)))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from train_distributed.research.experiments.adult import tradeoff
@@ -79,7 +78,6 @@ def _band(axis: Axes, values: np.ndarray, label: str, color: str | None = None) 
 
 def _panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
     figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

@@ -3,14 +3,16 @@
 import numpy as np
 
 from train_distributed.research.charter import amplification
-from train_distributed.research.charter.plan import Task, make_plan
+from train_distributed.research.charter.plan import CharterTask, make_plan
 
 
 def compare_noise() -> list[dict[str, float]]:
     """Noise of the tight account over that of the paper's constants, where those are proven."""
     found = []
     for rounds, epsilon in ((10, 0.4), (30, 0.25), (100, 0.1), (300, 0.08)):
-        task = Task(clients=10, rows=3000, dimension=30, epsilon=epsilon, delta=1e-5, diameter=1.0)
+        task = CharterTask(
+            clients=10, rows=3000, dimension=30, epsilon=epsilon, delta=1e-5, diameter=1.0
+        )
         tight, paper = (
             make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0, constants=constants)
             for constants in ("tight", "paper")
@@ -33,7 +35,7 @@ def compare_accounts(draws: int = 100_000) -> list[dict[str, float]]:
     """
     found = []
     for rounds, multiplier, delta in ((20, 1.0, 1e-3), (100, 1.0, 1e-3), (100, 0.7, 1e-3)):
-        task = Task(
+        task = CharterTask(
             clients=1, rows=30 * rounds, dimension=1, epsilon=1.0, delta=delta, diameter=1.0
         )
         plan = make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)

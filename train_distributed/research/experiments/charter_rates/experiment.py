@@ -3,24 +3,26 @@
 python -m train_distributed.research.experiments.charter_rates.experiment --output results/charter
 """
 
-import argparse
 import csv
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 from tqdm import tqdm
 
+from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.research.charter.algorithm import run
 from train_distributed.research.charter.objectives import Distance
-from train_distributed.research.charter.plan import Plan, Task, make_plan
+from train_distributed.research.charter.plan import CharterPlan, CharterTask, make_plan
 from train_distributed.research.experiments.charter_rates.comparisons import (
     compare_accounts,
     compare_noise,
@@ -65,9 +67,13 @@ class Slopes:
     bits: int | None = None
     seeds: int = 10
     overwrite: bool = False
+    redraw: bool = False  # summarise an earlier run again
 
     def run(self) -> None:
         """Measures everything, then writes risk.csv, cuts.csv, report.json and a PNG."""
+        if self.redraw:
+            redraw(self.output)
+            return
         refuse_existing(self.output, overwrite=self.overwrite)
         settings = [(name, change) for name, (_, group) in SWEEPS.items() for change in group]
         risks = []
@@ -75,7 +81,7 @@ class Slopes:
             risks += [self._measure(name, change, seed) for seed in range(self.seeds)]
         cuts = count_cuts()
         report = {
-            "configuration": asdict(self) | {"output": self.output.name},
+            "configuration": self._configuration(),
             **provenance(),
             **summarise(risks),
             "cuts": fit_cuts(cuts),
@@ -89,6 +95,10 @@ class Slopes:
         shown = ("slopes_and_their_errors", "payload", "noise_over_the_paper", "cuts")
         print(json.dumps({name: report[name] for name in shown}, indent=1))
 
+    def _configuration(self) -> dict[str, Any]:
+        fields = asdict(self) | {"output": self.output.name}
+        return {name: value for name, value in fields.items() if name != "redraw"}
+
     def _measure(self, sweep: str, change: dict[str, Any], seed: int) -> dict[str, Any]:
         """One run of every method on the same data."""
         varied = ("clients", "rows", "epsilon", "rounds", "bits")
@@ -96,7 +106,7 @@ class Slopes:
         generator = torch.Generator().manual_seed(seed)
         mean = torch.rand(self.dimension, generator=generator, dtype=torch.float64) - 0.5
         data = sphere(mean, at["clients"], at["rows"], generator)
-        task = self._task(at)
+        task = self.task(at)
         row: dict[str, Any] = {"sweep": sweep, "seed": seed, **at}
         objective = Distance(self.dimension)
         for name, summed in CHARTERS.items():
@@ -128,8 +138,9 @@ class Slopes:
         row["not_private"] = float((everything.mean(0) - mean).square().sum() / 2)
         return row
 
-    def _task(self, at: dict[str, Any]) -> Task:
-        return Task(
+    def task(self, at: dict[str, Any]) -> CharterTask:
+        """What is minimised at the varied values."""
+        return CharterTask(
             clients=at["clients"],
             rows=at["rows"],
             dimension=self.dimension,
@@ -151,7 +162,7 @@ def sphere(
     return data
 
 
-def _traffic(name: str, plan: Plan, report: dict[str, Any]) -> dict[str, int]:
+def _traffic(name: str, plan: CharterPlan, report: dict[str, Any]) -> dict[str, int]:
     """Measured bits, and what the formula says: K d J0 + K J1, or 64-bit words in a sum."""
     numbers = plan.rounds * plan.task.dimension
     formula = numbers * plan.gradient_bits + plan.rounds * plan.loss_bits
@@ -244,19 +255,5 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def main() -> None:
-    """Reads the options and runs."""
-    parser = argparse.ArgumentParser(description=Slopes.__doc__)
-    parser.add_argument("--output", type=Path, default=Slopes.output)
-    parser.add_argument("--seeds", type=int, default=Slopes.seeds)
-    parser.add_argument("--overwrite", action="store_true")
-    parser.add_argument("--redraw", action="store_true", help="summarise an earlier run again")
-    options = vars(parser.parse_args())
-    if options.pop("redraw"):
-        redraw(options["output"])
-    else:
-        Slopes(**options).run()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(lambda: tyro.cli(Slopes)))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 NAMES = ("charter", "charter_secure_sum", "dp_sgd", "not_private")
@@ -24,7 +23,6 @@ def draw(path: Path, risks: Rows, cuts: Rows, theory: Mapping[str, Mapping[str, 
         theory: of every sweep the exponents of the theorem's terms, by name.
     """
     figure = Figure(figsize=(17, 7), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(2, 4).flatten()
     for axis, (sweep, exponents) in zip(axes[:5], theory.items(), strict=True):
         _sweep(axis, [row for row in risks if row["sweep"] == sweep], sweep, exponents)

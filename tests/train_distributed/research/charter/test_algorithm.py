@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from train_distributed.privacy.integer_gaussian import IntegerRelease
 from train_distributed.research import charter
 from train_distributed.research.charter.client import Client
 from train_distributed.research.charter.encoding import Encoder
-from train_distributed.research.charter.plan import Plan
+from train_distributed.research.charter.plan import CharterPlan
 from train_distributed.research.charter.quantise import Quantiser
 
 
@@ -26,11 +27,11 @@ def task(**changes):
         "delta": 1e-5,
         "diameter": 2.0,
     }
-    return charter.Task(**(defaults | changes))
+    return charter.CharterTask(**(defaults | changes))
 
 
 def plan_of(rounds=20, *, stds=(0.05, 0.01), honest=None, **changes):
-    return Plan(
+    return CharterPlan(
         task=task(**changes),
         rounds=rounds,
         gradient_clip=1.0,
@@ -218,6 +219,21 @@ def test_secure_sum_has_the_noise_of_the_honest_and_the_exact_total():
     quiet = Encoder(std=0.0, moved=0.1, count=1000, bound=1.0, parties=6, honest=4)
     exact = quiet.decode([quiet.encode(one, None) for one in values])
     assert torch.allclose(exact, values.sum(0), rtol=0, atol=6 * quiet.step)
+
+
+@pytest.mark.parametrize(("std", "count", "honest"), [(0.5, 1000, 4), (1e-3, 1, 1), (7.0, 30, 999)])
+def test_shares_are_the_noise_that_the_theorem_of_integer_sums_asks_for(std, count, honest):
+    encoder = Encoder(std=std, moved=0.1, count=count, bound=1.0, parties=1000, honest=honest)
+    proven = IntegerRelease(
+        local_std=encoder.local_std,
+        step=encoder.step,
+        sensitivity=0.1,
+        honest=honest,
+        dimension=count,
+    )
+    assert std / 0.1 == pytest.approx(proven.noise_multiplier, rel=1e-12)
+    assert proven.noise_multiplier >= std / 0.1 * (1 - 1e-15)
+    assert proven.log10_zeta < -100
 
 
 @pytest.mark.parametrize(

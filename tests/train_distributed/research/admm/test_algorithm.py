@@ -30,10 +30,11 @@ def random_nodes(count=9, rows=30, dimension=5, problems=2, seed=0):
     return admm.Nodes(x, y, counts)
 
 
+GRID = (*((i, i + 1) for i in range(9) if i % 3 < 2), *((i, i + 3) for i in range(6)))  # 3 x 3
 GRAPHS = {
     "ring": admm.ring(9),
     "star": admm.star(9),
-    "grid": admm.grid(3, 3),
+    "grid": admm.Graph(9, GRID),
     "regular": admm.random_regular(9, 4, generator(1)),
 }
 
@@ -62,7 +63,7 @@ def scipy_minimum(objective, start):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_without_noise_every_node_reaches_the_optimum_of_the_sum(name):
     nodes, rho = random_nodes(), 0.05
-    run = admm.Settings(method="none", iterations=300, rho=rho, eta=0.1)
+    run = admm.AdmmSettings(method="none", iterations=300, rho=rho, eta=0.1)
     *_, final = admm.iterations(nodes, GRAPHS[name], run, None)
     for problem in range(2):
         expected = torch.from_numpy(scipy_optimum(nodes, problem, rho))
@@ -97,7 +98,9 @@ def naive_step(nodes, graph, run, noise, node, own, before, sent, dual, last):
 @pytest.mark.parametrize("alpha", [0.05, 2.0])
 def test_the_iterates_are_those_of_the_listing(method, alpha):
     nodes, graph = random_nodes(count=4, rows=12, dimension=3, problems=1), admm.star(4)
-    run = admm.Settings(method=method, iterations=3, rho=0.3, eta=0.2, loss_weight=2.0, alpha=alpha)
+    run = admm.AdmmSettings(
+        method=method, iterations=3, rho=0.3, eta=0.2, loss_weight=2.0, alpha=alpha
+    )
     draw, zeros = generator(5), torch.zeros(4, 3, dtype=torch.float64)
     own, before, sent, dual = zeros, zeros, zeros, zeros
     for state in admm.iterations(nodes, graph, run, generator(5)):
@@ -135,16 +138,18 @@ def test_shares_are_as_good_as_runs_of_their_own():
     together = admm.iterations(
         nodes,
         graph,
-        admm.Settings(**constants, alpha=1.0),
+        admm.AdmmSettings(**constants, alpha=1.0),
         generator(),
         shares=torch.tensor([0.1, 2.0]),
     )
     for problem, alpha in enumerate((0.1, 2.0)):
-        alone = admm.iterations(nodes, graph, admm.Settings(**constants, alpha=alpha), generator())
+        alone = admm.iterations(
+            nodes, graph, admm.AdmmSettings(**constants, alpha=alpha), generator()
+        )
         together, copy = itertools.tee(together)
         for both, one in zip(copy, alone, strict=True):
             assert torch.allclose(both.sent[:, problem], one.sent[:, problem])
-    run = admm.Settings(**constants, alpha=1.0)
+    run = admm.AdmmSettings(**constants, alpha=1.0)
     with pytest.raises(ValueError, match=r"shares must be 2 numbers > 0, got \[0.0, 1.0\]"):
         admm.iterations(nodes, graph, run, None, shares=torch.tensor([0.0, 1.0]))
 
@@ -182,7 +187,7 @@ def test_a_tolerance_below_rounding_is_an_error_and_not_a_release():
 
 def test_report_measures_messages_and_scores_against_the_optimum():
     nodes, graph = random_nodes(problems=2), admm.ring(9)
-    run = admm.Settings(method="dvp", iterations=5, rho=0.1, eta=0.1, alpha=0.5)
+    run = admm.AdmmSettings(method="dvp", iterations=5, rho=0.1, eta=0.1, alpha=0.5)
     test = nodes.x[0], torch.zeros(30).long()
     seen = []
     result = admm.run(nodes, graph, run, test=test, generator=generator(), observe=seen.append)
@@ -202,7 +207,7 @@ def test_report_measures_messages_and_scores_against_the_optimum():
 
 def test_excess_risk_vanishes_without_noise():
     nodes = random_nodes()
-    run = admm.Settings(method="none", iterations=300, rho=0.05, eta=0.1)
+    run = admm.AdmmSettings(method="none", iterations=300, rho=0.05, eta=0.1)
     report = admm.run(nodes, admm.ring(9), run).report
     assert abs(report["simulation_only"]["excess_risk"]) < 1e-10
     assert report["privacy"] == "not private"
@@ -245,30 +250,32 @@ def test_nodes_are_gathered_from_a_partition():
             "x, y, counts must agree",
         ),
         (
-            lambda: admm.Settings(method="adm", iterations=1, rho=1.0, eta=1.0),
+            lambda: admm.AdmmSettings(method="adm", iterations=1, rho=1.0, eta=1.0),
             "method must be one of none, dvp, pvp, got 'adm'",
         ),
         (
-            lambda: admm.Settings(method="none", iterations=1, rho=0.0, eta=1.0),
+            lambda: admm.AdmmSettings(method="none", iterations=1, rho=0.0, eta=1.0),
             "rho must be finite and > 0, got 0.0",
         ),
         (
-            lambda: admm.Settings(method="dvp", iterations=1, rho=1.0, eta=1.0),
+            lambda: admm.AdmmSettings(method="dvp", iterations=1, rho=1.0, eta=1.0),
             "alpha must be finite for method 'dvp', got inf",
         ),
         (
-            lambda: admm.Settings(method="dvp", iterations=1, rho=1.0, eta=1.0, alpha=-1.0),
+            lambda: admm.AdmmSettings(method="dvp", iterations=1, rho=1.0, eta=1.0, alpha=-1.0),
             "alpha must be > 0, got -1.0",
         ),
         (
-            lambda: admm.Settings(method="dvp", iterations=3, rho=1.0, eta=1.0, alpha=(1.0, 2.0)),
+            lambda: admm.AdmmSettings(
+                method="dvp", iterations=3, rho=1.0, eta=1.0, alpha=(1.0, 2.0)
+            ),
             r"alpha must be a number or one per iteration \(3\), got 2",
         ),
         (
             lambda: admm.iterations(
                 random_nodes(),
                 admm.ring(4),
-                admm.Settings(method="none", iterations=1, rho=1.0, eta=1.0),
+                admm.AdmmSettings(method="none", iterations=1, rho=1.0, eta=1.0),
                 None,
             ),
             "graph must have 9 nodes, got 4",

@@ -14,7 +14,7 @@ from train_distributed.research.experiments.charter_rates import comparisons
 
 
 def plan(*, rounds, epsilon, rows=3000, delta=1e-5, constants="tight"):
-    task = charter.Task(
+    task = charter.CharterTask(
         clients=10, rows=rows, dimension=30, epsilon=epsilon, delta=delta, diameter=1.0
     )
     return charter.make_plan(

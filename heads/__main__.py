@@ -200,18 +200,18 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def main(arguments: list[str], prog: str) -> int:
+def main(arguments: list[str] | None = None, prog: str = "python -m heads") -> int:
     """Runs the command; a bad input becomes one `error:` line and exit code 2.
 
     Much of what all commands share is here a second time: this room imports no other.
 
     Args:
-        arguments: what was typed after the program's name.
+        arguments: what was typed after the program's name; that of `sys.argv` if left out.
         prog: that name, for usage lines.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _parse(arguments, prog).run()
+        _parse(sys.argv[1:] if arguments is None else arguments, prog).run()
     except (ValueError, OSError, ArithmeticError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return USAGE_ERROR
@@ -222,4 +222,4 @@ def main(arguments: list[str], prog: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], "python -m heads"))
+    sys.exit(main())

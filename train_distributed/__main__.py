@@ -44,7 +44,7 @@ MENU = Menu(
 HEADS = "heads"  # a room that parses its own command
 ROOMS = Menu(
     name=PROGRAM,
-    words=__doc__,
+    words="The commands of all rooms.",
     entries=(*MENU.entries, PRETRAIN, EMBED, Entry(f"{HEADS} fit", "heads.__main__:Fit")),
     default=_DEMO,
 )

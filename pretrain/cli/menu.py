@@ -62,7 +62,7 @@ class Menu:
                 if isinstance(entry, Menu):
                     return entry.parse(rest, called)
                 return tyro.cli(entry.load(), args=rest, prog=called, config=self.markers)
-        started = {} if self.default is None else {"default": self.default.load()()}
+        started: dict[str, Any] = {} if self.default is None else {"default": self.default.load()()}
         return tyro.cli(self.union(), args=arguments, prog=prog, config=self.markers, **started)
 
     def lines(self) -> Iterator[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Audit:
     features: int = 2
     """Numbers in an embedding."""
     num_classes: int = 2
-    """K."""
+    """Number of classes K."""
     noise: Noise | None = None
     """Kind of noise; discrete where the method has it, if left out."""
     min_survivors: int | None = None

@@ -26,7 +26,13 @@ class Setting:
 
     @property
     def training(self) -> str:
-        """Settings of equal value need one training between them, whatever their other options."""
+        """Settings of equal value need one training between them, whatever their other options.
+
+        Examples:
+            >>> one, other = (Setting("a", "softmax", options={"radius": r}) for r in (1, 2))
+            >>> one.training == other.training  # an exact head is projected after training
+            True
+        """
         statistics = self.method in STATISTICS
         exact = self.options.get("solver", "exact") == "exact"
         seen = {} if statistics else dict(self.options)
@@ -52,7 +58,7 @@ class Cell:
     delta: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The fields as JSON takes them."""
         return asdict(self)
 
 

@@ -147,7 +147,15 @@ class Choice:
 
 
 def ranking(cells: Iterable[Cell]) -> dict[float | None, list[Choice]]:
-    """Candidates by ε, best first, by mean accuracy over tasks and seeds; the first wins a tie."""
+    """Candidates by ε, best first, by mean accuracy over tasks and seeds; the first wins a tie.
+
+    Examples:
+        >>> def cell(method: str, accuracy: float) -> Cell:
+        ...     return Cell(method, method, "iid", 1.0, 0, accuracy, {}, "default")
+        >>> best = ranking([cell("softmax", 0.5), cell("class-sums", 0.6), cell("softmax", 0.8)])
+        >>> [(choice.setting.method, round(choice.accuracy, 2)) for choice in best[1.0]]
+        [('softmax', 0.65), ('class-sums', 0.6)]
+    """
     values: dict[float | None, dict[str, tuple[Setting, list[float]]]] = {}
     for cell in cells:
         setting = Setting(cell.label, cell.method, cell.transform, cell.options)
@@ -240,6 +248,18 @@ def balanced_groups(
     """(L,) group of each class, so many each, and −1 for those that fit no group well.
 
     k-means with equal sizes: classes are assigned to centres at least total distance.
+
+    Args:
+        means: (L, p) of the classes' embeddings.
+        groups: how many.
+        each: classes in a group; groups * each <= L.
+        rng: draws the first centres.
+
+    Examples:
+        >>> means = np.array([[0.0], [10.0], [0.2], [10.1]])
+        >>> groups = balanced_groups(means, 2, 2, np.random.default_rng(0))
+        >>> bool(groups[0] == groups[2] != groups[1] == groups[3])
+        True
     """
     centres = means[rng.choice(len(means), groups, replace=False)]
     assigned = np.full(len(means), -1)

@@ -96,8 +96,22 @@ def held_out(
     Seed s tests on fold s mod `folds` of repetition ⌊s / folds⌋, whose order is drawn anew; the
     folds of one repetition cover all rows once.
 
+    Args:
+        labels: (N,) int64.
+        split: (N,) uint8: 0 training, 1 test; read where `folds` is None.
+        folds: how many, or None.
+        seed: of the fold and the order.
+
     Raises:
         ValueError: folds < 2.
+
+    Examples:
+        >>> labels = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+        >>> tested = [held_out(labels, labels, 2, seed)[1] for seed in (0, 1)]
+        >>> [labels[rows].tolist() for rows in tested]
+        [[0, 0, 1, 1], [0, 0, 1, 1]]
+        >>> sorted(row for rows in tested for row in rows.tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7]
     """
     if folds is None:
         return np.flatnonzero(split == 0), np.flatnonzero(split == 1)

@@ -32,12 +32,12 @@ class RowsInMemory:
 
     @property
     def sizes(self) -> Tensor:
-        """(users,) n_i."""
+        """(users,) int64: the number of rows n_i that each user holds."""
         return self.partition.counts
 
     @property
     def dim(self) -> int:
-        """D."""
+        """Columns d of a row, the constant column included."""
         return self.x.shape[1]
 
     def chunks(self) -> Iterator[Chunk]:

@@ -1,4 +1,4 @@
-"""Command lines in this process."""
+"""Command lines of the program `blind-averaging`, in this process."""
 
 import signal
 import sys
@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pretrain.cli.command import run_command
-from train_distributed.__main__ import _parse, main
+from train_distributed.__main__ import main
 
 Said = tuple[int, str, str]
 
@@ -24,22 +23,6 @@ def say(monkeypatch, capsys, tmp_path) -> Iterator[Callable[..., Said]]:
             code = main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path) -> Iterator[Callable[..., Said]]:
-    """Runs `python -m train_distributed` in an empty directory: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["train_distributed", *arguments])
-        code = run_command(_parse)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

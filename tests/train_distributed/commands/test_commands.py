@@ -309,7 +309,7 @@ def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, nu
         assert len(list(tmp_path.glob(".made.*.partial/*"))) == 2
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("train_distributed.research.experiments.frontier_figure.draw_release", stop)
+    monkeypatch.setattr("train_distributed.one_shot.figure.draw_release", stop)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     code, _, error = call(
         "run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "made")

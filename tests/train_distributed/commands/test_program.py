@@ -11,7 +11,7 @@ import pytest
 from train_distributed.__main__ import ROOMS
 from train_distributed.commands import choices
 from train_distributed.commands.demo import Demo
-from train_distributed.one_shot import release
+from train_distributed.one_shot import report
 from train_distributed.research.baselines import learn
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
 from train_distributed.research.protection import recommend
@@ -110,6 +110,6 @@ def test_options_offer_what_their_rooms_know() -> None:
     assert choices.MethodName == learn.MethodName
     offered = [name for each in get_args(choices.MethodName) for name in get_args(each)]
     assert sorted(offered) == sorted(learn.ALL_METHODS)
-    assert get_args(choices.Noise) == get_args(release.Noise)
+    assert get_args(choices.Noise) == get_args(report.Noise)
     assert list(get_args(choices.ExperimentName)) == list(EXPERIMENTS)
     assert get_args(choices.Cost) == get_args(recommend.Cost)

@@ -185,8 +185,11 @@ class Protect:
         text: str,
     ) -> None:
         from train_distributed.research.protection.paillier import arithmetic
-        from train_distributed.research.protection.pictures import draw_reconstructions
-        from train_distributed.research.protection.report import as_json, draw_tradeoff
+        from train_distributed.research.protection.report import (
+            as_json,
+            draw_reconstructions,
+            draw_tradeoff,
+        )
 
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
         for name in ("embeddings", "public", "images", "out"):

@@ -11,7 +11,7 @@ import pytest
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log, coordinate
 from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, UserDesk
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import write_order
 from train_distributed.secure_sum.errors import (
     MalformedMessage,

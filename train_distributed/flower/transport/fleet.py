@@ -141,7 +141,11 @@ class Fleet:
         return Question(content, metadata)
 
     def push(self, question: Question, answer: bytes) -> None:
-        """Answers."""
+        """Sends the party's answer to a question.
+
+        Raises:
+            httpx.HTTPError: it could not be delivered.
+        """
         self._reply(question.metadata, answer)
 
     def _object(self, run: int, name: str) -> bytes | None:

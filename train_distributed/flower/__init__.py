@@ -1,1 +1,9 @@
-"""A real federation: the secure sum's messages over Flower, with TLS and node authentication."""
+"""The release of `one_shot`, between machines that do not trust each other.
+
+`documents` is what was agreed on; `transport` carries byte strings over Flower. In between, a
+party's `desk` (its `clerk`, and `share_desk` for shares) answers what the operator asks, behind a
+`supernode`; the operator's `superlink` runs a session through its `coordinator`: who is `present`,
+proven by signed `orders`, then SecAgg+, `run_shares` or `run_replicated` with users' messages in
+`portions`, over the `relay`. The `record` is what a killed operator goes on from, `progress` what
+people are told, and `task` is what a federation computes.
+"""

@@ -7,7 +7,12 @@ from train_distributed.secure_sum.errors import MalformedMessage
 
 
 def join(blobs: Iterable[bytes]) -> bytes:
-    """Joins as count u32 | (length u64 | content)*."""
+    """Joins as count u32 | (length u64 | content)*.
+
+    Examples:
+        >>> split(join([b"seed", b""]))
+        [b'seed', b'']
+    """
     items = list(blobs)
     parts = [struct.pack(">I", len(items))]
     for blob in items:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.orders import (
     NONCE_BYTES,
     PRESENT_BYTES,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import words
 from train_distributed.flower.desk import ComputationDesk, Request
-from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.present import Present, Relay
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import CannotResume, Record

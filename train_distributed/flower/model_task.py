@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed import accounting
-from train_distributed.flower.document import LARGE, read_file, shown
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.terms import Terms
+from train_distributed.flower.documents.document import LARGE, read_file, shown
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.terms import Terms
 from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.methods import Method, build_method, submissions, weights_of
 from train_distributed.one_shot.model import Release

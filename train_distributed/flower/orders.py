@@ -12,7 +12,7 @@ was sent to: an answer shown from another node says so.
 
 import struct
 
-from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, WrongSender
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES, PrivateKeys, sign, verify
 from train_distributed.secure_sum.session import FIRST_SERVER

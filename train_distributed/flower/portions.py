@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import Request, answer_bytes
-from train_distributed.flower.federation import BATCH_BYTES, BATCH_USERS
+from train_distributed.flower.documents.federation import BATCH_BYTES, BATCH_USERS
 from train_distributed.flower.present import Present
 from train_distributed.flower.progress import Log
 from train_distributed.flower.share_desk import read_refusal, refusals_bytes

@@ -13,7 +13,7 @@ from typing import Protocol
 from train_distributed.flower.blobs import split
 from train_distributed.flower.clerk import DONE, Request, answer_bytes, words
 from train_distributed.flower.desk import Desk
-from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.orders import NONCE_BYTES, read_presence, write_order
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from train_distributed.flower.documents.federation import name_of
 from train_distributed.flower.escape import safe
-from train_distributed.flower.federation import name_of
 
 MOST_REFUSED = 200  # kept
 STATUS = "status.json"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from pretrain.cli.output import new_file
-from train_distributed.flower.document import read_document
+from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.escape import safe
 from train_distributed.secure_sum.journal import make_durable, sync_directory
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from train_distributed.flower import frames
 from train_distributed.flower.clerk import REFUSED
-from train_distributed.flower.party import node_fingerprint
-from train_distributed.flower.processes import Child, child
+from train_distributed.flower.documents.party import node_fingerprint
+from train_distributed.flower.transport import frames
+from train_distributed.flower.transport.processes import Child, child
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 30.0  # for the hub to say who is here

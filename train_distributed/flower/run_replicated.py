@@ -6,7 +6,7 @@ from collections import Counter
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import Request, answer_bytes
-from train_distributed.flower.federation import BATCH_USERS
+from train_distributed.flower.documents.federation import BATCH_USERS
 from train_distributed.flower.portions import Shares, deliver, fetched, note, spoken
 from train_distributed.flower.present import Present
 from train_distributed.flower.progress import Log

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import split
 from train_distributed.flower.clerk import answer_bytes
-from train_distributed.flower.federation import BATCH_USERS, Federation
+from train_distributed.flower.documents.federation import BATCH_USERS, Federation
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, ProtocolError
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from train_distributed.flower.clerk import words
 from train_distributed.flower.coordinator import coordinate
-from train_distributed.flower.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.progress import Log, Progress, to_terminal
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import FlowerRelay, open_relay
-from train_distributed.flower.sandbox import hide_memory
+from train_distributed.flower.transport.sandbox import hide_memory
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_distributed.flower import frames
 from train_distributed.flower.desk import Desk
+from train_distributed.flower.documents.party import NODE_KEY
 from train_distributed.flower.escape import safe
-from train_distributed.flower.party import NODE_KEY
-from train_distributed.flower.processes import Child, child
 from train_distributed.flower.progress import to_terminal
-from train_distributed.flower.sandbox import hide_memory
+from train_distributed.flower.transport import frames
+from train_distributed.flower.transport.processes import Child, child
+from train_distributed.flower.transport.sandbox import hide_memory
 
 RESTART_SECONDS = 2.0
 LOOK_SECONDS = 1.0

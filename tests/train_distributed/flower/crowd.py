@@ -8,10 +8,10 @@ import threading
 import time
 from pathlib import Path
 
-from train_distributed.flower.carrier import carry
 from train_distributed.flower.desk import UserDesk
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.party import NODE_KEY, read_private
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.party import NODE_KEY, read_private
+from train_distributed.flower.transport.carrier import carry
 from train_distributed.secure_sum.journal import VolatileJournal
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER

@@ -146,7 +146,7 @@ def struck(field: Any, stage: str, blow: Callable[..., Any]) -> Outcome:
 
 def twins(field: Any) -> Outcome:
     """Two nodes with user 3's identity, each with a registered node key of its own."""
-    from train_distributed.flower.party import write_party
+    from train_distributed.flower.documents.party import write_party
 
     write_party(field.folder / "twin")
     for party in field.parties:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.party import read_private
-from train_distributed.flower.state import party_state
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.party import read_private
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate
 

@@ -2,16 +2,17 @@
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log, coordinate
-from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, UserDesk
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.desk import DONE, Desk, Request, UserDesk
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import write_order
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
@@ -24,38 +25,17 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.session import FIRST_SERVER
 
-W, D = 5, 7
-KEYS = {n: PrivateKeys.generate() for n in [*range(W), FIRST_SERVER, FIRST_SERVER + 1]}
-VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
 PROTOCOLS = ["shares", "secagg"]
-
-
-def _federation(protocol: str, **changes: Any) -> Federation:
-    servers = [FIRST_SERVER] + [FIRST_SERVER + 1] * (protocol == "shares")
-    fields: dict[str, Any] = {
-        "protocol": protocol,
-        "dimension": D,
-        "minimum": 3,
-        "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
-        "servers": tuple(
-            {"verifying": k.verifying.hex(), "sealing": k.sealing.hex()}
-            for k in (KEYS[s].public for s in servers)
-        ),
-    }
-    return Federation(**(fields | changes))
 
 
 class LossyRelay:
     """Node 10 + i is user i, node 20 the second computation server."""
 
-    def __init__(self, federation: Federation, journals: Callable[[int], Journal]) -> None:
-        self.desks: dict[int, Desk] = {
-            10 + i: UserDesk(federation, i, KEYS[i], lambda i=i: VECTORS[i], journals(i))
-            for i in range(W)
-        }
-        if federation.protocol == "shares":
-            server = FIRST_SERVER + 1
-            self.desks[20] = ComputationDesk(federation, server, KEYS[server], journals(server))
+    def __init__(
+        self, fake: ModuleType, federation: Federation, journals: Callable[[int], Journal]
+    ) -> None:
+        self.desks: dict[int, Desk] = fake.FakeRelay(federation, journals).desks
+        self.operator: PrivateKeys = fake.KEYS[FIRST_SERVER]
         self.asked = dict.fromkeys(self.desks, 0)
         self.dies_at: dict[int, int] = {}
         self.garble: Callable[[int, bytes], bytes] = lambda node, answer: answer
@@ -73,32 +53,31 @@ class LossyRelay:
 
 
 def _run(federation: Federation, relay: LossyRelay, log: Log, journal=None):
-    return coordinate(
-        federation, new_seed(), KEYS[FIRST_SERVER], journal or VolatileJournal(), relay, log
-    )
+    keys, kept = relay.operator, journal or VolatileJournal()
+    return coordinate(federation, new_seed(), keys, kept, relay, log)
 
 
-def _relay(federation: Federation) -> LossyRelay:
-    return LossyRelay(federation, lambda i: VolatileJournal())
+def _relay(fake: ModuleType, federation: Federation) -> LossyRelay:
+    return LossyRelay(fake, federation, lambda i: VolatileJournal())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_sum_is_exact(protocol: str) -> None:
-    federation, log = _federation(protocol), Log()
-    opened = _run(federation, _relay(federation), log)
-    assert np.array_equal(opened.total, VECTORS.sum(0))
-    assert (opened.users, log) == (frozenset(range(W)), Log())
+def test_the_sum_is_exact(protocol: str, fake: ModuleType) -> None:
+    federation, log = fake.agreement(protocol), Log()
+    opened = _run(federation, _relay(fake, federation), log)
+    assert np.array_equal(opened.total, fake.VECTORS.sum(0))
+    assert (opened.users, log) == (frozenset(range(fake.W)), Log())
 
 
 @pytest.mark.parametrize("stage", range(6))
-def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
-    federation, log = _federation("secagg"), Log()
-    relay = _relay(federation)
+def test_secagg_completes_without_a_user_that_dies(stage: int, fake: ModuleType) -> None:
+    federation, log = fake.agreement("secagg"), Log()
+    relay = _relay(fake, federation)
     relay.dies_at[12] = stage
     opened = _run(federation, relay, log)
-    left = [i for i in range(W) if i != 2 or stage >= 4]
+    left = [i for i in range(fake.W) if i != 2 or stage >= 4]
     assert sorted(opened.users) == left
-    assert np.array_equal(opened.total, VECTORS[left].sum(0))
+    assert np.array_equal(opened.total, fake.VECTORS[left].sum(0))
     steps = [
         "be present",
         "advertise keys",
@@ -110,28 +89,28 @@ def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
     assert log.missing == {2: steps[stage]}
 
 
-def test_shares_reports_a_user_that_never_came_and_sums_the_others() -> None:
-    federation, log = _federation("shares"), Log()
-    relay = _relay(federation)
+def test_shares_reports_a_user_that_never_came_and_sums_the_others(fake: ModuleType) -> None:
+    federation, log = fake.agreement("shares"), Log()
+    relay = _relay(fake, federation)
     relay.dies_at[12] = 0
     opened = _run(federation, relay, log)
-    assert np.array_equal(opened.total, VECTORS[[0, 1, 3, 4]].sum(0))
+    assert np.array_equal(opened.total, fake.VECTORS[[0, 1, 3, 4]].sum(0))
     assert log.missing == {2: "be present"}
 
 
 @pytest.mark.parametrize("stage", range(6))
-def test_shares_without_a_server_releases_nothing(stage: int) -> None:
-    federation, log = _federation("shares"), Log()
-    relay = _relay(federation)
+def test_shares_without_a_server_releases_nothing(stage: int, fake: ModuleType) -> None:
+    federation, log = fake.agreement("shares"), Log()
+    relay = _relay(fake, federation)
     relay.dies_at[20] = stage
     with pytest.raises(ProtocolError, match="computation server 1"):
         _run(federation, relay, log)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_below_the_minimum_nothing_is_released(protocol: str) -> None:
-    federation, log = _federation(protocol), Log()
-    relay = _relay(federation)
+def test_below_the_minimum_nothing_is_released(protocol: str, fake: ModuleType) -> None:
+    federation, log = fake.agreement(protocol), Log()
+    relay = _relay(fake, federation)
     relay.dies_at = {10: 0, 11: 0, 12: 0}
     with pytest.raises((TooFewUsers, OutOfOrder)):
         _run(federation, relay, log)
@@ -144,43 +123,45 @@ def test_below_the_minimum_nothing_is_released(protocol: str) -> None:
     [b"", DONE, DONE + b"\0\0\0\1", DONE + join([b"\0\0\0\2"]), DONE + join([b"\0\0\0\2", b"x"])],
 )
 def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(
-    protocol: str, garbled: bytes
+    protocol: str, garbled: bytes, fake: ModuleType
 ) -> None:
-    federation, log = _federation(protocol), Log()
-    relay = _relay(federation)
+    federation, log = fake.agreement(protocol), Log()
+    relay = _relay(fake, federation)
     relay.garble = lambda node, answer: garbled if node == 12 else answer
     opened = _run(federation, relay, log)
-    assert np.array_equal(opened.total, VECTORS[[0, 1, 3, 4]].sum(0))
+    assert np.array_equal(opened.total, fake.VECTORS[[0, 1, 3, 4]].sum(0))
     assert set(log.missing) == {2}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_restarted_user_submits_no_second_time(protocol: str, tmp_path: Path) -> None:
+def test_a_restarted_user_submits_no_second_time(
+    protocol: str, tmp_path: Path, fake: ModuleType
+) -> None:
     for sessions, runs in ((1, 1), (2, 2)):
-        federation = _federation(protocol, sessions=sessions)
+        federation = fake.agreement(protocol, sessions=sessions)
         folder = tmp_path / str(sessions)
         for _ in range(runs):
-            relay = LossyRelay(federation, lambda i, f=folder: DurableJournal(f / str(i)))
+            relay = LossyRelay(fake, federation, lambda i, f=folder: DurableJournal(f / str(i)))
             opened = _run(federation, relay, Log(), DurableJournal(folder / "operator"))
-            assert np.array_equal(opened.total, VECTORS.sum(0))
+            assert np.array_equal(opened.total, fake.VECTORS.sum(0))
         log = Log()
-        relay = LossyRelay(federation, lambda i, f=folder: DurableJournal(f / str(i)))
+        relay = LossyRelay(fake, federation, lambda i, f=folder: DurableJournal(f / str(i)))
         with pytest.raises((TooFewUsers, OutOfOrder)):
             _run(federation, relay, log, DurableJournal(folder / "operator"))
-        assert sum("all are used up" in text for text in log.refused) == W
+        assert sum("all are used up" in text for text in log.refused) == fake.W
 
 
-def test_a_desk_survives_any_request() -> None:
-    federation = _federation("secagg")
-    desk = UserDesk(federation, 0, KEYS[0], lambda: VECTORS[0], VolatileJournal())
+def test_a_desk_survives_any_request(fake: ModuleType) -> None:
+    federation = fake.agreement("secagg")
+    desk = UserDesk(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
     for request in (b"", b"\xff", b"\0short", bytes([Request.DELIVER]) + join([b"x"]), b"\2"):
         assert desk.answer(request)[:1] != DONE
-    body = bytes(32) + federation.session(bytes(32)).bitmap(range(W))
-    start = write_order(federation, Request.START, body, KEYS[FIRST_SERVER])
+    body = bytes(32) + federation.session(bytes(32)).bitmap(range(fake.W))
+    start = write_order(federation, Request.START, body, fake.KEYS[FIRST_SERVER])
     assert desk.answer(start)[:1] == DONE
     assert b"TruncatedMessage" in desk.answer(bytes([Request.DELIVER]) + join([b"x"]))
     with pytest.raises(ValueError, match="keys must be those that the federation lists"):
-        UserDesk(federation, 1, KEYS[0], lambda: VECTORS[0], VolatileJournal())
+        UserDesk(federation, 1, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
 
 
 def test_lists_of_bytes_are_read_strictly() -> None:
@@ -192,13 +173,13 @@ def test_lists_of_bytes_are_read_strictly() -> None:
             split(bad)
 
 
-def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    federation = _federation("shares", task={"step": 0.5, "method": "x"})
+def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path, fake: ModuleType) -> None:
+    federation = fake.agreement("shares", task={"step": 0.5, "method": "x"})
     federation.save(tmp_path / "federation.json")
     again = Federation.load(tmp_path / "federation.json")
     assert again == federation
     assert again.session(b"n" * 32).digest == federation.session(b"n" * 32).digest
-    changed = _federation("shares", task={"step": 0.25, "method": "x"})
+    changed = fake.agreement("shares", task={"step": 0.25, "method": "x"})
     assert changed.session(b"n" * 32).digest != federation.session(b"n" * 32).digest
     (tmp_path / "bad.json").write_text('{"protocol": "shares"}')
     with pytest.raises(ValueError, match=r"bad\.json: dimension must be given, got nothing"):
@@ -209,4 +190,4 @@ def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"sessions": 0}, "sessions must be >= 1, got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
-            _federation(**({"protocol": "shares"} | changes))
+            replace(federation, **changes)

@@ -31,9 +31,9 @@ from flwr.superlink.config_loader import (  # noqa: E402
     get_objectstore_linkstate_factories,
 )
 
-from train_distributed.flower import envelope  # noqa: E402
-from train_distributed.flower.gate import OVERHEAD, Gate  # noqa: E402
-from train_distributed.flower.post import Post  # noqa: E402
+from train_distributed.flower.transport import envelope  # noqa: E402
+from train_distributed.flower.transport.gate import OVERHEAD, Gate  # noqa: E402
+from train_distributed.flower.transport.post import Post  # noqa: E402
 
 LARGEST = 10_000
 OPEN = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from train_distributed.flower import frames
 from train_distributed.flower import supernode as nodes
-from train_distributed.flower.processes import free_port
 from train_distributed.flower.supernode import Node, serve
+from train_distributed.flower.transport import frames
+from train_distributed.flower.transport.processes import free_port
 
 PATIENCE = 1.5
 

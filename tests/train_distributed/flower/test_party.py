@@ -8,8 +8,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from train_distributed.flower.certificates import write_certificates
-from train_distributed.flower.party import read_private, read_public, write_party
+from train_distributed.flower.documents.certificates import write_certificates
+from train_distributed.flower.documents.party import read_private, read_public, write_party
 
 
 def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import DONE, Request
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.desk import UserDesk
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.progress import Log
 from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers

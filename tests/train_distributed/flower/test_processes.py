@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from train_distributed.flower import frames
-from train_distributed.flower.key_files import write_node_key
-from train_distributed.flower.processes import child, free_port
+from train_distributed.flower.documents.key_files import write_node_key
+from train_distributed.flower.transport import frames
+from train_distributed.flower.transport.processes import child, free_port
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="prctl and Landlock are Linux's")
 flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the flower extra")
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 _PARENT = """
 import sys, time
 from pathlib import Path
-from train_distributed.flower.processes import child
+from train_distributed.flower.transport.processes import child
 config = {"address": "127.0.0.1:1", "ca": "", "key": Path(sys.argv[1]).read_text(),
           "largest": 1000, "poll": 1.0}
 with child("carrier", config) as carrier:
@@ -33,7 +33,7 @@ with child("carrier", config) as carrier:
 _CONFINED = """
 import os, socket, sys
 from pathlib import Path
-from train_distributed.flower.sandbox import confine
+from train_distributed.flower.transport.sandbox import confine
 own, secret, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 if not confine(own, (port,), 2**31):
     sys.exit(9)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from train_distributed.flower import frames
 from train_distributed.flower import relay as relays
 from train_distributed.flower.relay import FlowerRelay
+from train_distributed.flower.transport import frames
 
 NODES = list(range(1, 101))
 LARGEST = 1000

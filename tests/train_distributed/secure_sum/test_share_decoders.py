@@ -15,7 +15,7 @@ import pytest
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.desk import DONE, ComputationDesk, Request, UserDesk
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.portions import checked, spoken
 from train_distributed.flower.share_desk import read_refusal

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
-from train_distributed.flower.certificates import CA, renew_certificates
-from train_distributed.flower.party import (
+from train_distributed.flower.documents.certificates import CA, renew_certificates
+from train_distributed.flower.documents.party import (
     MOST_ROWS,
     NAME,
     NAME_RULE,
@@ -18,7 +18,7 @@ from train_distributed.flower.party import (
     read_private,
     write_party,
 )
-from train_distributed.flower.terms import MethodName
+from train_distributed.flower.documents.terms import MethodName
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
-from train_distributed.flower.certificates import check_server
-from train_distributed.flower.document import read_document
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.invitation import ADDRESS, FEDERATION, OPERATOR, TRANSFORM
-from train_distributed.flower.ledger import STATE
+from train_distributed.flower.documents.certificates import check_server
+from train_distributed.flower.documents.document import read_document
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR, TRANSFORM
+from train_distributed.flower.documents.ledger import STATE
+from train_distributed.flower.documents.party import public_keys, read_private
+from train_distributed.flower.documents.run_log import RunLog
+from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.model_task import Facts, ModelTask
-from train_distributed.flower.party import public_keys, read_private
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
-from train_distributed.flower.run_log import RunLog
-from train_distributed.flower.state import party_state
 from train_distributed.flower.superlink import Operation, operate
 from train_distributed.secure_sum.keys import PrivateKeys
 

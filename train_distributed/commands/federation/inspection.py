@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from train_distributed.commands.federation.setup import TLS
-from train_distributed.flower.certificates import SERVER, valid_until
-from train_distributed.flower.document import Document, read_document, shown
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.invitation import FEDERATION
-from train_distributed.flower.ledger import read_ledger
-from train_distributed.flower.run_log import LOG, RUNS, STATUS
+from train_distributed.flower.documents.certificates import SERVER, valid_until
+from train_distributed.flower.documents.document import Document, read_document, shown
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.invitation import FEDERATION
+from train_distributed.flower.documents.ledger import read_ledger
+from train_distributed.flower.documents.run_log import LOG, RUNS, STATUS
 
 LAST_LINES = 5
 

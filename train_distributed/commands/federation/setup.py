@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from train_distributed.flower.certificates import CA, write_certificates
-from train_distributed.flower.document import LARGE, read_file
-from train_distributed.flower.federation import SERVERS, Federation
-from train_distributed.flower.invitation import FEDERATION, TRANSFORM, Invitation
-from train_distributed.flower.key_files import fingerprint
-from train_distributed.flower.party import Party, public_keys, write_party
-from train_distributed.flower.terms import Terms
+from train_distributed.flower.documents.certificates import CA, write_certificates
+from train_distributed.flower.documents.document import LARGE, read_file
+from train_distributed.flower.documents.federation import SERVERS, Federation
+from train_distributed.flower.documents.invitation import FEDERATION, TRANSFORM, Invitation
+from train_distributed.flower.documents.key_files import fingerprint
+from train_distributed.flower.documents.party import Party, public_keys, write_party
+from train_distributed.flower.documents.terms import Terms
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 if TYPE_CHECKING:

@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDesk
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.ledger import (
+    BudgetedJournal,
+    check_budget,
+    remember,
+    sessions_used,
+)
+from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.escape import safe
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.invitation import Invitation
-from train_distributed.flower.ledger import BudgetedJournal, check_budget, remember, sessions_used
-from train_distributed.flower.party import read_private
-from train_distributed.flower.run_log import RunLog
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from train_distributed.flower.certificates import check_server, hosts_of, read_authority
-from train_distributed.flower.document import LARGE, read_document
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.invitation import Invitation
+from train_distributed.flower.documents.certificates import check_server, hosts_of, read_authority
+from train_distributed.flower.documents.document import LARGE, read_document
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.party import Party, node_fingerprint, node_key, read_private
 from train_distributed.flower.model_task import ModelTask, read_transform
-from train_distributed.flower.party import Party, node_fingerprint, node_key, read_private
 
 CASES = 2_400  # of all readers together
 VALUES = [

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from train_distributed.flower import ledger
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.ledger import BudgetedJournal, check_budget, read_ledger, remember
+from train_distributed.flower.documents import ledger
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.ledger import (
+    BudgetedJournal,
+    check_budget,
+    read_ledger,
+    remember,
+)
 from train_distributed.secure_sum.journal import DurableJournal
 
 

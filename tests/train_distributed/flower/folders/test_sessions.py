@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from train_distributed.commands.federation import Renew
-from train_distributed.flower.processes import free_port
+from train_distributed.flower.transport.processes import free_port
 
 pytestmark = [
     pytest.mark.slow,

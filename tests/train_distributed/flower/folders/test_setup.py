@@ -15,12 +15,12 @@ from cryptography import x509
 
 from embed import PublicTransform
 from train_distributed.commands.federation import Init, Join, Renew
-from train_distributed.flower import certificates
-from train_distributed.flower.certificates import check_server, hosts_of, read_authority
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.invitation import Invitation
-from train_distributed.flower.key_files import fingerprint
-from train_distributed.flower.party import Party, node_key, read_private
+from train_distributed.flower.documents import certificates
+from train_distributed.flower.documents.certificates import check_server, hosts_of, read_authority
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.key_files import fingerprint
+from train_distributed.flower.documents.party import Party, node_key, read_private
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 ROOT = Path(__file__).parents[4]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting, taking_part
-from train_distributed.flower import causes
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.ledger import BudgetedJournal, read_ledger, remember
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.ledger import BudgetedJournal, read_ledger, remember
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation
 from train_distributed.flower.supernode import Node
+from train_distributed.flower.transport import causes
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.opening import Opened

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import Facts, ModelTask, transform_hash
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import build_method

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log, coordinate
 from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, UserDesk
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened

@@ -9,7 +9,7 @@ import pytest
 from train_distributed.flower import portions
 from train_distributed.flower.coordinator import Log, coordinate
 from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
-from train_distributed.flower.federation import Federation
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.invitation import FEDERATION
-from train_distributed.flower.party import read_private
-from train_distributed.flower.state import party_state
-from train_distributed.flower.terms import Terms
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.invitation import FEDERATION
+from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.documents.terms import Terms
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 

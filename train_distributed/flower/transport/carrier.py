@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from train_distributed.flower import causes, frames
-from train_distributed.flower.envelope import Foreign
-from train_distributed.flower.fleet import Fleet, Refused
-from train_distributed.flower.processes import started
-from train_distributed.flower.sandbox import confine
+from train_distributed.flower.transport import causes, frames
+from train_distributed.flower.transport.envelope import Foreign
+from train_distributed.flower.transport.fleet import Fleet, Refused
+from train_distributed.flower.transport.processes import started
+from train_distributed.flower.transport.sandbox import confine
 
 ANSWER, QUESTION, STATE = b"a", b"q", b"s"
 CONNECTED = "connected"

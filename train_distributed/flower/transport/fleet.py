@@ -30,9 +30,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from train_distributed.flower import causes
-from train_distributed.flower.envelope import QUERY, Foreign, unwrap, wrap
-from train_distributed.flower.frames import Beat
+from train_distributed.flower.transport import causes
+from train_distributed.flower.transport.envelope import QUERY, Foreign, unwrap, wrap
+from train_distributed.flower.transport.frames import Beat
 
 HEARTBEAT_SECONDS = 10.0  # Flower's least; a node is away after two without
 OBJECT_TRIES = 50
@@ -141,7 +141,11 @@ class Fleet:
         return Question(content, metadata)
 
     def push(self, question: Question, answer: bytes) -> None:
-        """Answers."""
+        """Sends the party's answer to a question.
+
+        Raises:
+            httpx.HTTPError: it could not be delivered.
+        """
         self._reply(question.metadata, answer)
 
     def _object(self, run: int, name: str) -> bytes | None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train_distributed.flower import frames
-from train_distributed.flower.sandbox import leash
+from train_distributed.flower.transport import frames
+from train_distributed.flower.transport.sandbox import leash
 
 CONFIG_BYTES = 2**26  # a key of every node
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from importlib import import_module; "
-    "import_module('train_distributed.flower.' + sys.argv[2]).main(*map(int, sys.argv[3:]))"
+    "import_module(sys.argv[2]).main(*map(int, sys.argv[3:]))"
 )
 
 
@@ -38,7 +38,7 @@ class Child:
 
 @contextmanager
 def child(module: str, config: dict[str, Any], log: Path | None = None) -> Iterator[Child]:
-    """Runs `train_distributed.flower.MODULE.main(line, parent)`, which ends with the block.
+    """Runs `MODULE.main(line, parent)` of this package, which ends with the block.
 
     Args:
         module: its name.
@@ -50,10 +50,10 @@ def child(module: str, config: dict[str, Any], log: Path | None = None) -> Itera
     """
     _check_flower()
     here, there = socket.socketpair()
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     with here, tempfile.TemporaryDirectory(prefix="carrier-") as home, _output(log) as output:
         with there:
-            arguments = [root, module, str(there.fileno()), str(os.getpid())]
+            arguments = [root, f"{__package__}.{module}", str(there.fileno()), str(os.getpid())]
             process = subprocess.Popen(
                 [sys.executable, "-I", "-W", "ignore", "-c", _START, *arguments],
                 env=_environment(home),

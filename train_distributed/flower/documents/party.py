@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from pretrain.cli.output import new_file
-from train_distributed.flower.document import Document, read_document, read_file
-from train_distributed.flower.key_files import (
+from train_distributed.flower.documents.document import Document, read_document, read_file
+from train_distributed.flower.documents.key_files import (
     fingerprint,
     node_key_of,
     write_node_key,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from train_distributed.flower.document import Document
-from train_distributed.flower.party import MOST_ROWS
+from train_distributed.flower.documents.document import Document
+from train_distributed.flower.documents.party import MOST_ROWS
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 

@@ -10,7 +10,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 
-from train_distributed.flower.envelope import unwrap, wrap
+from train_distributed.flower.transport.envelope import unwrap, wrap
 
 COLLECT_SECONDS = 0.05
 BEAT_SECONDS = 10

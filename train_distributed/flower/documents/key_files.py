@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from train_distributed.flower.document import read_file, shown
+from train_distributed.flower.documents.document import read_file, shown
 
 _UNREADABLE = (  # what the library may raise for a file that is not what it should be
     ValueError,

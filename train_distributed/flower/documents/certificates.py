@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from train_distributed.flower.document import read_file
-from train_distributed.flower.key_files import parsed, replace_secret
+from train_distributed.flower.documents.document import read_file
+from train_distributed.flower.documents.key_files import parsed, replace_secret
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 VALID = datetime.timedelta(days=365)  # the server's certificate

@@ -85,7 +85,7 @@ def _programs() -> set[str]:
     """Where this Python, its packages and this one are."""
     paths = sysconfig.get_paths()
     places = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return places | {sys.base_prefix, str(Path(__file__).parent)}
+    return places | {sys.base_prefix, str(Path(__file__).parents[1])}
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.cli.output import new_file
-from train_distributed.flower.document import LARGE, Document, read_document
-from train_distributed.flower.party import KEY, KEY_RULE, NAME, NAME_RULE
+from train_distributed.flower.documents.document import LARGE, Document, read_document
+from train_distributed.flower.documents.party import KEY, KEY_RULE, NAME, NAME_RULE
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
 from train_distributed.secure_sum.replicated import Replicated

@@ -6,11 +6,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_distributed.flower.certificates import CA, read_authority
-from train_distributed.flower.document import read_document
-from train_distributed.flower.federation import Federation
-from train_distributed.flower.key_files import fingerprint
-from train_distributed.flower.party import KEY, NODE_KEY, node_key
+from train_distributed.flower.documents.certificates import CA, read_authority
+from train_distributed.flower.documents.document import read_document
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.key_files import fingerprint
+from train_distributed.flower.documents.party import KEY, NODE_KEY, node_key
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
 

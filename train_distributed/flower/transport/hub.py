@@ -29,12 +29,12 @@ from flwr.superlink.config_loader import (
     get_objectstore_linkstate_factories,
 )
 
-from train_distributed.flower import frames
-from train_distributed.flower.door import Door
-from train_distributed.flower.gate import Gate
-from train_distributed.flower.post import Post
-from train_distributed.flower.processes import started
-from train_distributed.flower.sandbox import confine
+from train_distributed.flower.transport import frames
+from train_distributed.flower.transport.door import Door
+from train_distributed.flower.transport.gate import Gate
+from train_distributed.flower.transport.post import Post
+from train_distributed.flower.transport.processes import started
+from train_distributed.flower.transport.sandbox import confine
 
 ASK, FORGET, WHO = b"a", b"f", b"w"
 READY, FAILED, HERE, ANSWER, BAD = b"r", b"e", b"h", b"a", b"b"

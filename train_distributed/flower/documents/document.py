@@ -84,7 +84,7 @@ class Document:
     def refuse(self, name: str, rule: str, value: object) -> NoReturn:
         """Raises the ValueError that names file, field, rule and value."""
         raise ValueError(
-            f"{self.path}: {self.inside}{shown(name)} must be {rule}, got {_cut(value)}"
+            f"{self.path}: {self.inside}{shown(name[:SHOWN])} must be {rule}, got {_cut(value)}"
         )
 
     def _of(self, name: str) -> Any:

@@ -1,0 +1,7 @@
+"""What was agreed, who is who, and what was given away: files, written whole, read without trust.
+
+A *party* gives out one signed file; the operator makes a *federation* of them, whose `task` holds
+the *terms*, and hands out an *invitation*. `document` is how a stranger's JSON is read, `key_files`
+and `certificates` are what TLS and Flower want; `state` says where a journal lies, the *ledger*
+adds up what a user's folder has given away, and a run leaves its `run_log`.
+"""

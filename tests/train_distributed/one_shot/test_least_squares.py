@@ -55,7 +55,7 @@ def test_a_public_share_of_one_uses_no_private_moment() -> None:
 
 @pytest.mark.parametrize("std", [0.0, 1.0, 1e9])
 def test_moments_that_noise_makes_indefinite_still_give_a_model(std: float) -> None:
-    """Eigenvalues below 0 are clipped, and the ridge is at least the noise's own size."""
+    """The ridge is at least the noise's own size."""
     held = rows_of(120)
     method = LeastSquares(num_classes=K, transform=TRANSFORM)
     noise = std * torch.randn(
@@ -68,6 +68,27 @@ def test_moments_that_noise_makes_indefinite_still_give_a_model(std: float) -> N
         fixed = LeastSquares(num_classes=K, transform=TRANSFORM, ridge=ridge)
         again = fixed.classifier(fixed.submit(held)[0] + noise / fixed.scale, 120, std)
         assert torch.allclose(weights, again, rtol=1e-12)
+
+
+def test_eigenvalues_below_zero_are_clipped() -> None:
+    """Of the centred scatter matrix: what is left is solved as it stands."""
+    method = LeastSquares(num_classes=K, transform=TRANSFORM, ridge=0.5)
+    total = method.submit(rows_of(120))[0]
+    split = TRANSFORM.dim * K
+    sums = total[:split].unflatten(0, (TRANSFORM.dim, K))
+    mean = sums[1:].sum(1) / 120
+    turn = torch.linalg.qr(
+        torch.randn(4, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    )[0]
+    values = torch.tensor([-7.0, -0.1, 2.0, 5.0], dtype=torch.float64)
+    given = turn * values @ turn.T + 120 * torch.outer(mean, mean)
+    row, column = torch.triu_indices(4, 4)
+    total[split:] = given[row, column]
+    found = method.classifier(total, 120, 0.0)
+    shares = sums[0] / CONSTANT / 120
+    left = turn * torch.tensor([0.5, 0.5, 2.5, 5.5]).double() @ turn.T
+    expected = torch.linalg.solve(left, sums[1:] - 120 * mean[:, None] * shares)
+    assert torch.allclose(found[1:], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("weight", [0.2, 1 / math.sqrt(2), 1.0, 3.0])

@@ -2,18 +2,24 @@
 
 import sys
 
-import tyro
+from pretrain.cli.command import Command, run_command
+from pretrain.cli.menu import Entry, Menu
 
-from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
-from pretrain.cli.command import run_command
+MENU = Menu(
+    name="embed",
+    words="Embeddings: extraction, import, the public transform, a look at them.",
+    entries=(
+        Entry("run", "embed.run:Run"),
+        Entry("exclude", "embed.run:Exclude"),
+        Entry("fit-transform", "embed.run:FitTransform"),
+        Entry("import-reference", "embed.run:ImportReference"),
+        Entry("plot", "embed.run:Plot"),
+    ),
+)
 
 
-def _parse() -> Run | Exclude | FitTransform | ImportReference | Plot:
-    return tyro.cli(
-        Run | Exclude | FitTransform | ImportReference | Plot,
-        prog="python -m embed",
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
+def _parse() -> Command:
+    return MENU.parse(sys.argv[1:], "python -m embed")
 
 
 if __name__ == "__main__":

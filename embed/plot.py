@@ -5,7 +5,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
@@ -59,7 +58,6 @@ def plot_embeddings(
 
 def _draw(points: np.ndarray, labels: np.ndarray, names: list[str], method: str) -> Figure:
     figure = Figure(figsize=(7, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     few = len(names) <= COLOURS
     for label in np.unique(labels):

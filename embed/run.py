@@ -1,21 +1,16 @@
-"""The command `python -m embed run`."""
+"""The commands `python -m embed run|exclude|fit-transform|import-reference|plot`."""
 
 import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-
-from embed.extract import ExtractOptions, extract
-from pretrain import build_encoder
+from embed.transform_options import TransformOptions
 from pretrain.cli.command import INTERRUPTED
+from pretrain.cli.device import usual_device
 from pretrain.cli.output import default_directory, refuse_existing
-from pretrain.datasets import declared_classes
-from pretrain.preprocess import Preprocess
-from pretrain.sources import open_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +55,8 @@ class Run:
     """Rows between two points of resumption."""
     shard: str | None = None
     """i/n: compute only every n-th shard, starting with the i-th; torchrun sets it itself."""
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    """Where to compute."""
+    device: str | None = None
+    """Where to compute; cuda where there is one, or cpu, if left out."""
     compiled: bool | None = None
     """Whether to use torch.compile; on a GPU for large sets by default."""
     overwrite: bool = False
@@ -69,6 +64,12 @@ class Run:
 
     def run(self) -> int:
         """Embeds, or this process's share; prints where the rows are."""
+        from embed.extract import ExtractOptions, extract
+        from pretrain import build_encoder
+        from pretrain.datasets import declared_classes
+        from pretrain.preprocess import Preprocess
+        from pretrain.sources import open_images
+
         out = self.out or default_directory("embed")
         options = ExtractOptions(
             dtype=self.dtype,
@@ -76,7 +77,7 @@ class Run:
             batch_size=self.batch_size,
             shard_rows=self.shard_rows,
             shard=_share(self.shard),
-            device=self.device,
+            device=usual_device(self.device),
             compiled=self.compiled,
             overwrite=self.overwrite,
         )
@@ -147,7 +148,7 @@ class ImportReference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitTransform:
+class FitTransform(TransformOptions):
     """Fit centre, principal directions, whitening and clip bound to public embeddings."""
 
     public: Path
@@ -158,12 +159,8 @@ class FitTransform:
     """Directory to write: transform.safetensors, report.json, embeddings/."""
     components: int | None = 128
     """Principal directions to keep; fewer mean less noise."""
-    whiten: bool = True
-    """Divide each direction by its standard deviation."""
     shrinkage: float = 0.01
     """Share of the mean variance mixed into every direction's."""
-    clip_quantile: float = 0.1
-    """Features are divided by this quantile of the public norms and clipped at 1."""
     clip_norm: float = 2**0.5
     """Norm c of a row, the constant included."""
     constant: float = 1.0
@@ -173,18 +170,22 @@ class FitTransform:
     overwrite: bool = False
     """Replace an existing directory."""
 
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `PublicTransform.fit`, with the clip norm as given."""
+        names = ("components", "whiten", "shrinkage", "clip_quantile", "clip_norm", "constant")
+        return {name: getattr(self, name) for name in names}
+
     def run(self) -> None:
         """Fits, checks that public and private differ, writes."""
         from embed.fit import fit_and_apply
 
         out = self.out or default_directory("fit-transform")
         refuse_existing(out, overwrite=self.overwrite)
-        names = ("components", "whiten", "shrinkage", "clip_quantile", "clip_norm", "constant")
         report = fit_and_apply(
             self.public,
             self.apply_to,
             out,
-            {name: getattr(self, name) for name in names},
+            self.arguments(),
             leak=self.i_know_this_leaks,
             overwrite=self.overwrite,
         )

@@ -1,15 +1,19 @@
 """How the public transform is fitted, as options of a command."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from embed import EmbeddingSet, PublicTransform
+if TYPE_CHECKING:
+    from embed import EmbeddingSet, PublicTransform
 
 
 @dataclass(frozen=True)
 class TransformOptions:
-    """How the public transform is fitted; see `embed.PublicTransform.fit`."""
+    """How the public transform is fitted; see `embed.PublicTransform.fit`.
+
+    The defaults are those of a release; `embed fit-transform` has these options with its own.
+    """
 
     components: int | None = None
     """Principal directions of the public embeddings that are kept; all if left out."""
@@ -20,10 +24,18 @@ class TransformOptions:
     constant: float = 0.5
     """The constant column; the clip norm is sqrt(1 + constant²)."""
 
-    def fit(self, public: EmbeddingSet) -> PublicTransform:
+    def fit(self, public: "EmbeddingSet") -> "PublicTransform":
         """The transform of a public set."""
+        from embed import PublicTransform
+
         return PublicTransform.fit(public, **self.arguments())
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `PublicTransform.fit`."""
-        return asdict(self) | {"clip_norm": math.sqrt(1 + self.constant**2)}
+        return {
+            "components": self.components,
+            "whiten": self.whiten,
+            "clip_quantile": self.clip_quantile,
+            "constant": self.constant,
+            "clip_norm": math.sqrt(1 + self.constant**2),
+        }

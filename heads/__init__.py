@@ -1,23 +1,27 @@
 """One user's mathematics: heads, their sensitivities, solvers and statistics."""
 
-from heads.exact import Solution, default_tolerance, fit_exact
-from heads.head import Head
-from heads.huber_svm import HuberSVMHead
-from heads.logistic import LogisticHead
-from heads.projection import project_ball
-from heads.sgd import fit_sgd
-from heads.sgd_rounding import sgd_rounding, sgd_sensitivity
-from heads.softmax import SoftmaxHead
-from heads.statistics import (
-    LeastSquaresStatistics,
-    class_sums,
-    class_sums_sensitivity,
-    least_squares_sensitivity,
-    least_squares_statistics,
-    second_moments,
-    svec_scale,
-    symmetric,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heads.exact import Solution, default_tolerance, fit_exact
+    from heads.head import Head
+    from heads.huber_svm import HuberSVMHead
+    from heads.logistic import LogisticHead
+    from heads.projection import project_ball
+    from heads.rounding import sgd_rounding, sgd_sensitivity
+    from heads.sgd import fit_sgd
+    from heads.softmax import SoftmaxHead
+    from heads.statistics import (
+        LeastSquaresStatistics,
+        class_sums,
+        class_sums_sensitivity,
+        least_squares_sensitivity,
+        least_squares_statistics,
+        second_moments,
+        svec_scale,
+        symmetric,
+    )
 
 __all__ = [
     "Head",
@@ -40,3 +44,24 @@ __all__ = [
     "svec_scale",
     "symmetric",
 ]
+
+_HOMES = {
+    "Head": "head",
+    "HuberSVMHead": "huber_svm",
+    "LogisticHead": "logistic",
+    "SoftmaxHead": "softmax",
+    "Solution": "exact",
+    "default_tolerance": "exact",
+    "fit_exact": "exact",
+    "fit_sgd": "sgd",
+    "project_ball": "projection",
+    "sgd_rounding": "rounding",
+    "sgd_sensitivity": "rounding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a name with its module when it is asked for: options are read without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"heads.{_HOMES.get(name, 'statistics')}"), name)

@@ -15,18 +15,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import torch
 import tyro
-from safetensors.torch import save_file
-from torch import Tensor
 
-from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, fit_exact, fit_sgd, sgd_sensitivity
+if TYPE_CHECKING:  # torch is imported by a command that runs
+    import numpy as np
+    from torch import Tensor
+
+    from heads import Head
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +61,17 @@ class Fit:
         Raises:
             ValueError: an option or a file that does not fit; nothing is written.
         """
+        from safetensors.torch import save_file
+
+        from heads import HuberSVMHead, LogisticHead, SoftmaxHead
+
         if self.out.exists():
             raise ValueError(f"out must not exist, got {self.out}")
         noise = self.noise_multiplier
         if noise is not None and not 0 < noise < math.inf:
             raise ValueError(f"noise_multiplier must be finite and > 0, got {noise}")
-        head = HEADS[self.method](
+        heads = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
+        head = heads[self.method](
             num_classes=self.num_classes,
             l2_reg=self.l2_reg,
             clip_norm=self.clip_norm,
@@ -84,7 +88,9 @@ class Fit:
             (directory / "report.json").write_text(text + "\n", encoding="utf-8")
         print(f"wrote {self.out}: {report['release']}")
 
-    def _fit(self, head: Head, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    def _fit(self, head: "Head", x: "Tensor", y: "Tensor") -> tuple["Tensor", float]:
+        from heads import fit_exact, fit_sgd, sgd_sensitivity
+
         if self.solver == "exact":
             solution = fit_exact(head, x, y)
             return solution.weights, solution.sensitivity(len(y))
@@ -94,7 +100,12 @@ class Fit:
         )
         return weights, sensitivity
 
-    def _report(self, head: Head, shape: tuple[int, ...], sensitivity: float) -> dict[str, object]:
+    def _report(
+        self, head: "Head", shape: tuple[int, ...], sensitivity: float
+    ) -> dict[str, object]:
+        import numpy as np
+        import torch
+
         release = "no noise was added: the model is private data, not to be released"
         if self.noise_multiplier is not None:
             release = "floating-point noise: unsuitable for release"
@@ -115,8 +126,11 @@ class Fit:
         }
 
 
-def _read(directory: Path) -> tuple[Tensor, Tensor]:
+def _read(directory: Path) -> tuple["Tensor", "Tensor"]:
     """(n, d) rows in float32 or float64 and (n,) int64 labels."""
+    import numpy as np
+    import torch
+
     x, y = (_load(directory / name) for name in ("embeddings.npy", "labels.npy"))
     if x.dtype.kind != "f":
         raise ValueError(f"embeddings.npy must hold floats, got {x.dtype}")
@@ -131,7 +145,9 @@ def _read(directory: Path) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.array(x, wide)), torch.from_numpy(np.array(y, np.int64))
 
 
-def _load(path: Path) -> np.ndarray:
+def _load(path: Path) -> "np.ndarray":
+    import numpy as np
+
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -142,8 +158,10 @@ def _load(path: Path) -> np.ndarray:
     return array
 
 
-def _normal(like: Tensor) -> Tensor:
+def _normal(like: "Tensor") -> "Tensor":
     """Standard normal numbers from a generator that the operating system seeded, float64."""
+    import torch
+
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     return torch.randn(like.shape, generator=generator, dtype=torch.float64)
 
@@ -161,16 +179,16 @@ def _new_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _parse(arguments: list[str]) -> Fit:
+def _parse(arguments: list[str], prog: str) -> Fit:
     if arguments[:1] in (["-h"], ["--help"]):
-        print("usage: python -m heads fit [options]; see python -m heads fit --help")
+        print(f"usage: {prog} fit [options]; see {prog} fit --help")
         raise SystemExit(0)
     if arguments[:1] != ["fit"]:
         raise ValueError(f"command must be 'fit', got {' '.join(arguments[:1]) or 'nothing'}")
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(Fit, prog="python -m heads fit", args=arguments[1:])
+            return tyro.cli(Fit, prog=f"{prog} fit", args=arguments[1:])
     except SystemExit as stop:
         if stop.code != USAGE_ERROR:
             raise
@@ -182,11 +200,18 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def main() -> int:
-    """Runs the command; a bad input becomes one `error:` line and exit code 2."""
+def main(arguments: list[str], prog: str) -> int:
+    """Runs the command; a bad input becomes one `error:` line and exit code 2.
+
+    Much of what all commands share is here a second time: this room imports no other.
+
+    Args:
+        arguments: what was typed after the program's name.
+        prog: that name, for usage lines.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _parse(sys.argv[1:]).run()
+        _parse(arguments, prog).run()
     except (ValueError, OSError, ArithmeticError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return USAGE_ERROR
@@ -197,4 +222,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:], "python -m heads"))

@@ -10,8 +10,8 @@ from torch import Tensor
 from heads.head import Head
 from heads.projection import ball_scale, project_ball_, sum_over
 from heads.ranges import check_precision
+from heads.rounding import Method, gram_knows_norm, prefers_gram
 from heads.rows import check_counts, check_rows, row_norms
-from heads.sgd_rounding import Method, gram_knows_norm, prefers_gram
 
 REFRESH = 8  # epochs between two evaluations of GA from scratch
 FOLD = 2.0**-16  # scale below which it goes into the coefficients

@@ -36,6 +36,14 @@ def class_sums(x: Tensor, y: Tensor, num_classes: int, *, counts: Tensor | None 
 
     Raises:
         ValueError: shapes, types or labels that do not fit together, a row that is not finite.
+
+    Examples:
+        Three rows [1, x] of one user; the first row of the sums counts the labels:
+
+        >>> x = torch.tensor([[1, 5], [1, 2], [1, 4]])
+        >>> class_sums(x, torch.tensor([0, 1, 1]), num_classes=2)
+        tensor([[1, 2],
+                [5, 6]])
     """
     check_labels(x, y, num_classes)
     x = _masked(_wide(x), check_counts(counts, x))

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
-
 if TYPE_CHECKING:
     from pretrain.encoder import build_encoder
 

@@ -4,16 +4,23 @@ import sys
 
 import tyro
 
-from pretrain.cli.command import run_command
-from pretrain.commands import Convert, Probe, Simclr
+from pretrain.cli.command import Command, run_command
+from pretrain.cli.menu import Entry, Menu
+
+MENU = Menu(
+    name="pretrain",
+    words="Public encoders: pretraining without labels, conversion, probes.",
+    entries=(
+        Entry("simclr", "pretrain.commands:Simclr"),
+        Entry("convert", "pretrain.commands:Convert"),
+        Entry("probe", "pretrain.commands:Probe"),
+    ),
+    markers=(tyro.conf.OmitSubcommandPrefixes,),
+)
 
 
-def _parse() -> Simclr | Convert | Probe:
-    return tyro.cli(
-        Simclr | Convert | Probe,
-        prog="python -m pretrain",
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
+def _parse() -> Command:
+    return MENU.parse(sys.argv[1:], "python -m pretrain")
 
 
 if __name__ == "__main__":

@@ -1,35 +1,15 @@
 """SimCLR's random views, batched: one resampling and one colour matrix per image."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pretrain.recipes import AugmentConfig
+
 LUMA = (0.299, 0.587, 0.114)
 TO_YIQ = (LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
-
-
-@dataclass(frozen=True)
-class AugmentConfig:
-    """How far apart two views of an image may be."""
-
-    size: int = 32  # pixels of a view
-    min_area: float = 0.2  # smallest share of the image that a crop shows
-    strength: float = 0.5  # of colour jitter; 1 for large photographs, 0.5 for small ones
-    flip: bool = True  # off where mirror images mean something else, as for digits
-    greyscale: float = 0.2  # probability
-    blur: float = 0.0  # probability; 0.5 for large images
-
-    def __post_init__(self) -> None:
-        if not 0 < self.min_area <= 1:
-            raise ValueError(f"min_area must be in (0, 1], got {self.min_area}")
-        if self.size < 1 or self.strength < 0:
-            raise ValueError(f"size and strength must be > 0, got {self.size}, {self.strength}")
-        for name in ("greyscale", "blur"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
 
 def random_view(images: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:

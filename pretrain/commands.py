@@ -10,35 +10,28 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from torch import Tensor, distributed, nn
-
-from pretrain import convert, simclr
 from pretrain.cli.command import INTERRUPTED
+from pretrain.cli.device import usual_device
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
-from pretrain.datasets import ImageSet
-from pretrain.encoder import build_encoder, encoder_hash, save_encoder
-from pretrain.preprocess import Preprocess
-from pretrain.probe import embed_all, knn_accuracy, linear_accuracy, pixel_directions
-from pretrain.recipes import SMALL
-from pretrain.resnet import SmallResNet
-from pretrain.simclr import SimCLRConfig
-from pretrain.sources import open_images
+from pretrain.recipes import SMALL, SimCLRConfig
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    from pretrain.datasets import ImageSet
 
 
 def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
 
 
-def _pixels(images: ImageSet) -> Tensor:
+def _pixels(images: "ImageSet") -> "Tensor":
     """All images, decoded, (N, 3, h, w) uint8."""
+    import torch
+
     return torch.from_numpy(images.images(slice(None)))
 
 
@@ -62,18 +55,22 @@ class Simclr:
     """Steps between two checkpoints."""
     new_horizon: bool = False
     """Let the number of epochs differ from that of the continued run."""
-    device: str = DEVICE
-    """Where to train."""
+    device: str | None = None
+    """Where to train; cuda where there is one, or cpu, if left out."""
     overwrite: bool = False
     """Replace a finished directory."""
 
     def run(self) -> int:
         """Trains or continues; prints the last epoch."""
+        from torch import distributed
+
         out = self.out or default_directory("simclr")
         refuse_existing(out, overwrite=self.overwrite)
         parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if parallel:
-            distributed.init_process_group("nccl" if self.device == "cuda" else "gloo")
+            distributed.init_process_group(
+                "nccl" if usual_device(self.device) == "cuda" else "gloo"
+            )
         try:
             return self._train(out, first=not parallel or distributed.get_rank() == 0)
         except KeyboardInterrupt:
@@ -84,6 +81,13 @@ class Simclr:
                 distributed.destroy_process_group()
 
     def _train(self, out: Path, *, first: bool) -> int:
+        import torch
+
+        from pretrain import simclr
+        from pretrain.encoder import encoder_hash, save_encoder
+        from pretrain.sources import open_images
+
+        device = usual_device(self.device)
         images = torch.cat([_pixels(open_images(s, splits=["train"])) for s in self.data])
         partial, start = out.with_name(f"{out.name}.partial"), time.perf_counter()
         encoder, history = simclr.pretrain(
@@ -94,7 +98,7 @@ class Simclr:
             checkpoint_steps=self.checkpoint_steps,
             new_horizon=self.new_horizon,
             monitor=None if self.monitor is None else knn_monitor(open_images(self.monitor)),
-            device=self.device,
+            device=device,
         )
         if not first:
             return 0
@@ -108,7 +112,7 @@ class Simclr:
             "parameters": sum(p.numel() for p in encoder.parameters()),
             "history": history,
             "seconds_of_last_run": round(time.perf_counter() - start, 1),
-            "device": self.device,
+            "device": device,
             "versions": _versions(),
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
@@ -120,8 +124,13 @@ class Simclr:
         return 0
 
 
-def knn_monitor(images: ImageSet) -> Callable[[nn.Module], dict[str, float]]:
-    """KNN accuracy of up to 2,000 rows by up to 10,000 others; test rows where there are any."""
+def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]":
+    """kNN accuracy of up to 2,000 rows by up to 10,000 others; test rows where there are any."""
+    import numpy as np
+    import torch
+
+    from pretrain.probe import embed_all, knn_accuracy
+
     keys, queries = np.flatnonzero(images.split == 0), np.flatnonzero(images.split == 1)
     if not len(queries):
         keys, queries = keys[: len(keys) * 5 // 6], keys[len(keys) * 5 // 6 :]
@@ -129,16 +138,17 @@ def knn_monitor(images: ImageSet) -> Callable[[nn.Module], dict[str, float]]:
     pixels = [_pixels(part) for part in parts]
     labels = [torch.from_numpy(part.labels) for part in parts]
 
-    def measure(encoder: nn.Module) -> dict[str, float]:
+    def measure(encoder: "nn.Module") -> dict[str, float]:
         train, test = (embed_all(encoder, p) for p in pixels)
         return {"knn": knn_accuracy(train, labels[0], test, labels[1], k=min(20, len(train)))}
 
     return measure
 
 
-def _draw_history(history: list[dict[str, float]]) -> Figure:
+def _draw_history(history: list[dict[str, float]]) -> "Figure":
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="epoch", ylabel="NT-Xent loss")
     epochs = [entry["epoch"] for entry in history]
     axes.plot(epochs, [entry["loss"] for entry in history], marker=".", color="C0")
@@ -164,6 +174,9 @@ class Convert:
 
     def run(self) -> None:
         """Reads, checks every variable, writes."""
+        from pretrain import convert
+        from pretrain.encoder import encoder_hash
+
         out = self.out or default_directory("convert")
         refuse_existing(out, overwrite=self.overwrite)
         network = convert.from_variables(self.arch, convert.read_tensorflow(self.checkpoint))
@@ -199,13 +212,19 @@ class Probe:
     """Weight penalty of the linear probe; the best on a tenth of the training rows if left out."""
     out: Path | None = None
     """Directory to write: report.json."""
-    device: str = DEVICE
-    """Where to compute embeddings."""
+    device: str | None = None
+    """Where to compute embeddings; cuda where there is one, or cpu, if left out."""
     overwrite: bool = False
     """Replace an existing directory."""
 
     def run(self) -> None:
         """Measures and prints percentages."""
+        import torch
+
+        from pretrain.encoder import build_encoder, encoder_hash
+        from pretrain.resnet import SmallResNet
+        from pretrain.sources import open_images
+
         out = self.out or default_directory("probe")
         refuse_existing(out, overwrite=self.overwrite)
         if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):
@@ -237,20 +256,32 @@ class Probe:
             (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         print(json.dumps(scores, indent=2))
 
-    def _score(self, encoder: nn.Module, train: ImageSet, test: ImageSet) -> dict[str, float]:
-        encoder = encoder.eval().to(self.device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    def _score(self, encoder: "nn.Module", train: "ImageSet", test: "ImageSet") -> dict[str, float]:
+        import torch
+
+        from pretrain.preprocess import Preprocess
+        from pretrain.probe import embed_all
+
+        device = usual_device(self.device)
+        encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         preprocess = Preprocess(image_size=self.image_size)
         rows = [embed_all(encoder, _pixels(part), preprocess) for part in (train, test)]
         return self._accuracies(rows[0], rows[1], train, test)
 
-    def _score_pixels(self, dim: Any, train: ImageSet, test: ImageSet) -> dict[str, float]:
+    def _score_pixels(self, dim: Any, train: "ImageSet", test: "ImageSet") -> dict[str, float]:
+        from pretrain.probe import pixel_directions
+
         x, z = (_pixels(part).flatten(1).float() / 255 for part in (train, test))
         mean, basis = pixel_directions(x, min(int(dim), *x.shape))
         return self._accuracies((x - mean) @ basis, (z - mean) @ basis, train, test)
 
     def _accuracies(
-        self, x: Tensor, z: Tensor, train: ImageSet, test: ImageSet
+        self, x: "Tensor", z: "Tensor", train: "ImageSet", test: "ImageSet"
     ) -> dict[str, float]:
+        import torch
+
+        from pretrain.probe import knn_accuracy, linear_accuracy
+
         y, labels = torch.from_numpy(train.labels), torch.from_numpy(test.labels)
         return {
             "knn": knn_accuracy(x, y, z, labels, k=min(20, len(x))),

@@ -1,5 +1,8 @@
 """Encoders by name: timm models, SimCLRv2 networks and our own checkpoints."""
 
+from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
+
+# isort: split
 import hashlib
 import importlib
 import json
@@ -13,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pretrain.cli.output import new_file
-from pretrain.resnet import ResNetConfig, SmallResNet
+from pretrain.recipes import ResNetConfig
+from pretrain.resnet import SmallResNet
 from pretrain.resnet50_v1 import ResNet50V1
 
 PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub

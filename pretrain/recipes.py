@@ -1,8 +1,120 @@
-"""Recipes that were measured: what trained the shipped encoder, and one for digits in a minute."""
+"""Recipes as values, read without torch: networks, views, training, and two that were measured.
 
-from pretrain.augment import AugmentConfig
-from pretrain.resnet import ResNetConfig
-from pretrain.simclr import SimCLRConfig
+SMALL trained the shipped encoder; DIGITS makes one for digits in a minute.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """A residual network of basic blocks; each stage after the first halves the resolution."""
+
+    widths: tuple[int, ...] = (32, 64, 128, 384)  # channels of each stage
+    blocks: tuple[int, ...] = (1, 1, 1, 1)  # blocks of each stage
+    stem_stride: int = 1  # 2 quarters the work at some cost in accuracy
+    pool: int = 1  # the last map is averaged over pool x pool cells
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"widths must be >= 1, got {self.widths}")
+        if len(self.blocks) != len(self.widths) or min(self.blocks) < 1:
+            raise ValueError(f"blocks must be >= 1 for each of {self.widths}, got {self.blocks}")
+        if self.stem_stride not in (1, 2) or self.pool < 1:
+            raise ValueError(
+                f"stem_stride must be 1 or 2 and pool >= 1, got {self.stem_stride}, {self.pool}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain fields for JSON."""
+        return {"kind": "small-resnet", **asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "ResNetConfig":
+        """Reads what `to_json` gave.
+
+        Raises:
+            ValueError: another kind of network or unknown fields.
+        """
+        known = {"kind", *cls.__dataclass_fields__}
+        if fields.get("kind") != "small-resnet" or fields.keys() != known:
+            raise ValueError(
+                f"architecture must be a small-resnet with fields {known}, got {fields}"
+            )
+        return cls(
+            widths=tuple(fields["widths"]),
+            blocks=tuple(fields["blocks"]),
+            stem_stride=fields["stem_stride"],
+            pool=fields["pool"],
+        )
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """How far apart two views of an image may be."""
+
+    size: int = 32  # pixels of a view
+    min_area: float = 0.2  # smallest share of the image that a crop shows
+    strength: float = 0.5  # of colour jitter; 1 for large photographs, 0.5 for small ones
+    flip: bool = True  # off where mirror images mean something else, as for digits
+    greyscale: float = 0.2  # probability
+    blur: float = 0.0  # probability; 0.5 for large images
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_area <= 1:
+            raise ValueError(f"min_area must be in (0, 1], got {self.min_area}")
+        if self.size < 1 or self.strength < 0:
+            raise ValueError(f"size and strength must be > 0, got {self.size}, {self.strength}")
+        for name in ("greyscale", "blur"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCLRConfig:
+    """Everything that determines the trained weights, beside the images and the seed."""
+
+    encoder: ResNetConfig = field(default_factory=ResNetConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    epochs: int = 10
+    batch_size: int = 256  # images in one optimiser step, over all processes
+    accumulate: int = 1  # a step's batch is split in so many parts, each with its own negatives
+    learning_rate: float = 2e-3  # peak
+    weight_decay: float = 1e-4
+    warmup: float = 0.05  # share of all steps
+    optimizer: str = "adamw"  # adamw, sgd or lars
+    temperature: float = 0.2
+    hidden: int = 512  # width of the projection head
+    projected: int = 128  # its output
+    half: bool = False  # bfloat16 autocast
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate", "hidden", "projected"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "temperature"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
+            raise ValueError(
+                f"warmup must be in [0, 1) and weight_decay >= 0, "
+                f"got {self.warmup}, {self.weight_decay}"
+            )
+        self.check_processes(1)
+
+    def check_processes(self, count: int) -> None:
+        """Refuses a batch that so many processes cannot share equally.
+
+        Raises:
+            ValueError: batch_size is no multiple of accumulate x count.
+        """
+        if self.batch_size % (self.accumulate * count):
+            parts = f"{self.accumulate} x {count}"
+            raise ValueError(f"batch_size must be divisible by {parts}, got {self.batch_size}")
+
 
 # Views of 24 pixels cost 0.56 of those of 32; a crop of average area shows objects at 24 pixels
 # about as large as the whole image does at 32, the size at which the encoder is then used.

@@ -1,54 +1,10 @@
 """Small residual networks for images of 28 to 64 pixels."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
-@dataclass(frozen=True)
-class ResNetConfig:
-    """A residual network of basic blocks; each stage after the first halves the resolution."""
-
-    widths: tuple[int, ...] = (32, 64, 128, 384)  # channels of each stage
-    blocks: tuple[int, ...] = (1, 1, 1, 1)  # blocks of each stage
-    stem_stride: int = 1  # 2 quarters the work at some cost in accuracy
-    pool: int = 1  # the last map is averaged over pool x pool cells
-
-    def __post_init__(self) -> None:
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be >= 1, got {self.widths}")
-        if len(self.blocks) != len(self.widths) or min(self.blocks) < 1:
-            raise ValueError(f"blocks must be >= 1 for each of {self.widths}, got {self.blocks}")
-        if self.stem_stride not in (1, 2) or self.pool < 1:
-            raise ValueError(
-                f"stem_stride must be 1 or 2 and pool >= 1, got {self.stem_stride}, {self.pool}"
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain fields for JSON."""
-        return {"kind": "small-resnet", **asdict(self)}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "ResNetConfig":
-        """Reads what `to_json` gave.
-
-        Raises:
-            ValueError: another kind of network or unknown fields.
-        """
-        known = {"kind", *cls.__dataclass_fields__}
-        if fields.get("kind") != "small-resnet" or fields.keys() != known:
-            raise ValueError(
-                f"architecture must be a small-resnet with fields {known}, got {fields}"
-            )
-        return cls(
-            widths=tuple(fields["widths"]),
-            blocks=tuple(fields["blocks"]),
-            stem_stride=fields["stem_stride"],
-            pool=fields["pool"],
-        )
+from pretrain.recipes import ResNetConfig
 
 
 class BasicBlock(nn.Module):

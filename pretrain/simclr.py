@@ -13,49 +13,14 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from pretrain.augment import AugmentConfig, random_view
+from pretrain.augment import random_view
 from pretrain.cli.output import new_file
 from pretrain.lars import build_optimizer, cosine_rate
 from pretrain.ntxent import nt_xent
-from pretrain.resnet import ResNetConfig, SmallResNet, initialise
+from pretrain.recipes import SimCLRConfig
+from pretrain.resnet import SmallResNet, initialise
 
 CHECKPOINT = "checkpoint.pt"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimCLRConfig:
-    """Everything that determines the trained weights, beside the images and the seed."""
-
-    encoder: ResNetConfig = field(default_factory=ResNetConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    epochs: int = 10
-    batch_size: int = 256  # images in one optimiser step, over all processes
-    accumulate: int = 1  # a step's batch is split in so many parts, each with its own negatives
-    learning_rate: float = 2e-3  # peak
-    weight_decay: float = 1e-4
-    warmup: float = 0.05  # share of all steps
-    optimizer: str = "adamw"  # adamw, sgd or lars
-    temperature: float = 0.2
-    hidden: int = 512  # width of the projection head
-    projected: int = 128  # its output
-    half: bool = False  # bfloat16 autocast
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "hidden", "projected"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "temperature"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be > 0, got {value}")
-        if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
-            raise ValueError(
-                f"warmup must be in [0, 1) and weight_decay >= 0, "
-                f"got {self.warmup}, {self.weight_decay}"
-            )
-        if self.batch_size % (self.accumulate * world_size()):
-            parts = f"{self.accumulate} x {world_size()}"
-            raise ValueError(f"batch_size must be divisible by {parts}, got {self.batch_size}")
 
 
 def world_size() -> int:
@@ -109,8 +74,10 @@ def pretrain(
         The encoder in evaluation mode, and per epoch the loss and the monitor's values.
 
     Raises:
-        ValueError: too few images, or a checkpoint of another run.
+        ValueError: too few images, a batch that processes cannot share, or a checkpoint of
+            another run.
     """
+    config.check_processes(world_size())
     steps = len(images) // config.batch_size
     if images.dtype != torch.uint8 or images.ndim != 4 or steps < 1:
         raise ValueError(

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torchvision
 from PIL import Image
 
 from pretrain.datasets import (
@@ -80,6 +79,11 @@ def _opened(
 
 
 def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
+    from pretrain import torchvision_ops as torchvision_ops  # first, beside a CPU-only torch
+
+    # isort: split
+    import torchvision
+
     train = split == "train"
     options: dict[str, Any] = {"root": root, "train": train, "download": download}
     try:

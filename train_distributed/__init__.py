@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train_distributed import accounting, partition
-    from train_distributed.one_shot.release import Release, release
+    from train_distributed.one_shot.model import Release
+    from train_distributed.one_shot.release import release
     from train_distributed.privacy.promise import Privacy
 
 __all__ = ["Privacy", "Release", "accounting", "partition", "release"]
 
 _HOMES = {
     "Privacy": "privacy.promise",
-    "Release": "one_shot.release",
+    "Release": "one_shot.model",
     "release": "one_shot.release",
 }
 

@@ -1,46 +1,87 @@
-"""All users' commands: without arguments the embedded default, end to end, on real images."""
+"""All users' commands, and the program `blind-averaging` with those of all rooms.
+
+Without arguments: the embedded default, end to end, on real images.
+"""
 
 import sys
-from typing import Annotated, Any
+from importlib.metadata import version
 
-import tyro
-
+from embed.__main__ import MENU as EMBED
+from pretrain.__main__ import MENU as PRETRAIN
 from pretrain.cli.command import Command, run_command
+from pretrain.cli.menu import Entry, Menu
 
-FEDERATION = "federation"
-_FLAT = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+PROGRAM = "blind-averaging"
+_FOLDER = "train_distributed.commands"
+_DEMO = Entry("demo", f"{_FOLDER}.demo:Demo")
+FEDERATION = Menu(
+    name="federation",
+    words="A federation of real parties: keys, set-up, sessions, state.",
+    entries=(
+        Entry("join", f"{_FOLDER}.federation:Join"),
+        Entry("init", f"{_FOLDER}.federation:Init"),
+        Entry("start", f"{_FOLDER}.federation:Start"),
+        Entry("status", f"{_FOLDER}.federation:Status"),
+        Entry("renew", f"{_FOLDER}.federation:Renew"),
+    ),
+)
+MENU = Menu(
+    name="train_distributed",
+    words="All users: one private model, simulations, experiments, audits.",
+    entries=(
+        _DEMO,
+        Entry("run", f"{_FOLDER}.run:Run"),
+        Entry("sweep", f"{_FOLDER}.sweep:Sweep"),
+        Entry("plot", f"{_FOLDER}.sweep:Plot"),
+        Entry("select", f"{_FOLDER}.select:Select"),
+        Entry("account", f"{_FOLDER}.account:Account"),
+        Entry("audit", f"{_FOLDER}.audit:Audit"),
+        Entry("protect", f"{_FOLDER}.protect:Protect"),
+        FEDERATION,
+    ),
+    default=_DEMO,
+)
+HEADS = "heads"  # a room that parses its own command
+ROOMS = Menu(
+    name=PROGRAM,
+    words=__doc__,
+    entries=(*MENU.entries, PRETRAIN, EMBED, Entry(f"{HEADS} fit", "heads.__main__:Fit")),
+    default=_DEMO,
+)
 
 
 def _parse() -> Command:
-    """Commands of a federation load neither torch nor encoders before they need them."""
-    if sys.argv[1:2] == [FEDERATION]:
-        prog = f"python -m train_distributed {FEDERATION}"
-        return tyro.cli(_deployment(), args=sys.argv[2:], prog=prog, config=_FLAT)
-    from train_distributed.commands.demo import Demo
-
-    prog = "python -m train_distributed"
-    return tyro.cli(_simulation(), default=Demo(), prog=prog, config=_FLAT)
+    return MENU.parse(sys.argv[1:], "python -m train_distributed")
 
 
-def _deployment() -> Any:
-    from train_distributed.commands.federation import Init, Join, Renew, Start, Status
+def main() -> int:
+    """The program `blind-averaging`: `python -m ROOM COMMAND` of every room as one."""
+    arguments = sys.argv[1:]
+    if arguments in (["-h"], ["--help"]):
+        print(_listing())
+        return 0
+    if arguments == ["--version"]:
+        print(PROGRAM, version(PROGRAM))
+        return 0
+    if arguments[:1] == [HEADS]:
+        from heads.__main__ import main as fit_head
 
-    return Join | Init | Start | Status | Renew
+        return fit_head(arguments[1:], f"{PROGRAM} {HEADS}")
+    return run_command(lambda: ROOMS.parse(arguments, PROGRAM))
 
 
-def _simulation() -> Any:
-    from train_distributed.commands.account import Account
-    from train_distributed.commands.audit import Audit
-    from train_distributed.commands.demo import Demo
-    from train_distributed.commands.protect import Protect
-    from train_distributed.commands.run import Run
-    from train_distributed.commands.select import Select
-    from train_distributed.commands.sweep import Plot, Sweep
-
-    words = "A federation of real parties: keys, set-up, sessions, state."
-    federation = tyro.conf.subcommand(FEDERATION, description=words)
-    each = Demo | Run | Sweep | Plot | Select | Account | Audit | Protect
-    return each | Annotated[_deployment(), federation]
+def _listing() -> str:
+    lines = dict(ROOMS.lines())
+    wide = max(map(len, lines))
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} [--help | --version | COMMAND [options]]",
+            "",
+            *(f"  {name:{wide}}  {words}" for name, words in lines.items()),
+            "",
+            f"Options of a command: {PROGRAM} COMMAND --help. Without a command: {_DEMO.name}.",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ def delta(epsilon: float, noise_multiplier: float, compositions: int = 1) -> flo
 
     Raises:
         ValueError: an argument outside its range.
+
+    Examples:
+        >>> f"{delta(1.0, 3.73):.2e}"
+        '1.00e-05'
     """
     _check_epsilon(epsilon)
     _check_noise_multiplier(noise_multiplier)
@@ -59,6 +63,13 @@ def epsilon(delta: float, noise_multiplier: float, compositions: int = 1) -> flo
 
     Raises:
         ValueError: an argument outside its range.
+
+    Examples:
+        >>> sigma = noise_multiplier(0.5, 1e-5, compositions=10)
+        >>> f"{epsilon(1e-5, sigma, compositions=10):.9f}"
+        '0.500000000'
+        >>> epsilon(1e-5, 0.0)
+        inf
     """
     _check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
@@ -79,6 +90,14 @@ def noise_multiplier(epsilon: float, delta: float, compositions: int = 1) -> flo
 
     Raises:
         ValueError: an argument outside its range.
+
+    Examples:
+        >>> f"{noise_multiplier(1.0, 1e-5):.4f}"
+        '3.7304'
+        >>> f"{noise_multiplier(1.0, 1e-5, compositions=4):.4f}"  # √4 times as much
+        '7.4609'
+        >>> noise_multiplier(float("inf"), 1e-5)
+        0.0
     """
     _check_epsilon(epsilon)
     _check_delta(delta)

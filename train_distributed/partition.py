@@ -124,6 +124,14 @@ def split(
 
     Raises:
         ValueError: an argument outside its range, missing or foreign to the scheme.
+
+    Examples:
+        >>> labels = torch.tensor([0, 1, 0, 1, 0])
+        >>> split(labels, 2).counts
+        tensor([3, 2])
+        >>> by_class = split(labels, 2, "one-class")
+        >>> by_class.rows(0), by_class.rows(1)
+        (tensor([0, 2, 4]), tensor([1, 3]))
     """
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")

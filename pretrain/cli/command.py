@@ -55,7 +55,7 @@ def _message(error: ValueError | OSError | ArithmeticError) -> str:
 
 def _one_line(box: str) -> str:
     """The words of a multi-line error box, frames and rulers removed."""
-    words = re.sub(r"[\u2500-\u257f]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
+    words = re.sub(r"[\u2500-\u257f]+|-{8,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
     return " ".join(words) or "unreadable options"
 
 

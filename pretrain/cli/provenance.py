@@ -16,9 +16,10 @@ def provenance() -> dict[str, object]:
     Files outside the working directory appear by their names: where they lie is nobody's business.
     """
     program = Path(sys.argv[0])
-    command = ["-m", _module(program)] if program.suffix == ".py" else [program.name]
+    is_file = program.suffix == ".py"
+    command = ["python", "-m", _module(program)] if is_file else [program.name]
     return {
-        "command": shlex.join(["python", *command, *map(_public, sys.argv[1:])]),
+        "command": shlex.join([*command, *map(_public, sys.argv[1:])]),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version()} | {n: version(n) for n in LIBRARIES},

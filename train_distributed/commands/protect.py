@@ -3,27 +3,17 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from embed import EmbeddingSet
-from embed.fit import refuse_leak
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
-from pretrain.sources import open_images
-from train_distributed.commands.demo import pixel_digits
-from train_distributed.commands.run import TransformOptions
-from train_distributed.research.protection.data import head_federation, image_federation
-from train_distributed.research.protection.measure import Laboratory
-from train_distributed.research.protection.paillier import arithmetic
-from train_distributed.research.protection.recommend import Cost, Preference
-from train_distributed.research.protection.report import (
-    as_json,
-    draw_reconstructions,
-    draw_tradeoff,
-    table,
-)
-from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.study import Study, StudySettings, run_study
-from train_distributed.research.protection.training import FederatedTraining
+from train_distributed.commands.choices import Cost
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from train_distributed.research.protection.measure import Laboratory
+    from train_distributed.research.protection.recommend import Preference
+    from train_distributed.research.protection.study import Study, StudySettings
+    from train_distributed.research.protection.training import FederatedTraining
 
 COMPONENTS, DIGITS_COMPONENTS = 768, 32
 HEAD_DEFAULTS = {"step": 2.0, "rounds": 500, "models": 12, "attacks": 4, "steps": 20}
@@ -101,6 +91,11 @@ class Protect:
             ValueError: a setting out of range, or a budget that no mechanism reaches.
             FileExistsError: the directory exists.
         """
+        from train_distributed.research.protection.measure import Laboratory
+        from train_distributed.research.protection.report import table
+        from train_distributed.research.protection.similarity import Similarity
+        from train_distributed.research.protection.study import run_study
+
         out = default_directory("protect") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
         preference, settings = self._preference(), self._settings()
@@ -121,13 +116,17 @@ class Protect:
             self._write(partial, laboratory, study, preference, text)
         print(f"{text}\n\nwritten: {out}")
 
-    def _preference(self) -> Preference | None:
+    def _preference(self) -> "Preference | None":
+        from train_distributed.research.protection.recommend import Preference
+
         given = (self.prefer_utility, self.prefer_efficiency)
         if given == (None, None):
             return None
         return Preference(*(value or 0.0 for value in given), cost=self.cost)
 
-    def _settings(self) -> StudySettings:
+    def _settings(self) -> "StudySettings":
+        from train_distributed.research.protection.study import StudySettings
+
         settings = StudySettings(
             self.budget,
             self.half_width,
@@ -150,7 +149,14 @@ class Protect:
     def _default(self, name: str) -> float:
         return (HEAD_DEFAULTS if self.images is None else IMAGE_DEFAULTS)[name]
 
-    def _federation(self) -> FederatedTraining:
+    def _federation(self) -> "FederatedTraining":
+        from embed import EmbeddingSet
+        from embed.fit import refuse_leak
+        from embed.transform_options import TransformOptions
+        from pretrain.sources import open_images
+        from train_distributed.research.protection.data import head_federation, image_federation
+        from train_distributed.simulation.digits import pixel_digits
+
         step = self._default("step") if self.step is None else self.step
         common = {"batch": self.batch, "step": step, "rounds": self._or("rounds")}
         common |= {"clients": self.clients, "rows": self.rows, "seed": self.seed}
@@ -173,11 +179,18 @@ class Protect:
     def _write(
         self,
         partial: Path,
-        laboratory: Laboratory,
-        study: Study,
-        preference: Preference | None,
+        laboratory: "Laboratory",
+        study: "Study",
+        preference: "Preference | None",
         text: str,
     ) -> None:
+        from train_distributed.research.protection.paillier import arithmetic
+        from train_distributed.research.protection.report import (
+            as_json,
+            draw_reconstructions,
+            draw_tradeoff,
+        )
+
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
         for name in ("embeddings", "public", "images", "out"):
             settings[name] = None if settings[name] is None else Path(settings[name]).name

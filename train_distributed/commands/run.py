@@ -3,29 +3,23 @@
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from embed import EmbeddingSet, PublicTransform
-from embed.fit import refuse_leak
-from embed.store import TRAIN
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory
+from train_distributed.commands.choices import MethodName, Noise, Scheme
 from train_distributed.commands.configuration import Chosen
-from train_distributed.commands.rounds_figure import draw_rounds
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.methods import METHODS, build_method
-from train_distributed.one_shot.release import Noise, Release
-from train_distributed.one_shot.users import own_partition
-from train_distributed.partition import Partition, split
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.baselines import multi_round
-from train_distributed.research.baselines.learn import MethodName, learn
-from train_distributed.research.baselines.task import with_reason
-from train_distributed.research.experiments.frontier_figure import draw_release
 
-Scheme = Literal["own", "iid", "one-class", "dirichlet"]
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    import torch
+    from matplotlib.axes import Axes
+
+    from embed import EmbeddingSet, PublicTransform
+    from train_distributed.one_shot.model import Release
+    from train_distributed.partition import Partition
+
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
 DISCRETE_NUMBERS = 1 << 22  # users x length of a submission: about a minute of exact sampling
 
@@ -85,6 +79,12 @@ class Run:
         print(f"{'written':22} {out}")
 
     def _into(self, partial: Path) -> None:
+        import torch
+
+        from embed import EmbeddingSet
+        from train_distributed.one_shot.report import with_reason
+        from train_distributed.research.baselines.learn import learn
+
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
         transform = self._transform(private, settings)
@@ -133,7 +133,10 @@ class Run:
             )
         return chosen
 
-    def _transform(self, private: EmbeddingSet, settings: Chosen) -> PublicTransform:
+    def _transform(self, private: "EmbeddingSet", settings: Chosen) -> "PublicTransform":
+        from embed import EmbeddingSet, PublicTransform
+        from embed.fit import refuse_leak
+
         if (self.public is None) == (self.transform is None):
             given = "neither" if self.public is None else "both"
             raise ValueError(f"exactly one of public and transform must be given, got {given}")
@@ -151,7 +154,15 @@ class Run:
             )
         return PublicTransform.load(self.transform)
 
-    def _partition(self, private: EmbeddingSet, generator: torch.Generator | None) -> Partition:
+    def _partition(
+        self, private: "EmbeddingSet", generator: "torch.Generator | None"
+    ) -> "Partition":
+        import torch
+
+        from embed.store import TRAIN
+        from train_distributed.one_shot.users import own_partition
+        from train_distributed.partition import split
+
         if self.scheme == "own":
             for name in ("users", "concentration"):
                 if getattr(self, name) is not None:
@@ -172,8 +183,11 @@ class Run:
         )
 
     def _noise(
-        self, private: EmbeddingSet, transform: PublicTransform, users: int, settings: Chosen
+        self, private: "EmbeddingSet", transform: "PublicTransform", users: int, settings: Chosen
     ) -> Noise | None:
+        from train_distributed.one_shot.methods import METHODS, build_method
+        from train_distributed.research.baselines import multi_round
+
         if self.noise is not None:
             return self.noise
         if settings.method in multi_round.METHODS:
@@ -190,7 +204,10 @@ class Run:
             )
         return "discrete"
 
-    def _write(self, released: Release, partial: Path, method: str) -> None:
+    def _write(self, released: "Release", partial: Path, method: str) -> None:
+        from train_distributed.one_shot.figure import draw_release
+        from train_distributed.research.baselines import multi_round
+
         released.write(partial)
         promise = draw_rounds if method in multi_round.METHODS else None
         draw_release(released.report, partial / "privacy.png", promise)
@@ -199,6 +216,19 @@ class Run:
         for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
+
+
+def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
+    """What the rounds of a run promise, as a panel of its picture: ε of one and of all of them."""
+    names = {
+        "epsilon_per_iteration": "one iteration",
+        "epsilon_composed": f"all {report['rounds']} rounds",
+        "epsilon_composed_pure": "all rounds, δ = 0",
+    }
+    shown = {label: report[name] for name, label in names.items() if name in report}
+    bars = panel.bar(list(shown), list(shown.values()))
+    panel.bar_label(bars, fmt="%.3g")
+    panel.set(ylabel=f"ε at δ = {report['delta']:g}", yscale="log")
 
 
 def _jsonable(value: Any) -> Any:

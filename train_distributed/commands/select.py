@@ -3,17 +3,15 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tqdm import tqdm
-
-from embed import EmbeddingSet
 from pretrain.cli.output import default_directory, new_directory
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.configuration import Chosen
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.choice import Choice, ranking
-from train_distributed.simulation.rehearsal import Candidates, Federation, rehearse
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from train_distributed.simulation.rehearsal import Choice, Sizes
 
 SHOWN = 10
 
@@ -55,17 +53,22 @@ class Select:
             ValueError: a setting out of range, or too few public classes.
             FileExistsError: the directory exists.
         """
-        federation = self._checked()
+        sizes = self._checked()
         out = default_directory("select") if self.out is None else self.out
         with new_directory(out, overwrite=self.overwrite) as partial:
-            self._into(partial, federation)
+            self._into(partial, sizes)
         print(f"written: {out}")
 
-    def _into(self, partial: Path, federation: Federation) -> None:
+    def _into(self, partial: Path, sizes: "Sizes") -> None:
+        from tqdm import tqdm
+
+        from embed import EmbeddingSet
+        from train_distributed.simulation.rehearsal import Candidates, ranking, rehearse
+
         public = EmbeddingSet.open(self.public)
         candidates = Candidates.default(public.dim)
         rehearsals = rehearse(
-            public, [federation], [self.privacy], candidates, tasks=self.tasks, seeds=self.seeds
+            public, [sizes], [self.privacy], candidates, tasks=self.tasks, seeds=self.seeds
         )
         families = len({setting.training for setting in candidates.settings})
         total = families * self.tasks * self.seeds
@@ -82,7 +85,7 @@ class Select:
         (partial / "configuration.json").write_text(chosen.text())
         report = {
             **provenance(),
-            "federation": asdict(federation),
+            "federation": asdict(sizes),
             "public_hash": public.content_hash(),
             "private_data_read": False,
             "candidates": [_described(choice) for choice in best],
@@ -96,23 +99,25 @@ class Select:
                 f"{100 * choice.accuracy:6.2f} %  {setting.method}, {setting.transform}, {options}"
             )
 
-    def _checked(self) -> Federation:
+    def _checked(self) -> "Sizes":
+        from train_distributed.simulation.rehearsal import Sizes
+
         self.privacy.validate()
         for name in ("tasks", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        federation = Federation(
+        sizes = Sizes(
             users=self.users,
             rows_per_user=self.rows_per_user,
             num_classes=self.num_classes,
             scheme=self.scheme,
             concentration=self.concentration,
         )
-        federation.validate()
-        return federation
+        sizes.validate()
+        return sizes
 
 
-def _described(choice: Choice) -> dict[str, Any]:
+def _described(choice: "Choice") -> dict[str, Any]:
     setting = choice.setting
     return {
         "accuracy": choice.accuracy,

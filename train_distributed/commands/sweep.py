@@ -3,20 +3,19 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
-from tqdm import tqdm
 
-from embed import EmbeddingSet
-from embed.fit import refuse_leak
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
-from train_distributed.research.experiments.catalogue import EXPERIMENTS, Name
-from train_distributed.research.experiments.checkpoint import Checkpoint, Rows
+from train_distributed.commands.choices import ExperimentName
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.figures import draw, tell
-from train_distributed.research.experiments.work import Work
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from embed import EmbeddingSet
+    from train_distributed.research.experiments.checkpoint import Checkpoint, Rows
+    from train_distributed.research.experiments.work import Work
 
 NOTE = (
     "a simulation with float noise; the best setting under a label is chosen per cell on the test "
@@ -29,7 +28,7 @@ NOTE = (
 class Sweep:
     """Compare methods in one of the experiments; a killed sweep continues where it stopped."""
 
-    experiment: tyro.conf.Positional[Name]
+    experiment: tyro.conf.Positional[ExperimentName]
     """frontier: ours as `select` chooses against blind averaging as published. selection: what
     `select` chooses against the best of a grid. accuracy: against epsilon for several numbers of
     users. users: against the number of users. groups: heat map for more users and group privacy.
@@ -52,6 +51,10 @@ class Sweep:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
+        from train_distributed.research.experiments.catalogue import EXPERIMENTS
+        from train_distributed.research.experiments.checkpoint import Checkpoint
+        from train_distributed.research.experiments.figures import draw, tell
+
         out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
         self.conditions.validate()
@@ -79,7 +82,10 @@ class Sweep:
         journal.path.unlink(missing_ok=True)
         print(f"{text}\n\nwritten: {out}")
 
-    def _sets(self) -> tuple[EmbeddingSet | None, EmbeddingSet | None]:
+    def _sets(self) -> tuple["EmbeddingSet | None", "EmbeddingSet | None"]:
+        from embed import EmbeddingSet
+        from embed.fit import refuse_leak
+
         needed = self.experiment != "convergence"
         for name in ("embeddings", "public"):
             given = getattr(self, name)
@@ -99,7 +105,7 @@ class Sweep:
         return private, public
 
     def _identity(
-        self, private: EmbeddingSet | None, public: EmbeddingSet | None
+        self, private: "EmbeddingSet | None", public: "EmbeddingSet | None"
     ) -> dict[str, Any]:
         """What must be equal for a sweep to be the same one."""
         return {
@@ -125,6 +131,9 @@ class Plot:
         Raises:
             ValueError: not the result of a sweep.
         """
+        from train_distributed.research.experiments.catalogue import EXPERIMENTS
+        from train_distributed.research.experiments.figures import draw, tell
+
         path = self.results / "results.json" if self.results.is_dir() else self.results
         try:
             result = json.loads(path.read_text())
@@ -138,8 +147,10 @@ class Plot:
         print(f"{text}\n\nwritten: {out}")
 
 
-def _finish(work: Work, journal: Checkpoint) -> Rows:
+def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     """All rows of the work, in its order; jobs in the journal are not done again."""
+    from tqdm import tqdm
+
     done = journal.read()
     fresh = work.jobs(done)
     for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
@@ -148,7 +159,7 @@ def _finish(work: Work, journal: Checkpoint) -> Rows:
     return work.collect(done)
 
 
-def _described(embeddings: EmbeddingSet | None) -> dict[str, Any]:
+def _described(embeddings: "EmbeddingSet | None") -> dict[str, Any]:
     if embeddings is None:
         return {}
     names = ("data", "encoder", "preprocess", "classes", "dropped_rows")

@@ -59,7 +59,7 @@ class BlindAveraging:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K of the head."""
         return self.head.num_classes
 
     @property
@@ -87,7 +87,7 @@ class BlindAveraging:
         return self.head if self.head.radius is None else replace(self.head, radius=None)
 
     def entry_bound(self, n: int) -> float:
-        """N ‖W‖ bounds every entry."""
+        """n ‖W‖ bounds every entry."""
         return n * self.weight_bound(n) * ROUND_UP
 
     def record_reach(self, sizes: Tensor) -> float:
@@ -152,5 +152,5 @@ class BlindAveraging:
         return (weights * chunk.counts[:, None, None]).flatten(1)
 
     def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
-        """(d, K) weights from the noised sum over `rows` rows."""
+        """(d, K) weights from the noised sum over `rows` rows: their mean."""
         return total.unflatten(0, (self.dim, self.head.num_classes)) / rows

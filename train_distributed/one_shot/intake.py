@@ -132,7 +132,7 @@ def spread_users(
 
 
 def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
-    """K, from configuration or class names; from the private labels only where a set says so.
+    """The number of classes, declared or of the class names; counted only where a set says so.
 
     Raises:
         ValueError: neither, both and unequal, or a label that is not in [0, K).

@@ -8,7 +8,8 @@ from torch import Tensor
 from embed import PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.private_statistics import ClassSums, LeastSquares
+from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Reach
 
@@ -23,12 +24,12 @@ class Method(Reach, Protocol):
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, which is public."""
         ...
 
     @property
     def dimension(self) -> int:
-        """Length D of a submission."""
+        """D, the length of a submission."""
         ...
 
     @property
@@ -132,3 +133,26 @@ def _build(
     }
     head = HEADS[name](num_classes=num_classes, clip_norm=transform.clip_norm, **of_head)
     return BlindAveraging(head=head, dim=transform.dim, **options)
+
+
+def submissions(method: Method, chunk: Chunk, grid: float | None) -> Tensor:
+    """(u, D) float64 scaled submissions of these users, before their noise.
+
+    Args:
+        method: what they submit.
+        chunk: their rows.
+        grid: to whose multiples rows are rounded first, towards zero; None: rows as they are.
+    """
+    return method.submit(chunk.rounded(grid)) * method.scale
+
+
+def weights_of(method: Method, total: Tensor, rows: int, noise_std: float) -> Tensor:
+    """(d, K) weights from a (D,) scaled, noised sum.
+
+    Args:
+        method: whose submissions were summed.
+        total: what was opened.
+        rows: n of all users in the sum.
+        noise_std: of the noise in one entry of it.
+    """
+    return method.classifier(total / method.scale, rows, noise_std)

@@ -13,10 +13,7 @@ from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
-from train_distributed.secure_sum import (
-    SumResult,
-    simulate_sum,
-)
+from train_distributed.secure_sum import SumResult, simulate_sum
 from train_distributed.secure_sum.simulate import ADVERTISE
 
 GRID_EXPONENTS = range(20, 7, -1)
@@ -133,7 +130,7 @@ class Integers:
 
     @property
     def local_std(self) -> float:
-        """Noise of each user, in scaled units."""
+        """Standard deviation of what each user adds, in scaled units: σ as it is deployed."""
         return self.plan.local_std
 
     def encode(self, submission: np.ndarray) -> np.ndarray:
@@ -141,6 +138,10 @@ class Integers:
         if self.grid is None:
             return self.code.encode(submission)
         return self.code.encode_exact(np.rint(submission / self.plan.step))
+
+    def noised(self, words: np.ndarray, sampler: NoiseSampler = discrete_gaussian) -> np.ndarray:
+        """(D,) uint64 what `encode` gave with one user's share of the noise, drawn afresh."""
+        return add_noise(words, self.plan.stds_in_steps, sampler)
 
     def decode(self, words: np.ndarray) -> Tensor:
         """(D,) uint64 sum to (D,) float64 scaled."""
@@ -186,9 +187,7 @@ class IntegerSum(Integers):
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
             words = self.encode(submission)
             noisy = user not in self.bare
-            self._sent[user] = (
-                add_noise(words, self.plan.stds_in_steps, self.sampler) if noisy else words
-            )
+            self._sent[user] = self.noised(words, self.sampler) if noisy else words
 
     def total(self) -> Tensor:
         """(D,) float64, after protocol A has summed all that was sent."""

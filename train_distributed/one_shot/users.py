@@ -13,6 +13,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from heads.rows import SLACK, check_rows, row_norms
 from train_distributed.partition import Partition, split
+from train_distributed.privacy.fixed_point import is_power_of_two
 
 CHUNK = 1 << 25  # numbers of embeddings in one chunk
 CHECKED = 1 << 19  # numbers that are looked at together
@@ -34,9 +35,21 @@ class Chunk:
         return Chunk(self.users[users], self.x[users], self.y[users], self.counts[users])
 
     def rounded(self, grid: float | None) -> "Chunk":
-        """Entries towards zero to multiples of `grid`, float64: no row grows. None: as it is."""
+        """Every entry rounded towards zero to a multiple of `grid`, float64.
+
+        No norm grows, so a sensitivity proven for rows ‖x‖ ≤ c holds for the rounded rows, and
+        their sums are whole multiples of the grid: nothing is charged for rounding.
+
+        Args:
+            grid: a power of two, so that quotient and product are exact; None: rows as they are.
+
+        Raises:
+            ValueError: grid is not a power of two.
+        """
         if grid is None:
             return self
+        if not is_power_of_two(grid):
+            raise ValueError(f"grid must be a power of two, got {grid}")
         return replace(self, x=(self.x.double() / grid).trunc() * grid)
 
 
@@ -95,7 +108,7 @@ class Users(Protocol):
 
 @dataclass(frozen=True)
 class EmbeddingUsers:
-    """The training rows of an `EmbeddingSet`, transformed while they are read."""
+    """The training rows of an `EmbeddingSet`, transformed while they are read: a `Users`."""
 
     embeddings: EmbeddingSet
     transform: PublicTransform
@@ -103,16 +116,16 @@ class EmbeddingUsers:
 
     @property
     def sizes(self) -> Tensor:
-        """(users,) n_i."""
+        """(users,) int64 n_i."""
         return self.partition.counts
 
     @property
     def dim(self) -> int:
-        """Q + 1."""
+        """q + 1: the constant and the transform's q features."""
         return self.transform.dim
 
     def chunks(self) -> Iterator[Chunk]:
-        """Users of similar size together."""
+        """Every user once, those of similar size together, with (u, n, q + 1) rows."""
         train = np.flatnonzero(self.embeddings.split == TRAIN)
         width = max(self.embeddings.dim, self.dim)
         for bucket in self.partition.buckets(max(1, CHUNK // width)):

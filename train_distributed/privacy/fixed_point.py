@@ -117,27 +117,6 @@ class FixedPoint:
         return values / self.step
 
 
-def towards_zero(x: ArrayLike, step: float) -> NDArray[np.float64]:
-    """Rounds every entry towards zero to a multiple of `step`.
-
-    No norm grows, so a sensitivity proven for rows |x| ≤ c holds for the rounded rows, and sums of
-    them are whole multiples of the step: nothing is charged for rounding (`encode_exact`).
-
-    Args:
-        x: real rows of any shape.
-        step: a power of two, so that quotient and product are exact.
-
-    Raises:
-        ValueError: step is not a power of two, or an entry is not finite.
-    """
-    if not is_power_of_two(step):
-        raise ValueError(f"step must be a power of two, got {step}")
-    values = np.asarray(x, np.float64)
-    if not np.all(np.isfinite(values)):
-        raise ValueError(f"x must be finite, got {values[~np.isfinite(values)].flat[0]}")
-    return np.trunc(values / step) * step
-
-
 def is_power_of_two(step: float) -> bool:
     """Whether dividing by `step` only moves the exponent."""
     return math.isfinite(step) and step > 0 and math.frexp(step)[0] == 0.5

@@ -20,7 +20,7 @@ class Reach(Protocol):
 
     @property
     def compositions(self) -> int:
-        """C equal parts of a submission that a record moves, each by `record_reach`."""
+        """C, the equal parts of a submission that a record moves, each by `record_reach`."""
         ...
 
     def record_reach(self, sizes: Tensor) -> float:
@@ -61,6 +61,24 @@ class Guarantee:
 
         Raises:
             ValueError: no certainly honest user, or a promise out of range.
+
+        Examples:
+            Ten users of 50 rows, half of them honest; a record moves a submission by 2:
+
+            >>> import torch
+            >>> class Submission:
+            ...     compositions = 1
+            ...
+            ...     def record_reach(self, sizes):
+            ...         return 2.0
+            ...
+            ...     def user_reach(self, sizes):
+            ...         return 2.0 * sizes
+            >>> guarantee = Guarantee.of(torch.full((10,), 50), Submission(), Privacy(1.0, 1e-5))
+            >>> guarantee.honest
+            5
+            >>> f"{guarantee.sensitivity:.4f} {guarantee.noise_multiplier:.4f}"
+            '2.0000 3.7304'
         """
         privacy.validate()
         users = len(sizes)
@@ -82,17 +100,21 @@ class Guarantee:
 
     @property
     def joint_sensitivity(self) -> float:
-        """Δ of the whole submission: √C times that of one composition."""
+        """Sensitivity Δ of the whole submission: √C times that of one composition."""
         return math.sqrt(self.compositions) * self.sensitivity * ROUND_UP
 
     @property
     def touched_users(self) -> int:
-        """A: how many users' submissions a neighbour changes at most."""
+        """How many users' submissions a neighbour changes at most: A."""
         return min(self.privacy.group_size, self.users)
 
     @property
-    def local_std(self) -> float:
-        """Noise of one user, σ Δ / √H: the honest ones' shares alone suffice (Sec. 5.1)."""
+    def float_std(self) -> float:
+        """Noise of one user in a floating-point simulation, σ Δ / √H (Sec. 5.1).
+
+        The honest users' shares alone suffice. What is deployed is a little more: the `local_std`
+        of the integer plan, which pays for rounding and discreteness too.
+        """
         return self.noise_multiplier * self.sensitivity / math.sqrt(self.honest) * ROUND_UP
 
     def report(self) -> dict[str, Any]:

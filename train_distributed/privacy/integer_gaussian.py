@@ -35,8 +35,8 @@ sensitivity Δ + A sqrt(Σ_c g_c²) is (ε, δ), the integer sum is (ε + 2ζ, e
    users is independent of the data, and so post-processing. ∎
 
 The charge of half a step per rounding is exact because the step is a power of two: dividing by it
-rounds nothing. Rows rounded towards zero before they are summed (`towards_zero`) keep their norm
-bound: then the integers are the statistic, Δ is theirs, and A = 0.
+rounds nothing. Rows rounded towards zero before they are summed (by `one_shot.users`) keep
+their norm bound: then the integers are the statistic, Δ is theirs, and A = 0.
 """
 
 import math

@@ -16,6 +16,16 @@ class Privacy:
     """(ε, δ) for neighbours that differ by replacing records; numbers of rows n_i are public.
 
     An adversary sees the released model and knows the noise of every dishonest user.
+
+    Examples:
+        >>> promise = Privacy(epsilon=0.5, delta=1e-5, unit="user")
+        >>> promise.report()["neighbouring"]
+        'replace all records of one user; the number of rows of every user is public'
+        >>> promise.fraction(100)
+        Fraction(1, 2)
+        >>> Privacy(epsilon=0.0, delta=1e-5).validate()
+        Traceback (most recent call last):
+        ValueError: epsilon must be > 0, got 0.0
     """
 
     epsilon: float  # ε > 0; inf: no noise, not private
@@ -59,14 +69,14 @@ class Privacy:
         }
 
     def fraction(self, users: int) -> Fraction:
-        """T as the decimal number that was written: 0.07 of 100 users is 7, not 7.000…1."""
+        """t as the decimal number that was written: 0.07 of 100 users is 7, not 7.000…1."""
         if self.honest_fraction is None:
             return Fraction(1) if users == 1 else Fraction(1, 2)
         return Fraction(repr(float(self.honest_fraction)))
 
 
 def honest_users(users: int, fraction: Fraction, min_survivors: int | None = None) -> int:
-    """H = m_min − ⌊(1 − t) w⌋: honest users that are certain to be in a release.
+    """How many honest users are certain to be in a release: H = m_min − ⌊(1 − t) w⌋.
 
     Dishonest users may be among those that stay when others drop out, so "t times the survivors"
     would be too many.

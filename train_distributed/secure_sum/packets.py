@@ -17,8 +17,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import BadSeal, BadSignature, InconsistentShares
 from train_distributed.secure_sum.keys import (
@@ -39,7 +41,16 @@ HASH_BYTES = 32
 WORD_BYTES = SIGNATURE_BYTES
 _SEALED = KEY_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 DEAL_BYTES = _SEALED + 2 * HASH_BYTES + SIGNATURE_BYTES
+HASHES = slice(_SEALED, _SEALED + 2 * HASH_BYTES)  # the part of a deal that shows both hashes
 _PLACE = struct.Struct(">IIB")
+_SHARE = b"share"
+_HASHED = np.dtype(  # the same in front of a share, as a record
+    [
+        ("session", f"V{len(_SHARE) + 32}"),
+        *(("dealer", ">u4"), ("holder", ">u4"), ("which", "u1")),
+        ("share", f"V{SHARE_BYTES}"),
+    ]
+)
 SEED, KEY = 0, 1  # the two secrets that a deal holds shares of
 
 
@@ -125,7 +136,7 @@ def is_sound(link: Link, packet: bytes, once: bytes) -> bool:
 
 def share_hasher(setup: SecAgg) -> Callable[[int, int, int, bytes], bytes]:
     """SHA-256 of (dealer, holder, which, share) in a session; a share has 256 bits of entropy."""
-    head, place, sha256 = b"share" + setup.session.digest, _PLACE.pack, hashlib.sha256
+    head, place, sha256 = _SHARE + setup.session.digest, _PLACE.pack, hashlib.sha256
 
     def digest(dealer: int, holder: int, which: int, share: bytes) -> bytes:
         return sha256(head + place(dealer, holder, which) + share).digest()
@@ -133,9 +144,28 @@ def share_hasher(setup: SecAgg) -> Callable[[int, int, int, bytes], bytes]:
     return digest
 
 
-def hashes_of(packet: bytes) -> bytes:
-    """The part of a deal that shows both hashes."""
-    return packet[_SEALED:-SIGNATURE_BYTES]
+def share_records(
+    setup: SecAgg, dealers: NDArray[np.int64], holders: NDArray[np.int64], which: NDArray[np.int64]
+) -> NDArray[np.void]:
+    """What `share_hasher` hashes for n shares, as records; the field `share` is to be filled in.
+
+    Args:
+        setup: the session.
+        dealers: (n,) identities.
+        holders: (n,) likewise.
+        which: (n,) SEED or KEY.
+    """
+    records = np.zeros(len(dealers), _HASHED)
+    records["session"] = np.void(_SHARE + setup.session.digest)
+    records["dealer"], records["holder"], records["which"] = dealers, holders, which
+    return records
+
+
+def hash_records(records: NDArray[np.void]) -> bytes:
+    """SHA-256 of each of n records, joined."""
+    size, octets, sha256 = records.itemsize, records.tobytes(), hashlib.sha256
+    starts = range(0, len(octets), size)
+    return b"".join([sha256(octets[start : start + size]).digest() for start in starts])
 
 
 def packet_bytes(deals: bool) -> int:
@@ -146,7 +176,7 @@ def packet_bytes(deals: bool) -> int:
 def _checked(link: Link, packet: bytes, key: bytes) -> tuple[bytes, bytes]:
     plain = decrypt(key, packet[KEY_BYTES:_SEALED])
     shares = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
-    if _hashes(link, shares) != hashes_of(packet):
+    if _hashes(link, shares) != packet[HASHES]:
         raise InconsistentShares(f"shares of user {link.sender} must have the hashes it shows")
     return shares
 

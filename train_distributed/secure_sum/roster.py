@@ -1,66 +1,125 @@
-"""What the server of protocol B knows of the graph: who has whom on its list."""
+"""What the server of protocol B knows of the graph: who has whom on its list.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+Users stand in arrays by their place in the session's order, from 0 to w-1. A *slot* is a place on a
+list: slot k·p + i is the (i+1)-th of the list of the user at place p, who holds the share of Shamir
+point i+1 of its secrets.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.secagg import Advert, SecAgg
 
+Places = NDArray[np.int64]
+
 
 class Roster:
-    """Who has whom on its list, and who is whose partner."""
+    """Who has whom on its list, and who is whose partner.
+
+    Attributes:
+        sender, receiver: (E,) places of every two partners, both ways, rising by sender, then by
+            receiver.
+        deals: (E,) bool, whether the receiver is on the sender's list.
+        slots: of those, the receiver's on this list.
+        held: (n,) slots of which both owner and holder shared keys, by holder, then by owner.
+        sent: (w + 1,) where each sender's stretch of them begins, and where the last ends.
+    """
 
     def __init__(self, setup: SecAgg) -> None:
-        self.setup = setup
+        self.setup, self._order = setup, setup.session.order
+        self.identities = np.array(self._order, np.int64)
+        self.degree = setup.graph.degree  # k
         self.adverts: dict[int, Advert] = {}
-        self.points: dict[int, dict[int, int]] = {}  # user -> who is on its list -> Shamir's point
-        self.partners: dict[int, list[int]] = {}  # rising; of users that were told of each other
+        self._lists = np.zeros((len(self._order), self.degree), np.int64)  # of who advertised
         self.sharing = frozenset[int]()  # who shared keys
-        self.dealt_to: dict[int, frozenset[int]] = {}  # of those, who has the user on its list
+        self.share(())
+        self.pair(())
 
     def add(self, user: int, advert: Advert) -> None:
         """Takes a user's advertisement."""
         self.adverts[user] = advert
-        chosen = self.setup.list_of(user, advert.list_seed)
-        self.points[user] = {holder: point for point, holder in enumerate(chosen, 1)}
+        place = self.setup.session.place[user]
+        self._lists[place] = self.setup.places_of(user, advert.list_seed)
+
+    def among(self, users: Collection[int]) -> NDArray[np.bool_]:
+        """(w,) which places are of these users."""
+        found = np.zeros(len(self._order), bool)
+        found[self.places(users)] = True
+        return found
+
+    def places(self, users: Collection[int]) -> Places:
+        """The place of each user."""
+        place = self.setup.session.place
+        return np.fromiter((place[user] for user in users), np.int64, len(users))
 
     def connected(self, users: Iterable[int]) -> frozenset[int]:
         """The users left when those with too short lists are taken out, again and again."""
-        left = frozenset(users)
+        left = self.among(frozenset(users))
         while True:
-            keep = {
-                u for u in left if len(left & self.points[u].keys()) >= self.setup.graph.threshold
-            }
-            if len(keep) == len(left):
-                return left
-            left = frozenset(keep)
+            keep = left & (self._kept(left) >= self.setup.graph.threshold)
+            if np.array_equal(keep, left):
+                return frozenset(self.identities[left].tolist())
+            left = keep
 
-    def check_list(self, user: int, survivors: frozenset[int]) -> None:
-        """Checks that enough of a user's list survived to open its secret.
+    def check_lists(self, survivors: frozenset[int]) -> None:
+        """Checks that enough of each list survived to open the secrets of all who shared keys.
 
         Raises:
             TooFewUsers: fewer than the threshold.
         """
-        kept, least = len(survivors & self.points[user].keys()), self.setup.graph.threshold
-        if kept < least:
-            raise TooFewUsers(f"survivors of user {user}'s list must be >= {least}, got {kept}")
+        kept, least = self._kept(self.among(survivors)), self.setup.graph.threshold
+        short = np.flatnonzero(self.among(self.sharing) & (kept < least))
+        if len(short):
+            user, count = self._order[short[0]], kept[short[0]]
+            raise TooFewUsers(f"survivors of user {user}'s list must be >= {least}, got {count}")
 
-    def pair(self, users: frozenset[int]) -> None:
+    def pair(self, users: Collection[int]) -> None:
         """Makes partners of all users that are on one another's list, either way."""
-        partners: dict[int, set[int]] = {user: set() for user in sorted(users)}
-        for user in users:
-            for holder in users & self.points[user].keys():
-                partners[user].add(holder)
-                partners[holder].add(user)
-        self.partners = {user: sorted(peers) for user, peers in partners.items()}
+        count, among = len(self._order), self.among(users)
+        rising = np.argsort(self._lists, axis=1)
+        lists = np.take_along_axis(self._lists, rising, axis=1)
+        owner, nth = np.nonzero(among[:, None] & among[lists])
+        listed = owner * count + lists[owner, nth]
+        both = np.sort(np.concatenate([listed, lists[owner, nth] * count + owner]))
+        both = both[np.append(True, both[1:] != both[:-1])[: len(both)]]  # each once
+        self.sender, self.receiver = np.divmod(both, count)
+        self.sent = np.searchsorted(self.sender, np.arange(count + 1))
+        self.deals = np.isin(both, listed, assume_unique=True)
+        self.slots = owner * self.degree + rising[owner, nth]
 
-    def share(self, users: frozenset[int]) -> None:
+    def edges(self, user: int) -> slice:
+        """Where a user is the sender in the arrays of partners."""
+        place = self.setup.session.place[user]
+        return slice(int(self.sent[place]), int(self.sent[place + 1]))
+
+    def partners(self, user: int) -> Places:
+        """Places of a user's partners, rising."""
+        return self.receiver[self.edges(user)]
+
+    def share(self, users: Collection[int]) -> None:
         """Fixes who shared keys."""
-        dealt: dict[int, list[int]] = {user: [] for user in users}
-        for dealer in sorted(users):
-            for holder in users & self.points[dealer].keys():
-                dealt[holder].append(dealer)
-        self.sharing = users
-        self.dealt_to = {user: frozenset(dealers) for user, dealers in dealt.items()}
+        among = self.among(users)
+        slots = np.flatnonzero(among[:, None] & among[self._lists])
+        holders = self._lists.ravel()[slots]
+        self.held = slots[np.argsort(holders, kind="stable")]
+        self._ends = np.append(0, np.cumsum(np.bincount(holders, minlength=len(among))))
+        self.sharing = frozenset(users)
+
+    def holding(self, user: int) -> slice:
+        """Where in `held` a user is the holder."""
+        place = self.setup.session.place[user]
+        return slice(int(self._ends[place]), int(self._ends[place + 1]))
+
+    def holders(self) -> Places:
+        """(n,) the place of the holder of each slot in `held`."""
+        return self._lists.ravel()[self.held]
+
+    def _kept(self, among: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(w,) how many of each list are among these."""
+        return np.count_nonzero(among[self._lists], axis=1)
 
 
 class Made(Mapping[int, bytes]):

@@ -35,9 +35,11 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.graph import Degree, choose_degree, draw_list
@@ -125,12 +127,17 @@ class SecAgg:
         )
         return SecAgg(session, graph)
 
-    def list_of(self, user: int, seed: bytes) -> tuple[int, ...]:
-        """A user's list, drawn from the seed that it advertised."""
-        own, order = self.session.place[user], self.session.order
+    def places_of(self, user: int, seed: bytes) -> NDArray[np.int64]:
+        """The places of a user's list in the session's order, drawn from its advertised seed."""
+        own, others = self.session.place[user], len(self.session.order) - 1
         purpose = b"list" + self.session.digest + struct.pack(">I", user)
-        drawn = draw_list(derive(seed, purpose), len(order) - 1, self.graph.degree)
-        return tuple(order[place + (place >= own)] for place in drawn)
+        drawn = np.array(draw_list(derive(seed, purpose), others, self.graph.degree), np.int64)
+        return drawn + (drawn >= own)
+
+    def list_of(self, user: int, seed: bytes) -> tuple[int, ...]:
+        """The users on it."""
+        order = self.session.order
+        return tuple(order[place] for place in self.places_of(user, seed).tolist())
 
     def pair_seed(self, private: X25519PrivateKey, public: bytes, user: int, peer: int) -> bytes:
         """The seed of the mask that `user` and `peer` share; either's key gives it."""
@@ -161,24 +168,36 @@ def pack_entries(entries: Mapping[int, bytes]) -> bytes:
     return b"".join(struct.pack(">I", user) + entries[user] for user in sorted(entries))
 
 
-def unpack_entries(payload: bytes, size: int) -> dict[int, bytes]:
-    """The inverse of `pack_entries` for values of `size` bytes.
+def read_entries(payload: bytes, size: int) -> NDArray[np.void]:
+    """The inverse of `pack_entries` for values of `size` bytes: (n,) records (user, value).
 
     Raises:
         MalformedMessage: a length that does not fit, or users that do not rise.
     """
-    step = 4 + size
-    if len(payload) % step:
-        raise MalformedMessage(f"entries must be {step} bytes each, got {len(payload)} in all")
-    entries: dict[int, bytes] = {}
-    last = -1
-    for start in range(0, len(payload), step):
-        (user,) = struct.unpack_from(">I", payload, start)
-        if user <= last:
-            raise MalformedMessage(f"entries must rise by user, got {user} after {last}")
-        entries[user] = payload[start + 4 : start + step]
-        last = user
+    record = _entry(size)
+    if len(payload) % record.itemsize:
+        raise MalformedMessage(
+            f"entries must be {record.itemsize} bytes each, got {len(payload)} in all"
+        )
+    entries = np.frombuffer(payload, record)
+    users = entries["user"].astype(np.int64)
+    falls = np.flatnonzero(users[1:] <= users[:-1])
+    if len(falls):
+        last, user = users[falls[0]], users[falls[0] + 1]
+        raise MalformedMessage(f"entries must rise by user, got {user} after {last}")
     return entries
+
+
+@lru_cache(maxsize=8)
+def _entry(size: int) -> np.dtype[np.void]:
+    return np.dtype([("user", ">u4"), ("value", f"V{size}")])
+
+
+def unpack_entries(payload: bytes, size: int) -> dict[int, bytes]:
+    """The same as `read_entries`, by user."""
+    entries = read_entries(payload, size)
+    values = [value.tobytes() for value in entries["value"]]
+    return dict(zip(entries["user"].tolist(), values, strict=True))
 
 
 def cut(payload: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:

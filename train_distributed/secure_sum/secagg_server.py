@@ -21,6 +21,7 @@ from train_distributed.secure_sum.keys import (
     PrivateKeys,
     check_order,
 )
+from train_distributed.secure_sum.mail import Mail
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, packet_bytes
 from train_distributed.secure_sum.prg import WORD
@@ -32,12 +33,11 @@ from train_distributed.secure_sum.secagg import (
     SERVER,
     Advert,
     SecAgg,
-    cut,
-    unpack_entries,
 )
 from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.unmasking import Unmasking
 from train_distributed.secure_sum.wire import (
+    OVERHEAD,
     STATEMENT_BYTES,
     Envelope,
     Kind,
@@ -85,13 +85,13 @@ class SecAggServer:
         self.culprits: dict[int, str] = {}
         self._adverts: dict[int, bytes] = {}  # the messages
         self._roster = Roster(setup)
-        self._packets: dict[int, dict[int, bytes]] = {}  # sender -> receiver -> packet
+        self._mail = Mail(self._roster)
         self._sharing = self._statement = b""  # who shared keys (a bitmap); what users sign
         self._told: dict[int, bytes] = {}  # who sent a masked vector -> its word on it
         self._total = np.zeros(self._session.dimension, np.uint64)
         self._court = Court(self._packet)
         self._agreed: dict[int, bytes] = {}
-        self._unmasking = Unmasking(self._roster)
+        self._unmasking = Unmasking(self._roster, frozenset(), self._mail.hashes)
         most = len(self._session.order) - 1
         self._sizes = {
             Kind.ADVERTISE: ADVERTISE_BYTES,
@@ -104,14 +104,12 @@ class SecAggServer:
         }
         self._take: dict[Kind, Callable[[Envelope, bytes], None]] = {
             Kind.ADVERTISE: self._take_advert,
-            Kind.KEY_SHARES: self._take_key_shares,
+            Kind.KEY_SHARES: lambda e, _: self._mail.post(e.sender, e.payload),
             Kind.MASKED: self._take_masked,
             Kind.COMPLAINT: lambda e, message: self._court.complain(e.sender, e.payload, message),
             Kind.DEFENCE: lambda e, _: self._court.defend(e.sender, e.payload),
             Kind.AGREED: self._take_agreed,
-            Kind.REVEAL: lambda e, _: self._unmasking.reveal(
-                e.sender, unpack_entries(e.payload, SHARE_BYTES)
-            ),
+            Kind.REVEAL: lambda e, _: self._unmasking.reveal(e.sender, e.payload),
         }
 
     @property
@@ -204,22 +202,13 @@ class SecAggServer:
         self._roster.add(envelope.sender, advert)
         self._adverts[envelope.sender] = message
 
-    def _take_key_shares(self, envelope: Envelope, message: bytes) -> None:
-        points, deal, word = (
-            self._roster.points[envelope.sender],
-            packet_bytes(True),
-            packet_bytes(False),
-        )
-        sizes = {p: deal if p in points else word for p in self._roster.partners[envelope.sender]}
-        self._packets[envelope.sender] = cut(envelope.payload, sizes)
-
     def _take_masked(self, envelope: Envelope, message: bytes) -> None:
-        payload = envelope.payload
-        if len(payload) != self._sizes[Kind.MASKED]:
+        content = envelope.content
+        if len(content) != self._sizes[Kind.MASKED]:
             raise MalformedMessage(f"MASKED must hold {self._session.dimension} words")
-        if payload[:STATEMENT_BYTES] != self._setup.told(self._sharing):
+        if content[:STATEMENT_BYTES] != self._setup.told(self._sharing):
             raise SetMismatch("users must mask with the users that they were told")
-        self._total += np.frombuffer(payload, WORD, offset=STATEMENT_BYTES)
+        self._total += np.frombuffer(content, WORD, offset=STATEMENT_BYTES)
         self._told[envelope.sender] = envelope.rest + signature_of(message)
 
     def _take_agreed(self, envelope: Envelope, message: bytes) -> None:
@@ -228,24 +217,24 @@ class SecAggServer:
         self._agreed[envelope.sender] = signature_of(message)
 
     def _send_neighbours(self) -> Mapping[int, bytes]:
-        self._roster.pair(self._roster.connected(self._enough(self._here)))
-        partners = self._roster.partners
+        roster, here = self._roster, self._enough(self._here)
+        adverts = np.zeros(len(self._session.order), f"V{OVERHEAD + ADVERTISE_BYTES}")
+        joined = b"".join([self._adverts[user] for user in sorted(here)])
+        adverts[roster.among(here)] = np.frombuffer(joined, adverts.dtype)
+        users = roster.connected(here)
+        roster.pair(users)
+        self._mail = Mail(roster)
         return self._messages_of(
-            Kind.NEIGHBOURS, partners, lambda user: [self._adverts[p] for p in partners[user]]
+            Kind.NEIGHBOURS, users, lambda user: [adverts[roster.partners(user)].tobytes()]
         )
 
     def _send_inboxes(self) -> Mapping[int, bytes]:
         users = self._enough(self._roster.connected(self._here))
         self._roster.share(users)
-        self._sharing = self._session.bitmap(users)
-
-        def inbox(user: int) -> list[bytes]:
-            packets = self._packets
-            return [self._sharing] + [
-                packets[p][user] for p in self._roster.partners[user] if p in users
-            ]
-
-        return self._messages_of(Kind.INBOX, users, inbox)
+        self._sharing, among = self._session.bitmap(users), self._roster.among(users)
+        return self._messages_of(
+            Kind.INBOX, users, lambda user: [self._sharing, self._mail.inbox(user, among)]
+        )
 
     def _send_accusations(self) -> Mapping[int, bytes]:
         """Asks for defences; if there is no need, the round after the next begins at once."""
@@ -262,12 +251,9 @@ class SecAggServer:
         if self._court.guilty:
             raise Misbehaviour(self._court.guilty)
         survivors = self._enough(self._told)
-        for user in sorted(self._roster.sharing):
-            self._roster.check_list(user, survivors)
-        self._unmasking.survivors = survivors
-        for user in self._roster.sharing:
-            self._unmasking.expect(user, self._packets[user])
-        self._packets.clear()
+        self._roster.check_lists(survivors)
+        self._unmasking = Unmasking(self._roster, survivors, self._mail.hashes)
+        self._mail.clear()
         bitmap = self._session.bitmap(survivors)
         self._statement = self._setup.agreed(self._sharing, bitmap)
         return self._messages_of(Kind.SURVIVORS, survivors, lambda user: [bitmap])
@@ -286,8 +272,8 @@ class SecAggServer:
         )
 
     def _packet(self, sender: int, receiver: int) -> tuple[Link, bytes] | None:
-        packet = self._packets.get(sender, {}).get(receiver)
-        if packet is None or sender not in self._roster.sharing:
+        packet = self._mail.packet(sender, receiver)
+        if packet is None:
             return None
         adverts = self._roster.adverts[sender], self._roster.adverts[receiver]
         return Link(self._setup, sender, receiver, adverts), packet

@@ -1,33 +1,39 @@
 """How the server of protocol B has secrets opened, checks them, and removes the masks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import InconsistentShares, SetMismatch, TooFewUsers
 from train_distributed.secure_sum.keys import exchange_key
-from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hashes_of, share_hasher
+from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hash_records, share_records
 from train_distributed.secure_sum.prg import add_stream, subtract_stream
 from train_distributed.secure_sum.roster import Roster
-from train_distributed.secure_sum.shamir import reconstruct
+from train_distributed.secure_sum.secagg import read_entries
+from train_distributed.secure_sum.shamir import SHARE_BYTES, reconstruct
+from train_distributed.secure_sum.wire import WITNESS_BYTES
 
 
 class Unmasking:
-    """Collects shares, opens one secret per user, and takes its masks off the total."""
+    """Collects shares, opens one secret per user, and takes its masks off the total.
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster, self._setup = roster, roster.setup
-        self._hashes: dict[int, dict[int, bytes]] = {}  # dealer -> holder -> of both shares
-        self._shares: dict[int, dict[int, bytes]] = {}  # dealer -> point -> share
-        self.survivors = frozenset[int]()
+    Args:
+        roster: of the session, all of whose lists are known.
+        survivors: users whose vectors are in the total.
+        hashes: (w·k,) per slot, what the list's owner showed of both shares.
+    """
 
-    def expect(self, dealer: int, packets: Mapping[int, bytes]) -> None:
-        """Keeps the hashes that a dealer showed of its shares (holder -> packet)."""
-        points = self._roster.points[dealer]
-        self._hashes[dealer] = {
-            u: hashes_of(packet) for u, packet in packets.items() if u in points
-        }
+    def __init__(self, roster: Roster, survivors: frozenset[int], hashes: NDArray[np.void]) -> None:
+        self._roster, self._setup, self.survivors = roster, roster.setup, survivors
+        owners, holders = roster.held // roster.degree, roster.holders()
+        self._dealers = roster.identities[owners]  # of each share that is held, by holder
+        which = np.where(roster.among(survivors)[owners], SEED, KEY)
+        shown = hashes.view(f"V{HASH_BYTES}").reshape(len(hashes), 2)
+        self._hashes = shown[roster.held, which]
+        held = roster.identities[holders]
+        self._shares = share_records(self._setup, self._dealers, held, which)
+        self._taken = np.zeros(len(held), bool)
 
     def requests(
         self, agreed: Mapping[int, bytes], told: Mapping[int, bytes]
@@ -38,39 +44,43 @@ class Unmasking:
             agreed: user -> its signature on the story, of at least `signers` users.
             told: user -> the witness of its vector's statement; shown where a dealer is no signer.
         """
-        bitmap, dealt_to = self._setup.session.bitmap, self._roster.dealt_to
+        roster, bitmap = self._roster, self._setup.session.bitmap
         signers = sorted(agreed)[: self._setup.graph.signers]
-        dropped = self._roster.sharing - self.survivors
+        dropped = roster.sharing - self.survivors
         story = bitmap(self.survivors) + bitmap(dropped) + bitmap(signers)
         signed = b"".join(agreed[user] for user in signers)
-        others = self.survivors.difference(signers)
+        others = sorted(self.survivors.difference(signers))
+        among, shown = roster.among(others), np.zeros(len(roster.identities), f"V{WITNESS_BYTES}")
+        shown[among] = np.frombuffer(b"".join([told[user] for user in others]), shown.dtype)
 
         def request(user: int) -> list[bytes]:
-            witnesses = sorted(dealt_to[user] & others)
-            return [story, bitmap(witnesses), signed, *(told[u] for u in witnesses)]
+            dealers = roster.held[roster.holding(user)] // roster.degree
+            witnesses = dealers[among[dealers]]
+            users = bitmap(roster.identities[witnesses].tolist())
+            return [story, users, signed, shown[witnesses].tobytes()]
 
         return request
 
-    def reveal(self, holder: int, shares: Mapping[int, bytes]) -> None:
-        """Takes one holder's shares, of all users that dealt it some.
+    def reveal(self, holder: int, payload: bytes) -> None:
+        """Takes one holder's shares, of all users that dealt it some, as `pack_entries` joins them.
 
         Raises:
+            MalformedMessage: not such entries.
             SetMismatch: other dealers than those.
             InconsistentShares: a share that its dealer did not deal; none is taken.
         """
-        expected = self._roster.dealt_to[holder]
-        if shares.keys() != expected:
-            wrong = sorted(shares.keys() ^ expected)[:10]
+        entries, held = read_entries(payload, SHARE_BYTES), self._roster.holding(holder)
+        dealers = self._dealers[held]
+        if not np.array_equal(entries["user"], dealers):
+            wrong = np.setxor1d(entries["user"], dealers)[:10].tolist()
             raise SetMismatch(f"user {holder} must reveal one share per dealer, differs in {wrong}")
-        survivors, hashes, digest = self.survivors, self._hashes, share_hasher(self._setup)
-        for dealer, share in shares.items():
-            which = SEED if dealer in survivors else KEY
-            good = hashes[dealer][holder][which * HASH_BYTES : (which + 1) * HASH_BYTES]
-            if digest(dealer, holder, which, share) != good:
-                raise InconsistentShares(f"share of user {dealer} must be the one that it dealt")
-        for dealer, share in shares.items():
-            point = self._roster.points[dealer][holder]
-            self._shares.setdefault(dealer, {})[point] = share
+        shares, dealt = self._shares[held].copy(), self._hashes[held]
+        shares["share"] = entries["value"]
+        found = hash_records(shares)
+        if found != dealt.tobytes():
+            dealer = dealers[np.frombuffer(found, dealt.dtype) != dealt][0]
+            raise InconsistentShares(f"share of user {dealer} must be the one that it dealt")
+        self._shares[held], self._taken[held] = shares, True
 
     def secrets(self) -> tuple[dict[int, bytes], dict[int, str]]:
         """A survivor's self-mask seed or a dropped user's masking key; and whose are wrong.
@@ -79,9 +89,9 @@ class Unmasking:
             TooFewUsers: too few shares of some secret.
         """
         secrets, wrong = {}, {}
-        for user in sorted(self._roster.sharing):
+        for user, shares in self._shares_by_dealer():
             try:
-                secrets[user] = self._secret(user)
+                secrets[user] = self._secret(user, shares)
             except InconsistentShares as error:
                 wrong[user] = str(error)
             except TooFewUsers as error:
@@ -96,8 +106,24 @@ class Unmasking:
             else:
                 self._cancel(total, user, secret)
 
-    def _secret(self, user: int) -> bytes:
-        secret = reconstruct(self._shares.get(user, {}), self._setup.graph.threshold)
+    def _shares_by_dealer(self) -> Iterator[tuple[int, dict[int, bytes]]]:
+        """Of each user that shared keys, point -> share, no more than are needed."""
+        slots = self._roster.held[self._taken]
+        rising = np.argsort(slots)
+        octets = self._shares["share"][self._taken][rising].tobytes()
+        owners, nth = np.divmod(slots[rising], self._roster.degree)
+        points = (nth + 1).tolist()
+        for user in sorted(self._roster.sharing):
+            place = self._setup.session.place[user]
+            start, end = np.searchsorted(owners, (place, place + 1)).tolist()
+            needed = range(start, min(end, start + self._setup.graph.threshold))
+            yield (
+                user,
+                {points[i]: octets[i * SHARE_BYTES : (i + 1) * SHARE_BYTES] for i in needed},
+            )
+
+    def _secret(self, user: int, shares: Mapping[int, bytes]) -> bytes:
+        secret = reconstruct(shares, self._setup.graph.threshold)
         advert = self._roster.adverts[user]
         if user in self.survivors:
             good = self._setup.commitment(user, secret) == advert.commitment
@@ -110,7 +136,7 @@ class Unmasking:
     def _cancel(self, total: NDArray[np.uint64], dropped: int, key: bytes) -> None:
         """Takes out what the survivors added for the masks they share with a dropped user."""
         private = exchange_key(key)
-        for peer in self._roster.partners[dropped]:
+        for peer in self._roster.identities[self._roster.partners(dropped)].tolist():
             if peer in self.survivors:
                 public = self._roster.adverts[peer].masking
                 seed = self._setup.pair_seed(private, public, dropped, peer)

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ _DOMAIN = b"secure sum, version 1"
 OVERHEAD = _HEADER.size + SIGNATURE_BYTES
 STATEMENT_BYTES = 32
 WITNESS_BYTES = 32 + SIGNATURE_BYTES
+Octets = bytes | memoryview
 
 
 class Kind(IntEnum):
@@ -67,8 +69,13 @@ class Envelope:
 
     kind: Kind
     sender: int
-    payload: bytes
+    content: memoryview  # the payload where it lies in the message
     rest: bytes = b""  # MASKED: SHA-256 of what follows the statement
+
+    @cached_property
+    def payload(self) -> bytes:
+        """A copy of it; of vectors, better none is made."""
+        return bytes(self.content)
 
 
 def write(
@@ -125,10 +132,10 @@ def read(session: Session, message: bytes, receiver: int, largest: Mapping[Kind,
     key = session.verifying_key(sender)
     if key is None or sender == receiver:
         raise WrongSender(f"sender must be another party of the session, got {sender}")
-    header, payload = message[: _HEADER.size], message[_HEADER.size : -SIGNATURE_BYTES]
-    shown, rest = _digest(kind, payload)
-    verify(key, message[-SIGNATURE_BYTES:], _signed(header, shown, rest))
-    return Envelope(Kind(kind), sender, payload, rest)
+    content = memoryview(message)[_HEADER.size : -SIGNATURE_BYTES]
+    shown, rest = _digest(kind, content)
+    verify(key, message[-SIGNATURE_BYTES:], _signed(message[: _HEADER.size], shown, rest))
+    return Envelope(Kind(kind), sender, content, rest)
 
 
 def reassemble(
@@ -219,7 +226,7 @@ def check_statement(session: Session, sender: int, statement: bytes, witness: by
     verify(session.users[sender], signature, _signed(header, statement, rest))
 
 
-def _digest(kind: int, payload: bytes) -> tuple[bytes, bytes]:
+def _digest(kind: int, payload: Octets) -> tuple[Octets, bytes]:
     """What of a payload is signed as it stands, and the hash of what is not (or nothing)."""
     if kind != Kind.MASKED:
         return payload, b""
@@ -227,5 +234,7 @@ def _digest(kind: int, payload: bytes) -> tuple[bytes, bytes]:
     return payload[:STATEMENT_BYTES], rest
 
 
-def _signed(header: bytes, shown: bytes, rest: bytes) -> bytes:
-    return _DOMAIN + header + hashlib.sha256(shown + rest).digest()
+def _signed(header: bytes, shown: Octets, rest: bytes) -> bytes:
+    digest = hashlib.sha256(shown)
+    digest.update(rest)
+    return _DOMAIN + header + digest.digest()

@@ -1,6 +1,6 @@
 """A private run played through on public labelled embeddings, to choose what the run will use."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ HEAD_QUANTILE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
+class Sizes:
     """What is known of a run before it: sizes, classes and partition, nothing from its rows."""
 
     users: int  # w
@@ -100,7 +100,7 @@ class Candidates:
 
 def rehearse(
     public: EmbeddingSet,
-    federations: Sequence[Federation],
+    federations: Sequence[Sizes],
     promises: Sequence[Privacy],
     candidates: Candidates,
     *,
@@ -139,11 +139,36 @@ def rehearse(
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The candidate with the best mean accuracy in a rehearsal, for one ε."""
+
+    setting: Setting
+    accuracy: float  # in the rehearsal, not of the private run
+
+
+def ranking(cells: Iterable[Cell]) -> dict[float | None, list[Choice]]:
+    """Candidates by ε, best first, by mean accuracy over tasks and seeds; the first wins a tie."""
+    values: dict[float | None, dict[str, tuple[Setting, list[float]]]] = {}
+    for cell in cells:
+        setting = Setting(cell.label, cell.method, cell.transform, cell.options)
+        name = f"{cell.method} {cell.transform} {sorted(cell.options.items())}"
+        of_epsilon = values.setdefault(cell.epsilon, {})
+        of_epsilon.setdefault(name, (setting, []))[1].append(cell.accuracy)
+    return {
+        epsilon: sorted(
+            (Choice(setting, float(np.mean(found))) for setting, found in of_epsilon.values()),
+            key=lambda choice: -choice.accuracy,
+        )
+        for epsilon, of_epsilon in values.items()
+    }
+
+
+@dataclass(frozen=True)
 class _Task:
     """One grouping of public classes."""
 
     public: EmbeddingSet
-    federations: Sequence[Federation]
+    federations: Sequence[Sizes]
     promises: Sequence[Privacy]
     candidates: Candidates
     seeds: range

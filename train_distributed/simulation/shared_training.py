@@ -10,8 +10,9 @@ from torch import Tensor
 from heads import fit_exact
 from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import Method
-from train_distributed.one_shot.private_statistics import ClassSums, LeastSquares
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
@@ -77,7 +78,7 @@ def released(
     method: Method, total: Tensor, guarantee: Guarantee, rows: int, noise: Tensor
 ) -> Tensor:
     """(d, K) weights from an unscaled sum of `rows` rows and (D,) draws from N(0, 1)."""
-    std = guarantee.local_std * math.sqrt(guarantee.users)
+    std = guarantee.float_std * math.sqrt(guarantee.users)
     return method.classifier(total + noise * std / method.scale, rows, std)
 
 

@@ -11,24 +11,6 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
-from pretrain.cli.command import run_command
-from train_distributed.__main__ import _parse
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs a command line in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["train_distributed", *arguments])
-        code = run_command(_parse)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -256,7 +238,7 @@ def test_a_place_that_cannot_be_written_is_found_before_noise_is_drawn(
 ):
     drawn = []
     monkeypatch.setattr(
-        "train_distributed.commands.run.learn", lambda *args, **more: drawn.append(args)
+        "train_distributed.research.baselines.learn.learn", lambda *args, **more: drawn.append(args)
     )
     (tmp_path / "file").touch()
     private, public = sets
@@ -327,7 +309,7 @@ def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, nu
         assert len(list(tmp_path.glob(".made.*.partial/*"))) == 2
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("train_distributed.commands.run.draw_release", stop)
+    monkeypatch.setattr("train_distributed.research.experiments.frontier_figure.draw_release", stop)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     code, _, error = call(
         "run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "made")

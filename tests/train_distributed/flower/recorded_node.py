@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet
 from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.federation import Federation
+from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.party import read_private
 from train_distributed.flower.supernode import Node, serve
-from train_distributed.flower.task import ModelTask
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 

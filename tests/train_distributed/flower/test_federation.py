@@ -19,10 +19,10 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed.commands.federation import Init, Join
 from train_distributed.flower.coordinator import Log
 from train_distributed.flower.federation import Federation
+from train_distributed.flower.model_task import Facts, ModelTask
 from train_distributed.flower.party import read_private
 from train_distributed.flower.processes import free_port
 from train_distributed.flower.superlink import Operation, operate
-from train_distributed.flower.task import Facts, ModelTask
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened

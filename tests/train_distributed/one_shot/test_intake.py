@@ -16,8 +16,9 @@ from train_distributed import (
     release,
 )
 from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import METHODS, build_method
-from train_distributed.one_shot.private_statistics import ClassSums, LeastSquares
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import Partition, split
 from train_distributed.research.baselines import multi_round

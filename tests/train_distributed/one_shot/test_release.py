@@ -10,6 +10,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
@@ -119,9 +120,9 @@ def test_dropouts_divide_by_what_arrived_and_keep_the_promise():
         "softmax",
         promise,
         partition=held,
-        dropped=(2, 4),
         min_survivors=4,
         transform=public_transform(),
+        rehearsal=Rehearsal(dropped=(2, 4)),
         l2_reg=0.1,
     )
     whole = embedding_set(test_rows=0).subset(kept.numpy())
@@ -138,6 +139,7 @@ def test_dropouts_divide_by_what_arrived_and_keep_the_promise():
     assert torch.allclose(dropped.weights, present.weights, rtol=0, atol=1e-6)
     assert dropped.report["survivors"] == 4
     assert dropped.report["honest_users"] == 4
+    assert "a rehearsal: 2 users were made to drop out" in dropped.report["unsuitable_because"]
 
 
 def test_too_few_survivors_release_nothing():
@@ -148,7 +150,7 @@ def test_too_few_survivors_release_nothing():
             Privacy(1.0, 1e-5),
             transform=public_transform(),
             partition=partition(6),
-            dropped=[0],
+            rehearsal=Rehearsal(dropped=[0]),
         )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
+from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 
@@ -27,7 +28,7 @@ BAD = [
     ({"num_classes": 5}, "num_classes must be 3, the set's class names, got 5"),
     ({"min_survivors": 0}, r"min_survivors must be in \[1, 6\]"),
     ({"min_survivors": 3}, "one certainly honest user, got 0"),
-    ({"dropped": [6]}, r"dropped must hold users in \[0, 6\), got 6"),
+    ({"rehearsal": Rehearsal([6])}, r"dropped must hold users in \[0, 6\), got 6"),
     ({"method": "softmax", "l2_reg": 0.0}, "l2_reg must be finite and > 0, got 0.0"),
     ({"method": "softmax", "l2_reg": -1.0}, "l2_reg must be finite and > 0, got -1.0"),
     ({"method": "softmax", "bound": "paper"}, "radius must be given for bound='paper'"),

@@ -75,7 +75,7 @@ def test_statistics_of_grid_rows_are_whole_steps(name: str):
 def test_discrete_noise_is_never_less_and_hardly_more(name: str, epsilon: float):
     method, guarantee, sizes = parts(name, epsilon)
     discrete = IntegerSum.of(method, guarantee, sizes).local_std
-    continuous = FloatSum(method.dimension, guarantee.local_std, torch.Generator()).local_std
+    continuous = FloatSum(method.dimension, guarantee.float_std, torch.Generator()).local_std
     assert continuous <= discrete <= continuous * 1.001
 
 

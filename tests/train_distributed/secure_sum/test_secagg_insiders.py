@@ -14,7 +14,9 @@ from train_distributed.secure_sum.packets import (
     KEY,
     SEED,
     Link,
+    hash_records,
     share_hasher,
+    share_records,
     write_deal,
 )
 from train_distributed.secure_sum.secagg import SERVER
@@ -276,3 +278,12 @@ def test_a_share_s_hash_is_of_its_place_too(make_secagg: Callable) -> None:
         share_hasher(setup)(a, b, c, share) for a in (0, 1) for b in (2, 3) for c in (SEED, KEY)
     }
     assert len(seen) == 8
+
+
+def test_all_shares_of_a_holder_are_hashed_as_each_alone(make_secagg: Callable) -> None:
+    setup, dealers, which = make_secagg(VECTORS).setup, [2, 3, 2**31 - 1], [SEED, KEY, SEED]
+    shares = [bytes([i]) * (SHARE_BYTES - 1) + b"\0" for i in range(3)]
+    records = share_records(setup, np.array(dealers), np.full(3, 5), np.array(which))
+    records["share"] = np.frombuffer(b"".join(shares), f"V{SHARE_BYTES}")
+    alone = map(share_hasher(setup), dealers, (5, 5, 5), which, shares)
+    assert hash_records(records) == b"".join(alone)

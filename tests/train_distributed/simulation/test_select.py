@@ -15,13 +15,13 @@ from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation import rehearsal
-from train_distributed.simulation.choice import ranking
 from train_distributed.simulation.plan import Cell
 from train_distributed.simulation.rehearsal import (
     Candidates,
-    Federation,
+    Sizes,
     balanced_groups,
     pose_task,
+    ranking,
 )
 
 PROMISE = Privacy(2.0, 1e-5, 0.5)
@@ -107,11 +107,11 @@ def test_select_refuses_too_few_public_classes_and_empty_federations(public):
 
 
 def test_the_rehearsed_noise_is_that_of_the_whole_federation():
-    scenario = Federation(users=1000, rows_per_user=50, num_classes=10).stand_in(2020)
+    scenario = Sizes(users=1000, rows_per_user=50, num_classes=10).stand_in(2020)
     assert (scenario.users, scenario.rows_per_user, scenario.stands_for) == (40, 50, (1000, 50))
-    few = Federation(users=1, rows_per_user=50_000, num_classes=10).stand_in(2020)
+    few = Sizes(users=1, rows_per_user=50_000, num_classes=10).stand_in(2020)
     assert (few.users, few.rows_per_user, few.stands_for) == (1, 2020, (1, 50_000))
-    enough = Federation(users=3, rows_per_user=5, num_classes=10).stand_in(2020)
+    enough = Sizes(users=3, rows_per_user=5, num_classes=10).stand_in(2020)
     assert (enough.users, enough.rows_per_user) == (3, 5)
 
 

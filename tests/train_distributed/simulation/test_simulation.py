@@ -66,7 +66,7 @@ def test_noise_has_the_standard_deviation_of_the_guarantee(held):
     method = build_method("class-sums", TRANSFORM, 3, {})
     promise = Privacy(0.5, 1e-5, 0.5)
     guarantee = Guarantee.of(held.sizes, method, promise)
-    std = guarantee.local_std * math.sqrt(4)
+    std = guarantee.float_std * math.sqrt(4)
     seen = {}
 
     def shown(total, rows, noise_std):

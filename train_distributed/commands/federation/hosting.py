@@ -10,13 +10,13 @@ from train_distributed.flower.document import read_document
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import ADDRESS, FEDERATION, OPERATOR, TRANSFORM
 from train_distributed.flower.ledger import STATE
+from train_distributed.flower.model_task import Facts, ModelTask
 from train_distributed.flower.party import public_keys, read_private
 from train_distributed.flower.record import settle
 from train_distributed.flower.run_log import RunLog
 from train_distributed.flower.state import party_state
 from train_distributed.flower.status import Log
 from train_distributed.flower.superlink import Operation, operate
-from train_distributed.flower.task import Facts, ModelTask
 from train_distributed.secure_sum.keys import PrivateKeys
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Pa
 
 
 def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
-    from train_distributed.flower.task import transform_hash
+    from train_distributed.flower.model_task import transform_hash
 
     if bool(init.class_names) == (init.num_classes is not None):
         given = "both" if init.class_names else "neither"
@@ -118,7 +118,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
 
 
 def _dimension(folder: Path, terms: Terms) -> int:
-    from train_distributed.flower.task import read_transform
+    from train_distributed.flower.model_task import read_transform
     from train_distributed.one_shot.methods import build_method
 
     transform = read_transform(folder / TRANSFORM)
@@ -132,7 +132,7 @@ def _dimension(folder: Path, terms: Terms) -> int:
 
 def _check(folder: Path, federation: Federation) -> None:
     """What every party will check, before anything is handed out."""
-    from train_distributed.flower.task import ModelTask
+    from train_distributed.flower.model_task import ModelTask
 
     ModelTask.of(federation, folder / TRANSFORM)
     federation.session(bytes(32))

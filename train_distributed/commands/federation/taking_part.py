@@ -92,7 +92,7 @@ def _desk(
     if start.embeddings is None:
         raise ValueError(f"embeddings must be given for {federation.call(party)}, got none")
     from embed import EmbeddingSet
-    from train_distributed.flower.task import ModelTask
+    from train_distributed.flower.model_task import ModelTask
 
     task = ModelTask.of(federation, invitation.transform)
     encoded = task.encoded(party, EmbeddingSet.open(start.embeddings))

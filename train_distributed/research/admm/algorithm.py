@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train_distributed.privacy.randomness import exponential_norm
+from train_distributed.privacy.float_noise import exponential_norm
 from train_distributed.research.admm import calibration, solver
 from train_distributed.research.admm.graph import Graph
 from train_distributed.research.admm.nodes import Nodes

@@ -1,6 +1,6 @@
 """What `audit --method all` attacks: every method, float and discrete, in all kinds of promises."""
 
-from train_distributed.one_shot.release import Noise
+from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.target import Target
 from train_distributed.research.audit.worst_case import WorstCase

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import accounting
-from train_distributed.one_shot.release import Noise, Release
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.worst_case import WorstCase
 from train_distributed.research.baselines.learn import learn
@@ -73,8 +75,7 @@ class Target:
             transform=self.transform,
             noise=self.noise,
             min_survivors=self.federation.min_survivors,
-            dropped=self.federation.dropped,
-            known_noise=self.federation.dishonest,
+            rehearsal=Rehearsal(self.federation.dropped, self.federation.dishonest),
             **self.options,
         )
 

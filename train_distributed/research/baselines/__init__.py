@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.model import Release
 from train_distributed.research.baselines import (
     amp,
     central,

@@ -17,7 +17,7 @@ from torch import Tensor
 from heads import HuberSVMHead
 from heads.rows import check_norms, row_norms
 from train_distributed import accounting
-from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.model import Release
 from train_distributed.privacy.guarantee import ROUND_UP
 from train_distributed.research.baselines.task import Task
 

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
 from train_distributed.one_shot.methods import build_method
-from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.model import Release
 from train_distributed.research.baselines.task import Task
 
 INVERSE_REG = 2.0  # C of the reference SVM, Kirschte et al. 2024, App. C

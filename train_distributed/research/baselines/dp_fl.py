@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from train_distributed import accounting
-from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.model import Release
 from train_distributed.research.baselines.task import Task
 
 LEARNING_RATE, CLIP, EPOCHS, BATCH = 4.0, 0.1, 40, 1024  # Sec. 7.1

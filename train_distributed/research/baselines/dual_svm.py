@@ -15,9 +15,10 @@ from torch import Tensor
 
 from heads import HuberSVMHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.report import with_reason
 from train_distributed.one_shot.users import Chunk
-from train_distributed.research.baselines.task import Task, with_reason
+from train_distributed.research.baselines.task import Task
 
 TOLERANCE, ITERATIONS = 2e-12, 10_000
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from heads import Head, SoftmaxHead
-from train_distributed.one_shot.release import Release, surviving
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
@@ -102,7 +103,8 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
     step.validate()
     guarantee = Guarantee.of(sizes, step, task.privacy, task.min_survivors)
     generator, totals, report = task.draws, [], {}
-    kept = surviving(len(sizes), task.dropped, guarantee.min_survivors)
+    played = task.rehearsal or Rehearsal()
+    kept = played.surviving(len(sizes), guarantee.min_survivors)
     for _ in range(rounds):
         summation = _summation(task, step, guarantee, sizes, generator)
         for chunk in task.users.chunks():
@@ -123,9 +125,9 @@ def _report(guarantee: Guarantee, of_round: dict[str, Any], rounds: int) -> dict
 def _summation(
     task: Task, step: GradientSum, guarantee: Guarantee, sizes: Tensor, generator: torch.Generator
 ) -> Summation:
-    bare = frozenset(task.known_noise)
+    bare = frozenset(task.rehearsal.known_noise if task.rehearsal else ())
     if task.noise == "float" or not task.privacy.private:
-        return FloatSum(step.dimension, guarantee.local_std, generator, bare)
+        return FloatSum(step.dimension, guarantee.float_std, generator, bare)
     planned = plan(  # as one sum of all rounds' numbers: rounding and discreteness add up
         task.privacy.epsilon,
         task.privacy.delta,

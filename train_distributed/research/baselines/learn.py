@@ -1,7 +1,7 @@
 """One model from all users' rows by any method: ours, or one that we compare with."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,13 +11,14 @@ from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed.one_shot.intake import admit, check_partition, known_classes, spread_users
 from train_distributed.one_shot.methods import METHODS
-from train_distributed.one_shot.release import Noise, Release, release
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.release import Rehearsal, release
+from train_distributed.one_shot.report import Noise, with_reason
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import baselines
 from train_distributed.research.baselines import multi_round
-from train_distributed.research.baselines.task import with_reason
 
 PrivateMethodName = Literal[
     "class-sums",
@@ -52,9 +53,8 @@ def learn(
     noise: Noise | None = None,
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
-    dropped: Collection[int] = (),
-    known_noise: Collection[int] = (),
     vouch_for_transform: bool = False,
+    rehearsal: Rehearsal | None = None,
     **options: Any,
 ) -> Release:
     """`train_distributed.release` for all of ALL_METHODS; its arguments, report and errors.
@@ -77,9 +77,8 @@ def learn(
             noise=noise or "discrete",
             generator=generator,
             min_survivors=min_survivors,
-            dropped=dropped,
-            known_noise=known_noise,
             vouch_for_transform=vouch_for_transform,
+            rehearsal=rehearsal,
             **options,
         )
     elif method in baselines.BASELINES:
@@ -93,13 +92,13 @@ def learn(
             noise=noise or "discrete",
             generator=generator,
             min_survivors=min_survivors,
-            dropped=dropped,
-            known_noise=known_noise,
             vouch_for_transform=vouch_for_transform,
+            rehearsal=rehearsal,
         )
         released = _train(task, num_classes, options)
     elif method in multi_round.METHODS:
-        if min_survivors is not None or dropped or known_noise:
+        played = rehearsal or Rehearsal()
+        if min_survivors is not None or played.dropped or played.known_noise:
             raise ValueError(
                 f"min_survivors, dropped and known_noise must be left out for method {method!r}, "
                 "where all users stay"

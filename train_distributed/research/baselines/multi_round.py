@@ -1,20 +1,19 @@
 """One call for the learners of many rounds, with the report of a release."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST, TRAIN
+from embed.store import TRAIN
 from train_distributed.one_shot.intake import admit, check_partition, known_classes
-from train_distributed.one_shot.release import (
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.report import (
     Noise,
-    Release,
-    accuracy_report,
-    class_names_of,
+    class_names,
+    reported,
     suitability,
     versions,
 )
@@ -80,18 +79,16 @@ def learn(
     rows = Rows.of(embeddings, transform, users, classes)
     seeded = generator is not None  # what depends on private rows is for simulations only
     weights, costs = learn_rows(rows, method, privacy, chosen, generator, measure_risk=seeded)
-    released = Release(weights, transform, class_names_of(embeddings, classes))
+    names = class_names(embeddings.declared_classes, classes)
     report = (
         {"method": method} | privacy.report() | costs | {"users": users.users, "rows": len(rows.y)}
     )
     report |= {"noise": noise if privacy.private else "none"}
     report |= admitted.report | {"versions": versions()}
-    report |= suitability(privacy, noise, seeded=seeded, others=admitted.unsuitable)
     if not seeded:
         report.pop("simulation_only")
-    if (embeddings.split == TEST).any():
-        report |= accuracy_report(released, embeddings)
-    return replace(released, report=report)
+    verdict = suitability(privacy, noise, seeded=seeded, others=admitted.unsuitable)
+    return reported(Release(weights, transform, names), report, verdict, embeddings)
 
 
 def learn_rows(

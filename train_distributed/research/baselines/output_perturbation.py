@@ -14,7 +14,7 @@ from torch import Tensor
 from heads import LogisticHead, fit_exact
 from heads.exact import certified_sensitivity, default_tolerance
 from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.release import Release
+from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.users import Chunk
 from train_distributed.research.baselines.task import Task
 

@@ -1,6 +1,5 @@
 """What every baseline is given, and how it ends: rows and a promise in, a release out."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,17 +7,10 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST
 from train_distributed.one_shot.methods import Method
-from train_distributed.one_shot.release import (
-    Noise,
-    Release,
-    accuracy_report,
-    class_names_of,
-    release,
-    suitability,
-    versions,
-)
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.release import Rehearsal, release
+from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
@@ -38,9 +30,8 @@ class Task:
     noise: Noise
     generator: torch.Generator | None
     min_survivors: int | None
-    dropped: Collection[int]
-    known_noise: Collection[int]
     vouch_for_transform: bool = False
+    rehearsal: Rehearsal | None = None
 
     @property
     def users(self) -> EmbeddingUsers:
@@ -83,11 +74,12 @@ class Task:
         Raises:
             ValueError: dropouts or dishonest users.
         """
-        if self.min_survivors is not None or self.dropped:
+        played = self.rehearsal or Rehearsal()
+        if self.min_survivors is not None or played.dropped:
             raise ValueError(f"min_survivors and dropped must be left out for {self.method!r}")
-        if self.known_noise:
+        if played.known_noise:
             raise ValueError(
-                f"known_noise must be empty for {self.method!r}, got {list(self.known_noise)}"
+                f"known_noise must be empty for {self.method!r}, got {list(played.known_noise)}"
             )
 
     def refuse_discrete(self) -> None:
@@ -123,9 +115,8 @@ class Task:
             noise=self.noise,
             generator=self.generator,
             min_survivors=self.min_survivors,
-            dropped=self.dropped,
-            known_noise=self.known_noise,
             vouch_for_transform=self.vouch_for_transform,
+            rehearsal=self.rehearsal,
         )
         return replace(released, report=released.report | report)
 
@@ -139,23 +130,14 @@ class Task:
             report: rounds, bytes_per_user, noise and what the promise is made of.
             opened: (D,) what was shown besides the weights.
         """
-        names = class_names_of(self.embeddings, self.num_classes)
+        names = class_names(self.embeddings.declared_classes, self.num_classes)
         released = Release(weights.double(), self.transform, names, opened=opened)
         sizes = self.partition.counts
-        full = {"users": len(sizes), "rows": int(sizes.sum())} | report
-        full |= suitability(
+        facts = {"users": len(sizes), "rows": int(sizes.sum())} | report
+        verdict = suitability(
             self.privacy,
             self.noise,
             seeded=self.generator is not None,
-            bare_users=len(set(self.known_noise)),
+            rehearsed=None if self.rehearsal is None else self.rehearsal.reason,
         )
-        full |= {"versions": versions()}
-        if (self.embeddings.split == TEST).any():
-            full |= accuracy_report(released, self.embeddings)
-        return replace(released, report=full)
-
-
-def with_reason(report: dict[str, Any], reason: str) -> dict[str, Any]:
-    """The report of a model that may not be released, for this reason too."""
-    why = [*report.get("unsuitable_because", ()), reason]
-    return report | {"suitable_for_release": False, "unsuitable_because": why}
+        return reported(released, facts, verdict, self.embeddings)

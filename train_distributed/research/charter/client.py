@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from train_distributed.privacy.randomness import normal, uniform
+from train_distributed.privacy.float_noise import normal, uniform
 from train_distributed.research.charter.encoding import Encoder
 from train_distributed.research.charter.objectives import Objective
 from train_distributed.research.charter.plan import CharterPlan

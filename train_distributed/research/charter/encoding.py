@@ -17,7 +17,7 @@ from torch import Tensor
 
 from train_distributed.privacy.discrete_gaussian import add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
-from train_distributed.privacy.randomness import normal
+from train_distributed.privacy.float_noise import normal
 
 _STEPS_PER_STD = 1024
 _SMOOTHING = 4  # τ, steps: what a rounded continuous Gaussian needs beside a discrete one

@@ -13,8 +13,8 @@ from train_distributed import (
     accounting,
 )
 from train_distributed.partition import Partition
+from train_distributed.privacy.float_noise import uniform
 from train_distributed.privacy.promise import Privacy
-from train_distributed.privacy.randomness import uniform
 from train_distributed.research import charter
 from train_distributed.research.charter.objectives import Objective
 from train_distributed.research.charter.plan import CharterTask, check_budget

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.privacy.randomness import uniform
+from train_distributed.privacy.float_noise import uniform
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def measure(
     peak = _memory("VmHWM") if before is not None else None
     add_noise(torch.zeros(method.dimension).numpy().astype("uint64"), summation.plan.stds_in_steps)
     noised = time.perf_counter()
-    std = guarantee.local_std * math.sqrt(guarantee.users)
+    std = guarantee.float_std * math.sqrt(guarantee.users)
     method.classifier(total, int(sizes.sum()), std)
     ended = time.perf_counter()
     return {

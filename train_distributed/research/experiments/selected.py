@@ -8,9 +8,8 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work
-from train_distributed.simulation.choice import ranking
 from train_distributed.simulation.plan import Cell, Plan, Setting
-from train_distributed.simulation.rehearsal import Candidates, Federation, rehearse
+from train_distributed.simulation.rehearsal import Candidates, Sizes, ranking, rehearse
 from train_distributed.simulation.scenario import Scenario
 
 CHOSEN = "ours, chosen by select"
@@ -54,10 +53,10 @@ class Contest:
         return len(self.ours.meta["class_names"])
 
     @property
-    def scenarios(self) -> dict[Federation, Scenario]:
+    def scenarios(self) -> dict[Sizes, Scenario]:
         """What is rehearsed, and what is then run."""
         return {
-            Federation(users=w, rows_per_user=n, num_classes=self.classes, scheme=scheme): Scenario(
+            Sizes(users=w, rows_per_user=n, num_classes=self.classes, scheme=scheme): Scenario(
                 users=w, scheme=scheme, rows_per_user=n
             )
             for w, n in self.sizes

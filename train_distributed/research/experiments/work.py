@@ -112,8 +112,6 @@ def baselines(
             noise="float",
             generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
             min_survivors=None,
-            dropped=(),
-            known_noise=(),
         )
         yield train(task, setting.options).weights
 

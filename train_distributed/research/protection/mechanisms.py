@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from train_distributed.privacy import randomness
+from train_distributed.privacy import float_noise
 
 HEADER = struct.Struct("<IIf")  # m, number of values, ρ as sent
 VALUE, INDEX = np.dtype("<f4"), np.dtype("<u4")
@@ -56,7 +56,7 @@ def sparsify(values: Tensor, keep: float, generator: torch.Generator | None) -> 
         ValueError: ρ outside [0, 1].
     """
     check_keep(keep)
-    sent = (randomness.uniform(tuple(values.shape), generator) < keep).numpy()
+    sent = (float_noise.uniform(tuple(values.shape), generator) < keep).numpy()
     scaled = values.double().numpy()[sent] / (keep or 1.0)
     header = HEADER.pack(len(values), len(scaled), keep)
     return header + _places(sent) + scaled.astype(VALUE).tobytes()
@@ -214,7 +214,7 @@ class Randomisation(Mechanism):
         return {"message": plain_views(noisy.float().double())}
 
     def _noisy(self, model: Tensor, generator: torch.Generator | None) -> Tensor:
-        noise = randomness.normal(tuple(model.shape), generator)
+        noise = float_noise.normal(tuple(model.shape), generator)
         return model.double() + self.variance**0.5 * noise
 
 

@@ -12,8 +12,8 @@ from train_distributed.flower.certificates import check_server, hosts_of, read_a
 from train_distributed.flower.document import LARGE, read_document
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.invitation import Invitation
+from train_distributed.flower.model_task import ModelTask, read_transform
 from train_distributed.flower.party import Party, node_fingerprint, node_key, read_private
-from train_distributed.flower.task import ModelTask, read_transform
 
 CASES = 2_400  # of all readers together
 VALUES = [

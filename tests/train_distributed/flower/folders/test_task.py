@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.flower.federation import Federation
-from train_distributed.flower.task import Facts, ModelTask, transform_hash
+from train_distributed.flower.model_task import Facts, ModelTask, transform_hash
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers

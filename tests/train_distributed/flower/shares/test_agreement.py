@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train_distributed.flower.task import ModelTask
+from train_distributed.flower.model_task import ModelTask
 from train_distributed.secure_sum.prg import new_seed
 
 

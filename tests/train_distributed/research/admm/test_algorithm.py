@@ -10,7 +10,7 @@ import torch
 from train_distributed import (
     partition,
 )
-from train_distributed.privacy.randomness import exponential_norm
+from train_distributed.privacy.float_noise import exponential_norm
 from train_distributed.research import admm
 from train_distributed.research.admm import calibration, solver
 

@@ -21,6 +21,7 @@ from train_distributed import (
 from train_distributed.__main__ import _parse
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import (
@@ -155,11 +156,12 @@ def test_float_noise_of_the_dishonest_is_missing_too() -> None:
 def test_an_audited_release_is_marked() -> None:
     target = Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
     data = next(iter(target.federation.neighbours())).first
-    report = release(data, "class-sums", Privacy(1.0, 1e-5), known_noise=[0]).report
+    known = Rehearsal(known_noise=[0])
+    report = release(data, "class-sums", Privacy(1.0, 1e-5), rehearsal=known).report
     assert report["suitable_for_release"] is False
     assert "an audit: 1 users added no noise" in report["unsuitable_because"]
     with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
-        release(data, "class-sums", Privacy(1.0, 1e-5), known_noise=[4])
+        release(data, "class-sums", Privacy(1.0, 1e-5), rehearsal=Rehearsal(known_noise=[4]))
 
 
 def test_the_worst_pair_attains_the_stated_sensitivity() -> None:

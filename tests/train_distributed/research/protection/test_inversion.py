@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from embed.transform_options import TransformOptions
 from pretrain.sources import open_images
-from train_distributed.commands.demo import pixel_digits
-from train_distributed.commands.run import TransformOptions
 from train_distributed.research.protection import rates
 from train_distributed.research.protection.data import head_federation, image_federation
 from train_distributed.research.protection.inversion import Observation, invert, rank_one
@@ -20,6 +19,7 @@ from train_distributed.research.protection.mechanisms import (
 )
 from train_distributed.research.protection.models import HeadSurface, NetworkSurface
 from train_distributed.research.protection.similarity import Similarity
+from train_distributed.simulation.digits import pixel_digits
 
 COSINE = Similarity("cosine", 0.9)
 

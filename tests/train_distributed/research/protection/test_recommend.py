@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from embed.transform_options import TransformOptions
 from pretrain.cli.command import run_command
 from train_distributed.__main__ import _parse
-from train_distributed.commands.demo import pixel_digits
-from train_distributed.commands.run import TransformOptions
 from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.closed_forms import (
@@ -33,6 +32,7 @@ from train_distributed.research.protection.recommend import (
 )
 from train_distributed.research.protection.similarity import Similarity
 from train_distributed.research.protection.study import StudySettings, deploy
+from train_distributed.simulation.digits import pixel_digits
 
 
 def point(mechanism, parameter, leaked, loss, megabits, high=None):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from train_distributed import accounting
-from train_distributed.privacy.randomness import normal
+from train_distributed.privacy.float_noise import normal
 from train_distributed.research.charter.objectives import Objective
 
 

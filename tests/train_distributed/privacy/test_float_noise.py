@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import torch
 
-from train_distributed.privacy import randomness
+from train_distributed.privacy import float_noise
 
 GENERATORS = {"seeded": lambda: torch.Generator().manual_seed(4), "system": lambda: None}
 LEVEL = 1e-6  # the system's numbers differ every time: one false alarm in a million runs
@@ -15,17 +15,17 @@ LEVEL = 1e-6  # the system's numbers differ every time: one false alarm in a mil
 
 @pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
 def test_uniform_and_normal(make):
-    uniform = randomness.uniform((20_000,), make())
+    uniform = float_noise.uniform((20_000,), make())
     assert 0 < uniform.min() < uniform.max() < 1
     assert scipy.stats.kstest(uniform.numpy(), "uniform").pvalue > LEVEL
-    normal = randomness.normal((2, 10_000), make())
+    normal = float_noise.normal((2, 10_000), make())
     assert scipy.stats.kstest(normal.flatten().numpy(), "norm").pvalue > LEVEL
 
 
 @pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
 @pytest.mark.parametrize("dimension", [1, 2, 3, 50])
 def test_exponential_norm_has_gamma_length_and_uniform_direction(make, dimension):
-    vectors = randomness.exponential_norm((20_000, dimension), make())
+    vectors = float_noise.exponential_norm((20_000, dimension), make())
     length = vectors.norm(dim=-1)
     assert scipy.stats.kstest(length.numpy(), "gamma", args=(dimension,)).pvalue > LEVEL
     if dimension == 1:
@@ -42,15 +42,15 @@ def test_exponential_norm_has_gamma_length_and_uniform_direction(make, dimension
 
 
 def test_half_the_noise_fails_the_same_test():
-    halved = 0.5 * randomness.exponential_norm((20_000, 5), torch.Generator().manual_seed(4))
+    halved = 0.5 * float_noise.exponential_norm((20_000, 5), torch.Generator().manual_seed(4))
     length = halved.norm(dim=-1).numpy()
     assert scipy.stats.kstest(length, "gamma", args=(5,)).pvalue < LEVEL
 
 
 def test_a_generator_is_reproducible_and_the_system_is_not():
-    seeded = [randomness.normal((5,), GENERATORS["seeded"]()) for _ in range(2)]
+    seeded = [float_noise.normal((5,), GENERATORS["seeded"]()) for _ in range(2)]
     assert torch.equal(*seeded)
-    assert not torch.equal(randomness.normal((5,), None), randomness.normal((5,), None))
+    assert not torch.equal(float_noise.normal((5,), None), float_noise.normal((5,), None))
 
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
@@ -58,5 +58,5 @@ def test_the_rarest_words_stay_inside_the_open_interval(
     monkeypatch: pytest.MonkeyPatch, byte: bytes
 ) -> None:
     monkeypatch.setattr(os, "urandom", lambda count: byte * count)
-    assert 0 < randomness.uniform((3,), None)[0] < 1
-    assert randomness.normal((3,), None).isfinite().all()
+    assert 0 < float_noise.uniform((3,), None)[0] < 1
+    assert float_noise.normal((3,), None).isfinite().all()

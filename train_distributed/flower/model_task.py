@@ -17,12 +17,13 @@ from train_distributed.flower.document import LARGE, read_file, shown
 from train_distributed.flower.federation import Federation
 from train_distributed.flower.terms import Terms
 from train_distributed.one_shot.intake import admit, provenance
-from train_distributed.one_shot.methods import Method, build_method
-from train_distributed.one_shot.release import Release, suitability, versions
+from train_distributed.one_shot.methods import Method, build_method, submissions, weights_of
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
-from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
+from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
@@ -93,27 +94,26 @@ class ModelTask:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
         partition = split(torch.from_numpy(embeddings.labels[train]), 1)
         (chunk,) = EmbeddingUsers(embeddings, self.transform, partition).chunks()
-        rows = chunk.rounded(self.integers.grid)
-        return self.integers.encode((self.method.submit(rows) * self.method.scale)[0].numpy())
+        (submission,) = submissions(self.method, chunk, self.integers.grid)
+        return self.integers.encode(submission.numpy())
 
     def noised(
         self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
     ) -> NDArray[np.uint64]:
         """A submission with this user's fresh share of the noise."""
-        return add_noise(encoded, self.integers.plan.stds_in_steps, sampler)
+        return self.integers.noised(encoded, sampler)
 
     def released(self, opened: Opened, facts: Facts) -> Release:
         """The model, from the sum of the survivors."""
-        scaled = self.integers.decode(opened.total)
         rows = sum(self.terms.sizes[user] for user in opened.users)
         std = self.integers.local_std * math.sqrt(len(opened.users))
-        weights = self.method.classifier(scaled / self.method.scale, rows, std)
-        names = self.terms.class_names or tuple(map(str, range(self.method.num_classes)))
+        weights = weights_of(self.method, self.integers.decode(opened.total), rows, std)
+        names = class_names(self.terms.class_names, self.method.num_classes)
         report = self.guarantee.report() | self.integers.report() | {"rows": rows, "rounds": 1}
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
-        report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
-        return Release(weights, self.transform, names, report | {"versions": versions()})
+        verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)
+        return reported(Release(weights, self.transform, names), report, verdict)
 
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
         """Who is in the sum, how it was taken, and what it cost a user."""

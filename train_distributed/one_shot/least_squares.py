@@ -1,4 +1,4 @@
-"""One-shot statistics: the sums that a classifier can be built from, exact under any partition."""
+"""Class sums and second moments, exact under any partition, and the ridge regression of them."""
 
 import math
 from dataclasses import dataclass
@@ -9,86 +9,13 @@ from torch import Tensor
 from embed import PublicTransform
 from heads import (
     class_sums,
-    class_sums_sensitivity,
     least_squares_sensitivity,
     second_moments,
     svec_scale,
     symmetric,
 )
+from train_distributed.one_shot.class_sums import check_num_classes, check_share, class_counts
 from train_distributed.one_shot.users import Chunk
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassSums:
-    """Every user submits Σ x e_yᵀ; the classifier is LDA with the public covariance.
-
-    w_k = Σ⁻¹(μ_k − m), b_k = −½ (μ_k − m)ᵀ Σ⁻¹ (μ_k − m): the nearest class mean where public
-    data is white. Class counts are the noised ones from the constant row, shrunk towards equal
-    shares as far as noise explains their spread.
-    """
-
-    num_classes: int
-    transform: PublicTransform
-    shrinkage: float = 0.1  # of the public covariance towards the multiple of I of equal trace
-
-    def validate(self) -> None:
-        """Checks what the transform and the data cannot know.
-
-        Raises:
-            ValueError: naming the field, its rule and its value.
-        """
-        _check_num_classes(self.num_classes)
-        _check_share("shrinkage", self.shrinkage)
-        class_sums_sensitivity(self.transform.clip_norm, self.transform.constant)
-
-    @property
-    def dimension(self) -> int:
-        """D K."""
-        return self.transform.dim * self.num_classes
-
-    @property
-    def compositions(self) -> int:
-        """1: all classes jointly."""
-        return 1
-
-    @property
-    def scale(self) -> float:
-        """All entries in one unit."""
-        return 1.0
-
-    @property
-    def grid_powers(self) -> Tensor:
-        """(d K,): sums of grid entries lie on the same grid."""
-        return torch.ones(self.dimension, dtype=torch.int64)
-
-    def entry_bound(self, n: int) -> float:
-        """N rows of norm at most c."""
-        return n * self.transform.clip_norm
-
-    def record_reach(self, sizes: Tensor) -> float:
-        """Sensitivity of the sum; `heads.class_sums_sensitivity`."""
-        return class_sums_sensitivity(self.transform.clip_norm, self.transform.constant)
-
-    def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i records' worth."""
-        return sizes.double() * self.record_reach(sizes)
-
-    def submit(self, chunk: Chunk) -> Tensor:
-        """(u, d K) float64."""
-        return class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts).flatten(1)
-
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        """(d, K) weights from the noised sums of `rows` rows, noise of `noise_std` per entry."""
-        sums = total.unflatten(0, (self.transform.dim, self.num_classes))
-        counts = class_counts(sums[0], self.transform.constant, rows, noise_std)
-        precision = torch.linalg.inv(_shrunk(self.transform.covariance[1:, 1:], self.shrinkage))
-        centred = sums[1:] / counts - self.transform.row_mean[1:, None].double()
-        directions = precision @ centred
-        # E‖noisy mean‖² exceeds ‖mean‖² by the noise's own share
-        excess = precision.trace() * (noise_std / counts) ** 2
-        bias = -0.5 * ((centred * directions).sum(0) - excess)
-        bias = bias - self.transform.row_mean[1:].double() @ directions
-        return torch.cat([bias[None] / self.transform.constant, directions])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +39,20 @@ class LeastSquares:
         Raises:
             ValueError: naming the field, its rule and its value.
         """
-        _check_num_classes(self.num_classes)
-        _check_share("public_share", self.public_share)
+        check_num_classes(self.num_classes)
+        check_share("public_share", self.public_share)
         if self.ridge is not None and not 0 <= self.ridge < math.inf:
             raise ValueError(f"ridge must be finite and >= 0, got {self.ridge}")
         self.record_reach(torch.ones(1))
 
     @property
     def features(self) -> int:
-        """Q = d − 1."""
+        """q = d − 1, the columns beside the constant."""
         return self.transform.dim - 1
 
     @property
     def weight(self) -> float:
-        """α."""
+        """α as given, or 1/(√2 r), with which the moments cost nothing."""
         if self.alpha is not None:
             return self.alpha
         reach2 = self.transform.clip_norm**2 - self.transform.constant**2
@@ -133,7 +60,7 @@ class LeastSquares:
 
     @property
     def dimension(self) -> int:
-        """D K + q(q + 1)/2."""
+        """d K + q(q + 1)/2 numbers: class sums, and the triangle of the moments."""
         return self.transform.dim * self.num_classes + self.features * (self.features + 1) // 2
 
     @property
@@ -155,7 +82,7 @@ class LeastSquares:
         return powers
 
     def entry_bound(self, n: int) -> float:
-        """N rows, each entry at most c, or α√2 c² after scaling."""
+        """n rows, each entry at most c, or α√2 c² after scaling."""
         c = self.transform.clip_norm
         return n * max(c, math.sqrt(2) * self.weight * c**2)
 
@@ -199,34 +126,3 @@ class LeastSquares:
         directions = torch.linalg.solve(regularised, sums[1:] - rows * mean[:, None] * shares)
         bias = shares - mean @ directions
         return torch.cat([bias[None] / self.transform.constant, directions])
-
-
-def class_counts(row: Tensor, constant: float, rows: int, noise_std: float) -> Tensor:
-    """(K,) positive counts with sum N, from the noised constant row of class sums.
-
-    Their spread beyond what noise explains is kept (James and Stein 1961, positive part), so at
-    small ε all classes count alike; no class is given less than a twentieth of an equal share.
-    """
-    equal = rows / len(row)
-    spread = (row - row.mean()) / constant
-    explained = max(len(row) - 3, 1) * (noise_std / constant) ** 2
-    keep = (1 - explained / spread.square().sum().clamp(min=1e-300)).clamp(min=0)
-    counts = (equal + keep * spread).clamp(min=equal / 20)
-    return counts * (rows / counts.sum())
-
-
-def _shrunk(covariance: Tensor, share: float) -> Tensor:
-    covariance = covariance.double()
-    average = covariance.diagonal().mean()
-    identity = torch.eye(len(covariance), dtype=torch.float64)
-    return (1 - share) * covariance + share * average * identity
-
-
-def _check_num_classes(num_classes: int) -> None:
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be >= 2, got {num_classes}")
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")

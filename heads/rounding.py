@@ -31,7 +31,7 @@ Constants are such that nothing under- or overflows (`heads.ranges`).
 """
 
 import math
-from typing import Literal
+from typing import Literal, Required, TypedDict, Unpack
 
 import torch
 
@@ -41,6 +41,15 @@ Method = Literal["auto", "gram", "primal"]
 LARGEST = 1 / 8  # ρ
 AFFORDABLE = 1e-2  # nρ in float64 from which "auto" prefers the weights to the Gram matrix
 FLOAT64 = 2.0**-53
+
+
+class Steps(TypedDict, total=False):
+    """The keyword arguments of `sgd_rounding`."""
+
+    epochs: Required[int]
+    batch_size: Required[int]
+    dtype: torch.dtype
+    method: Method
 
 
 def sgd_rounding(
@@ -84,24 +93,16 @@ def sgd_rounding(
     return rho
 
 
-def sgd_sensitivity(
-    head: Head,
-    n: int,
-    dim: int,
-    *,
-    epochs: int,
-    batch_size: int,
-    dtype: torch.dtype = torch.float64,
-    method: Method = "auto",
-) -> float:
+def sgd_sensitivity(head: Head, n: int, dim: int, **steps: Unpack[Steps]) -> float:
     """L2 sensitivity of one composition of `fit_sgd` as computed: (2L/Λn)(1 + nρ).
 
-    Args and errors as of `sgd_rounding`.
+    Args:
+        head: Λ, L and R.
+        n: rows of the user.
+        dim: d.
+        **steps: as for `sgd_rounding`, whose errors it raises.
     """
-    rho = sgd_rounding(
-        head, n, dim, epochs=epochs, batch_size=batch_size, dtype=dtype, method=method
-    )
-    return head.sensitivity(n) * (1 + n * rho)
+    return head.sensitivity(n) * (1 + n * sgd_rounding(head, n, dim, **steps))
 
 
 def prefers_gram(head: Head, n: int, dim: int, epochs: int, batch_size: int) -> bool:
@@ -122,7 +123,7 @@ def gram_knows_norm(head: Head, n: int, dim: int, dtype: torch.dtype) -> bool:
 
 
 def _terms(head: Head, n: int, dim: int) -> float:
-    """N."""
+    """N of the module's text."""
     return dim + 26.0 * (n + head.num_classes + 4)
 
 

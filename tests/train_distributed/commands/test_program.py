@@ -1,0 +1,115 @@
+"""`blind-averaging`: the commands of all rooms, with the errors and exit codes of `python -m`."""
+
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from train_distributed.__main__ import ROOMS
+from train_distributed.commands import choices
+from train_distributed.commands.demo import Demo
+from train_distributed.one_shot import release
+from train_distributed.research.baselines import learn
+from train_distributed.research.experiments.catalogue import EXPERIMENTS
+from train_distributed.research.protection import recommend
+
+ROOT = Path(__file__).parents[3]
+ALL = [name for name, _ in ROOMS.lines()]
+
+
+def test_help_lists_every_command_of_every_room_once(say) -> None:
+    code, printed, error = say("--help")
+    assert (code, error) == (0, "")
+    listed = re.findall(r"^  (\S+(?: \S+)?)  +(\S.*[.`])$", printed, re.MULTILINE)
+    assert [name for name, _ in listed] == ALL
+    assert {"run", "federation init", "pretrain simclr", "embed run", "heads fit"} <= set(ALL)
+    assert len(set(ALL)) == len(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_explains_its_options(say, name: str) -> None:
+    code, printed, error = say(*name.split(), "--help")
+    assert (code, error) == (0, "")
+    assert printed.startswith(f"usage: blind-averaging {name} [-h]")
+    words = dict(ROOMS.lines())[name]
+    assert " ".join(words.split()) in " ".join(printed.split())
+
+
+def test_it_says_its_version(say, monkeypatch) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    seen = []
+
+    def asked(name: str) -> str:
+        seen.append(name)
+        return "1.2"
+
+    monkeypatch.setattr("train_distributed.__main__.version", asked)
+    assert say("--version") == (0, "blind-averaging 1.2\n", "")
+    assert seen == [project["name"]]
+
+
+def test_it_is_declared_as_a_program() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, name = scripts["blind-averaging"].partition(":")
+    assert callable(getattr(import_module(module), name))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["account", "--epsilon", "1", "--delta", "1e-5"],
+        ["account", "--epsilon", "0"],
+        ["account", "--colour", "red"],
+        ["run", "--epsilon", "soon"],
+        ["federation", "join"],
+        ["sweep", "all"],
+    ],
+)
+def test_it_ends_as_the_module_does(say, call, arguments: list[str]) -> None:
+    code, printed, error = say(*arguments)
+    as_module = call(*arguments)
+    program = "python -m train_distributed"
+    assert (code, printed) == as_module[:2]
+    assert error == as_module[2].replace(program, "blind-averaging")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["forest"], "Unrecognized options: forest"),
+        (["forest"], "audit, protect, federation, pretrain, embed"),
+        (["pretrain", "forest"], "simclr, convert, probe"),
+        (["embed"], "Missing"),
+        (["heads", "train"], "command must be 'fit', got train"),
+        (["heads", "fit"], "--data"),
+        (["pretrain", "probe", "--data", "none.npz"], "images must be an npz file"),
+        (["embed", "plot", "--embeddings", "none"], "must be an existing directory"),
+    ],
+)
+def test_a_wrong_command_is_one_line(say, tmp_path, arguments: list[str], message: str) -> None:
+    code, printed, error = say(*arguments)
+    assert (code, printed) == (2, "")
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_command_the_default_runs(say, call, monkeypatch) -> None:
+    ran = []
+    monkeypatch.setattr(Demo, "run", lambda self: ran.append(self))
+    assert say() == call() == (0, "", "")
+    assert ran == [Demo(), Demo()]
+
+
+def test_options_offer_what_their_rooms_know() -> None:
+    assert get_args(choices.PrivateMethodName) == get_args(learn.PrivateMethodName)
+    assert choices.MethodName == learn.MethodName
+    offered = [name for each in get_args(choices.MethodName) for name in get_args(each)]
+    assert sorted(offered) == sorted(learn.ALL_METHODS)
+    assert get_args(choices.Noise) == get_args(release.Noise)
+    assert list(get_args(choices.ExperimentName)) == list(EXPERIMENTS)
+    assert get_args(choices.Cost) == get_args(recommend.Cost)

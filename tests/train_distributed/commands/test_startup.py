@@ -1,0 +1,83 @@
+"""What a command loads before it works: options are explained and ε is solved without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embed.__main__ import MENU as EMBED
+from pretrain.__main__ import MENU as PRETRAIN
+from train_distributed.__main__ import MENU
+
+ROOT = Path(__file__).parents[3]
+HEAVY = [
+    *("torch", "torchvision", "timm", "safetensors", "matplotlib", "PIL", "sklearn", "scipy"),
+    *("pandas", "mlxtend", "networkx", "opendp", "dp_accounting", "flwr", "opacus", "skimage"),
+]
+
+SOLVE = ("train_distributed", "account", "--epsilon", "1", "--delta", "1e-5")
+
+# All command lines run in one process, so what one loads is there for all after it: the first is
+# the one that is named.
+PROGRAM = """
+import contextlib, io, json, runpy, sys
+
+found, before = [], set(sys.modules)
+for module, *arguments in json.loads(sys.argv[1]):
+    sys.argv = [module, *arguments]
+    for name in ("pretrain", "embed", "heads", "train_distributed"):
+        sys.modules.pop(name + ".__main__", None)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as stop:
+            assert not stop.code, (module, arguments, stop.code)
+    assert said.getvalue()
+    found.append(sorted(set(sys.modules) - before))
+    before |= set(sys.modules)
+print(json.dumps(found))
+"""
+
+
+def _helped() -> list[tuple[str, ...]]:
+    """Every command line that explains options, `account` first."""
+    typed = [("train_distributed", "account", "--help")]
+    for menu in (PRETRAIN, EMBED, MENU):
+        typed += [(menu.name, *name.split(), "--help") for name, _ in menu.lines()]
+        typed += [(menu.name, "--help")]
+    typed += [("train_distributed", "federation", "--help")]
+    typed += [("heads", "--help"), ("heads", "fit", "--help")]
+    return list(dict.fromkeys(typed))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[tuple[str, ...], list[str]]:
+    """Per command line, the modules that it was the first to load."""
+    typed = [*_helped(), SOLVE]
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(typed)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(typed, json.loads(done.stdout), strict=True))
+
+
+def _heavy(names: list[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names} & set(HEAVY)
+
+
+def test_no_command_loads_a_heavy_package_to_explain_its_options(loaded) -> None:
+    helped = {line: _heavy(names) for line, names in loaded.items() if line[-1] == "--help"}
+    assert len(helped) >= 25
+    for line, heavy in helped.items():  # keys and graphs of a federation need scipy.special
+        assert heavy <= ({"scipy"} if "federation" in line else set()), line
+
+
+def test_a_privacy_curve_is_solved_without_torch(loaded) -> None:
+    assert _heavy(loaded[SOLVE]) <= {"scipy"}
+
+
+def test_only_the_command_that_was_typed_is_loaded(loaded) -> None:
+    names = loaded["train_distributed", "account", "--help"]
+    ours = [name for name in names if name.startswith("train_distributed.")]
+    assert sorted(ours) == ["train_distributed.commands", "train_distributed.commands.account"]

@@ -1,0 +1,57 @@
+"""One release as a figure that can be read without the text beside it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from train_distributed import accounting
+
+
+def draw_release(
+    report: dict[str, Any],
+    path: Path,
+    promise: Callable[[dict[str, Any], Axes], None] | None = None,
+) -> None:
+    """What one release promises and what it can do: a panel on privacy, and accuracy per class.
+
+    Args:
+        report: of the release.
+        path: of the PNG.
+        promise: draws a private release's panel; its privacy curve if left out.
+    """
+    per_class = report.get("test_accuracy_per_class")
+    figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
+    panels = figure.subplots(1, 1 + bool(per_class), squeeze=False)[0]
+    if report["private"]:
+        (promise or _privacy_curve)(report, panels[0])
+        panels[0].set_title(report["neighbouring"].split(";")[0])
+    else:
+        panels[0].text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
+        panels[0].set_axis_off()
+    if per_class:
+        names, values = list(per_class), [100 * value for value in per_class.values()]
+        panels[1].bar(names, values)
+        panels[1].axhline(100 * report["test_accuracy"], color="grey", linestyle="--")
+        panels[1].set(ylabel="test accuracy / % (dashed: all classes)", xlabel="class")
+        panels[1].tick_params(axis="x", rotation=90 if len(names) > 10 else 30)
+    figure.savefig(path, dpi=150)
+
+
+def _privacy_curve(report: dict[str, Any], panel: Axes) -> None:
+    epsilon, delta = report["epsilon"], report["delta"]
+    if report.get("privacy_curve") == "gaussian":  # others promise a point, not a curve
+        curve = np.geomspace(epsilon / 10, 2 * epsilon, 100)
+        values = [
+            accounting.delta(e, report["noise_multiplier"], report["compositions"]) for e in curve
+        ]
+        shown = [(e, d) for e, d in zip(curve, values, strict=True) if d > 1e-300]
+        panel.plot(*zip(*shown, strict=True))
+    panel.plot(
+        [epsilon], [delta], "o", color="C1", label=f"promised: ε = {epsilon:g}, δ = {delta:g}"
+    )
+    panel.set(xscale="log", yscale="log", xlabel="ε", ylabel="δ", ylim=(delta**2, 1))
+    panel.legend()

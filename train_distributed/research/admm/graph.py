@@ -56,7 +56,12 @@ class Graph:
 
 
 def ring(nodes: int) -> Graph:
-    """Each node between two others."""
+    """Each node between two others.
+
+    Examples:
+        >>> ring(4).edges
+        ((0, 1), (1, 2), (2, 3), (3, 0))
+    """
     if nodes < 3:
         raise ValueError(f"nodes of a ring must be >= 3, got {nodes}")
     return Graph(nodes, tuple((i, (i + 1) % nodes) for i in range(nodes)))

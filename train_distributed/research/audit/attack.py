@@ -47,7 +47,7 @@ class Finding:
         return self.epsilon > self.claim.epsilon
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Everything found, by name, as JSON takes it."""
         return _finite(asdict(self) | {"epsilon_at_least": self.epsilon, "broken": self.broken})
 
 

@@ -22,6 +22,12 @@ def epsilon_below(
         second: (R,) with the second.
         delta: δ.
         confidence: of the bound.
+
+    Examples:
+        >>> import torch
+        >>> losses = torch.linspace(-1, 1, 1000)
+        >>> epsilon_below(losses, losses, delta=1e-5)
+        0.0
     """
     halves = [losses.numpy().reshape(2, -1) for losses in (first, second)]
     thresholds = np.quantile(halves[0][0], np.linspace(0.02, 0.995, 79))

@@ -42,7 +42,7 @@ class GradientSum:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return self.head.num_classes
 
     @property
@@ -69,7 +69,7 @@ class GradientSum:
         return sizes.double() * self.record_reach(sizes)
 
     def entry_bound(self, n: int) -> float:
-        """N gradients of norm at most L."""
+        """n gradients of norm at most L, and what their float64 sum may be off by."""
         return n * self.head.lipschitz * (ROUNDING + n * 2.0**-52)
 
     def submit(self, chunk: Chunk) -> Tensor:

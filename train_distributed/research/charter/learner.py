@@ -45,7 +45,7 @@ class CharterOptions:
                 raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
 
     def rounds(self, dimension: int) -> int:
-        """K for rows of d numbers."""
+        """Cut rounds K for rows of d numbers."""
         if self.cut_rounds is None:
             return math.ceil(self.rounds_per_feature * dimension)
         return self.cut_rounds

@@ -46,7 +46,7 @@ class OneVsRestLogistic:
         return torch.nn.functional.softplus(-self._signs(y) * (x @ points.T)).mean(1)
 
     def gradients(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """(n, K, d)."""
+        """(n, K, d) gradients."""
         signs = self._signs(y)
         slope = -signs * torch.sigmoid(-signs * (x @ points.T)) / self.problems
         return slope[..., None] * x[:, None]
@@ -65,7 +65,7 @@ class Distance:
 
     @property
     def problems(self) -> int:
-        """One."""
+        """One problem."""
         return 1
 
     def losses(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -73,5 +73,5 @@ class Distance:
         return (points - x).square().sum(1) / 2
 
     def gradients(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """(n, 1, d)."""
+        """(n, 1, d) gradients; y is not used."""
         return (points - x)[:, None]

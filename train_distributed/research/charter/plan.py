@@ -143,7 +143,7 @@ class CharterPlan:
 
     @property
     def payload_bits(self) -> int:
-        """K d J0 + K J1, what a client sends in all when there is no secure sum."""
+        """Bits K d J0 + K J1, what a client sends in all when there is no secure sum."""
         return self.rounds * (self.task.dimension * self.gradient_bits + self.loss_bits)
 
     def _bits(self, limit: float, squared_scale: float, deviation: float) -> int:

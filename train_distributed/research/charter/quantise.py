@@ -19,6 +19,11 @@ class Quantiser:
 
     Raises:
         ValueError: limit <= 0, or bits not in [1, 32].
+
+    Examples:
+        >>> grid = Quantiser(limit=3.0, bits=2)  # -3, -1, 1, 3
+        >>> grid.decode(grid.encode(torch.tensor([-9.0, 1.0]), None), 2).tolist()
+        [-3.0, 1.0]
     """
 
     limit: float  # D, largest magnitude

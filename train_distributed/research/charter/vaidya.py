@@ -115,6 +115,19 @@ def minimise(
 
     Returns:
         The best point and the best value after every cut.
+
+    Examples:
+        >>> best, history = minimise(
+        ...     lambda x: 2 * (x - 0.25),
+        ...     lambda x: float(((x - 0.25) ** 2).sum()),
+        ...     dimension=2,
+        ...     half_width=1.0,
+        ...     cuts=100,
+        ...     cutting=Cutting(),
+        ...     target=1e-6,
+        ... )
+        >>> best.round(2).tolist(), history[0], history[-1] <= 1e-6
+        ([0.25, 0.25], 0.125, True)
     """
     planes = cutting_planes(dimension, half_width, cutting)
     best, lowest, history = np.zeros(dimension), math.inf, []

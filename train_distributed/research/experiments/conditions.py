@@ -55,7 +55,7 @@ class Conditions:
 
     @property
     def promises(self) -> list[Privacy]:
-        """One per ε."""
+        """One promise per ε."""
         return [Privacy(epsilon, self.delta, self.honest_fraction) for epsilon in self.epsilons]
 
     @property

@@ -98,12 +98,12 @@ class Hinge:
     l2_reg: float
 
     def objective(self, w: Matrix) -> Matrix:
-        """J of (..., d) weights: (...)."""
+        """(..., d) weights -> (...) values of J."""
         losses = np.maximum(0.0, 1.0 - w @ self.z.T).mean(-1)
         return self.l2_reg / 2 * (w**2).sum(-1) + losses
 
     def minimum(self, gap: float = 1e-11, epochs: int = 20_000) -> tuple[Matrix, float]:
-        """W and J(w) by dual coordinate ascent, J(w) − J* certified by the duality gap.
+        """w and J(w) by dual coordinate ascent, J(w) − J* certified by the duality gap.
 
         Raises:
             ArithmeticError: the gap is not closed.

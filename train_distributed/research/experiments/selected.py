@@ -49,7 +49,7 @@ class Contest:
 
     @property
     def classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return len(self.ours.meta["class_names"])
 
     @property

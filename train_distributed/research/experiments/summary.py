@@ -48,7 +48,17 @@ def summarise(rows: Iterable[Cell], by: Sequence[str] = BY) -> dict[tuple[Any, .
 def table(
     rows: Sequence[Cell], lines: Sequence[str] = ("scheme", "label"), column: str = "epsilon"
 ) -> str:
-    """Accuracy in per cent: a line per value of the fields `lines`, a column per ε or users."""
+    """Accuracy in per cent: a line per value of the fields `lines`, a column per ε or users.
+
+    Examples:
+        >>> cells = [
+        ...     Cell("sums", "class-sums", "iid", 1.0, seed, accuracy, {}, "raw")
+        ...     for seed, accuracy in enumerate((0.5, 0.75))
+        ... ]
+        >>> print(table(cells))
+        users hold  method         eps 1
+        iid         sums     62.5 ± 17.7
+    """
     summary = summarise(rows, (*lines, column))
     names = sorted({key[:-1] for key in summary}, key=lambda name: _first(rows, lines, name))
     columns = list(dict.fromkeys(getattr(row, column) for row in rows))

@@ -64,6 +64,11 @@ class Constants:
 
         Raises:
             ValueError: the budget is not finite or negative.
+
+        Examples:
+            >>> optimum = Constants(c1=0.5, c2=2.0).solve(0.4, CompressionBound(parameters=10))
+            >>> optimum.label, round(optimum.tau, 3), round(optimum.parameter, 4)
+            ('heuristic', 0.3, 0.965)
         """
         tau, label = self.distortion(budget), self.label(budget, form)
         if label in ("unconstrained", "infeasible"):
@@ -130,7 +135,7 @@ class Form(ABC):
 
     @abstractmethod
     def log_parameter(self, excess: float) -> float:
-        """The logarithm of g at an excess."""
+        """ln g at an excess."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +152,15 @@ class RandomisationBound(Form):
         _require_positive("inverse_variances", self.inverse_variances)
 
     def excess(self, tau: float) -> float:
-        """100 τ."""
+        """The excess 100 τ."""
         return 100 * tau
 
     def tv(self, excess: float) -> float:
-        """1/100 min(1, excess)."""
+        """TV, 1/100 min(1, excess)."""
         return min(1.0, excess) / 100
 
     def log_parameter(self, excess: float) -> float:
-        """ln(excess / A), Theorem 6.1."""
+        """ln g = ln(excess / A), Theorem 6.1."""
         return math.log(excess) - math.log(self.inverse_variances)
 
 
@@ -170,11 +175,11 @@ class _Power(Form):
             raise ValueError(f"m must be >= 1, got {self.parameters}")
 
     def excess(self, tau: float) -> float:
-        """−ln(1 − τ) / m."""
+        """The excess −ln(1 − τ) / m."""
         return math.inf if tau == 1 else -math.log1p(-tau) / self.parameters
 
     def tv(self, excess: float) -> float:
-        """1 − e^{−m · excess}."""
+        """TV, 1 − e^{−m · excess}."""
         return -math.expm1(-self.parameters * excess)
 
 
@@ -196,7 +201,7 @@ class PaillierBound(_Box):
     name = "paillier"
 
     def log_parameter(self, excess: float) -> float:
-        """The logarithm of n: (ln 2δ + excess)/2."""
+        """ln n = (ln 2δ + excess)/2."""
         return (math.log(2 * self.half_width) + excess) / 2
 
 
@@ -207,7 +212,7 @@ class SharesBound(_Box):
     name = "shares"
 
     def log_parameter(self, excess: float) -> float:
-        """The logarithm of r: ln δ + excess."""
+        """ln r = ln δ + excess."""
         return math.log(self.half_width) + excess
 
 
@@ -219,7 +224,7 @@ class CompressionBound(_Power):
     attained = True
 
     def log_parameter(self, excess: float) -> float:
-        """The logarithm of ρ: −excess, Theorem 6.4."""
+        """ln ρ = −excess, Theorem 6.4."""
         return -excess
 
 

@@ -109,7 +109,7 @@ class Paillier(ExactSum):
 
     @property
     def parameter(self) -> float:
-        """log2 n."""
+        """log2 of the modulus n."""
         return float(self.key_bits)
 
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:

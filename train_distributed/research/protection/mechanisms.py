@@ -158,7 +158,7 @@ class Unprotected(Mechanism):
 
     @property
     def parameter(self) -> float:
-        """0."""
+        """0: nothing is changed."""
         return 0.0
 
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
@@ -175,7 +175,7 @@ class Unprotected(Mechanism):
     def views(
         self, models: Tensor, generator: torch.Generator | None
     ) -> dict[str, tuple[View, ...]]:
-        """Every model."""
+        """Every client's model."""
         return {"message": plain_views(models.float().double())}
 
 
@@ -192,7 +192,7 @@ class Randomisation(Mechanism):
 
     @property
     def parameter(self) -> float:
-        """The variance."""
+        """The variance of the noise."""
         return self.variance
 
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
@@ -230,7 +230,7 @@ class Sparsification(Mechanism):
 
     @property
     def parameter(self) -> float:
-        """ρ."""
+        """The probability ρ of being sent."""
         return self.keep
 
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:

@@ -70,12 +70,12 @@ class HeadSurface(Surface):
 
     @property
     def parameters(self) -> int:
-        """(p + 1) K."""
+        """Weights of the head, (p + 1) K."""
         return (self.dim + 1) * self.num_classes
 
     @property
     def record_shape(self) -> tuple[int, ...]:
-        """(p,)."""
+        """Shape (p,) of a row without the constant."""
         return (self.dim,)
 
     def start(self, generator: torch.Generator) -> Tensor:

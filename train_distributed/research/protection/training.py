@@ -51,7 +51,7 @@ class FederatedTraining:
                 )
 
     def batches(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """S records of every client: (K, S, *record_shape) and (K, S)."""
+        """(K, S, *record_shape) records and (K, S) labels, S of every client."""
         drawn = [torch.randperm(len(y), generator=generator)[: self.batch] for _, y in self.clients]
         pairs = list(zip(self.clients, drawn, strict=True))
         return (

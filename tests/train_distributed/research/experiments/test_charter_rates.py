@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from train_distributed import accounting
-from train_distributed.research.charter import (
-    Distance,
-)
-from train_distributed.research.experiments.charter_rates import cuts, experiment
+from train_distributed.research.charter import Distance, make_plan
+from train_distributed.research.experiments.charter_rates import cuts, experiment, sampling
 from train_distributed.research.experiments.charter_rates.gradient_descent import (
     private_gradient_descent,
 )
@@ -118,3 +116,12 @@ def test_the_command_writes_its_files(tmp_path):
     experiment.Slopes(output=tmp_path / "out", seeds=2).run()
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"risk.csv", "cuts.csv", "report.json", "charter.png"}
+
+
+def test_our_account_of_a_cell_wins_over_the_general_theorem(monkeypatch):
+    monkeypatch.setattr(sampling, "ORDERS", (8, 16, 32))
+    task = experiment.Slopes().task({"clients": 8, "rows": 300, "epsilon": 0.5})
+    plan = make_plan(task, rounds=2, gradient_clip=1.5, loss_clip=1.5)
+    cell = sampling.compare(plan)
+    assert cell["multiplier"] < cell["multiplier_without_amplification"]
+    assert cell["epsilon_by_our_account"] <= 0.5 < cell["epsilon_by_dp_accounting"]

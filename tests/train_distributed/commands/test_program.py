@@ -106,8 +106,6 @@ def test_without_a_command_the_default_runs(say, call, monkeypatch) -> None:
 
 
 def test_options_offer_what_their_rooms_know() -> None:
-    assert get_args(choices.PrivateMethodName) == get_args(learn.PrivateMethodName)
-    assert choices.MethodName == learn.MethodName
     offered = [name for each in get_args(choices.MethodName) for name in get_args(each)]
     assert sorted(offered) == sorted(learn.ALL_METHODS)
     assert get_args(choices.Noise) == get_args(report.Noise)

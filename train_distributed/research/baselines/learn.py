@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -20,25 +20,6 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research import baselines
 from train_distributed.research.baselines import multi_round
 
-PrivateMethodName = Literal[
-    "class-sums",
-    "least-squares",
-    "softmax",
-    "svm",
-    "logistic",
-    "dp-fl",
-    "output-perturbation",
-    "gradient-perturbation",
-    "dp-svm-smo",
-    "amp",
-    "centralised-softmax",
-    "centralised-svm",
-    "admm-dual",
-    "admm-primal",
-    "charter",
-    "charter-sum",
-]
-MethodName = PrivateMethodName | Literal["non-private-softmax", "non-private-svm"]
 ALL_METHODS = (*METHODS, *baselines.BASELINES, *multi_round.METHODS)
 
 

@@ -10,10 +10,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransformOptions:
-    """How the public transform is fitted; see `embed.PublicTransform.fit`.
+    """How the public transform is fitted; see `embed.PublicTransform.fit`."""
 
-    The defaults are those of a release; `embed fit-transform` has these options with its own.
-    """
+    # The defaults are those of a release; `embed fit-transform` has two others of its own.
 
     components: int | None = None
     """Principal directions of the public embeddings that are kept; all if left out."""

@@ -24,7 +24,7 @@ class HuberSVMHead(OneVsRest):
 
     @property
     def curvature(self) -> float:
-        """c²/(2h) per class."""
+        """c²/(2h) for every class: the parabola's second derivative is 1/(2h)."""
         return self.clip_norm**2 / (2 * self.relaxation)
 
     def paper_smoothness(self, dim: int) -> float:
@@ -38,7 +38,7 @@ class HuberSVMHead(OneVsRest):
         return (gap.clamp(0, 2 * h).square() / (4 * h) + (gap - 2 * h).clamp(min=0)).sum(-1)
 
     def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
-        """∓clamp((1+h−z)/(2h), 0, 1)."""
+        """Slope of each binary problem by its score: ∓clamp((1+h−z)/(2h), 0, 1)."""
         h = self.relaxation
         slope = (scores * targets).neg_().add_(1 + h).div_(2 * h).clamp_(0, 1)
         return slope.mul_(targets).neg_()

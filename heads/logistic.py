@@ -15,7 +15,7 @@ class LogisticHead(OneVsRest):
 
     @property
     def curvature(self) -> float:
-        """c²/4 per class."""
+        """c²/4 for every class: σ(1 − σ) is at most 1/4."""
         return self.clip_norm**2 / 4
 
     def paper_smoothness(self, dim: int) -> float:
@@ -27,5 +27,5 @@ class LogisticHead(OneVsRest):
         return functional.softplus(scores * -targets, threshold=40).sum(-1)  # e⁻⁴⁰ < 2⁻⁵³
 
     def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
-        """∓σ(−z)."""
+        """Slope of each binary problem by its score: ∓σ(−z)."""
         return (scores * targets).neg_().sigmoid_().mul_(targets).neg_()

@@ -42,13 +42,13 @@ class SoftmaxHead(Head):
         return (-2, -1)
 
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """One-hot rows."""
+        """(..., n, K) one-hot rows of the labels."""
         return one_hot(y, self.num_classes, dtype)
 
     def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy −log softmax(s)_y."""
+        """(..., n) cross-entropy −log softmax(s)_y of every row."""
         return scores.logsumexp(-1) - (scores * targets).sum(-1)
 
     def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
-        """softmax(s) − one-hot(y)."""
+        """softmax(s) − one-hot(y), the derivative by the scores."""
         return torch.softmax(scores, dim).sub_(targets)

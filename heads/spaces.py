@@ -17,7 +17,7 @@ class Space(Protocol):
     shape: tuple[int, ...]  # (users, rows of V)
 
     def row_norms(self) -> Tensor:
-        """(users · n,) float64 ‖x‖."""
+        """(users · n,) float64 norms ‖x‖ of all rows, one user after the other."""
         ...
 
     def scores(self, v: Tensor) -> Tensor:
@@ -58,15 +58,15 @@ class Gram:
         self.lengths = self.gram.diagonal(dim1=1, dim2=2).sqrt()[..., None]
 
     def row_norms(self) -> Tensor:
-        """(users · n,) ‖x‖."""
+        """(users · n,) float64 norms ‖x‖ of all rows, one user after the other."""
         return self.lengths.flatten()
 
     def scores(self, v: Tensor) -> Tensor:
-        """XW."""
+        """(users, n, K) scores XW of all rows, in v's precision."""
         return (self.narrow if v.dtype == self.narrow.dtype else self.gram) @ v
 
     def pull(self, residual: Tensor) -> Tensor:
-        """V of Xᵀ residual."""
+        """(users, *, K) V of the weights Xᵀ residual, in the residual's precision."""
         return residual
 
     def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -76,7 +76,7 @@ class Gram:
         return found + lost * self.spread(v, dims).square()
 
     def spread(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """Σ‖vᵢ‖‖xᵢ‖."""
+        """(users, 1, 1 or K) Σ‖vᵢ‖‖xᵢ‖: what ‖W‖ would be if no rows pulled against others."""
         lengths = v.abs() if dims == (-2,) else torch.linalg.vector_norm(v, dim=-1, keepdim=True)
         return (lengths * self.lengths.to(v.dtype)).sum(-2, keepdim=True)
 
@@ -85,7 +85,7 @@ class Gram:
         return torch.linalg.matrix_norm(self.gram @ self.gram).sqrt()
 
     def weights(self, v: Tensor) -> Tensor:
-        """W of V."""
+        """(users, d, K) weights W of float64 V, of x's type."""
         weights = self.x.new_empty(v.shape[0], v.shape[2], self.x.shape[2])
         for part in _parts(self.x):
             weights[part] = v[part].mT @ self.x[part].double()
@@ -93,17 +93,17 @@ class Gram:
 
 
 class Weights:
-    """V = W."""
+    """V = W: the weights themselves, for users with at least as many rows as columns."""
 
     def __init__(self, x: Tensor) -> None:
         self.x, self.shape = x, (x.shape[0], x.shape[2])
 
     def row_norms(self) -> Tensor:
-        """(users · n,) ‖x‖."""
+        """(users · n,) float64 norms ‖x‖ of all rows, one user after the other."""
         return row_norms(self.x)
 
     def scores(self, v: Tensor) -> Tensor:
-        """XW."""
+        """(users, n, K) scores XW of all rows, in v's precision."""
         v = v.mT.contiguous().mT  # each class in one piece: narrow products are 1.7 times as fast
         if v.dtype == self.x.dtype:
             return self.x @ v
@@ -113,7 +113,7 @@ class Weights:
         return scores
 
     def pull(self, residual: Tensor) -> Tensor:
-        """V of Xᵀ residual."""
+        """(users, *, K) V of the weights Xᵀ residual, in the residual's precision."""
         if residual.dtype == self.x.dtype:
             return (residual.mT @ self.x).mT
         pulled = residual.new_zeros(self.x.shape[0], residual.shape[2], self.x.shape[2])
@@ -122,11 +122,11 @@ class Weights:
         return pulled.mT
 
     def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """‖V‖²."""
+        """(users, 1, 1 or K) ‖V‖² over dims: a sum of squares loses nothing."""
         return sum_over(v.square(), dims)
 
     def spread(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """‖W‖: nothing cancels."""
+        """(users, 1, 1 or K) ‖W‖ over dims: nothing cancels on the way to it."""
         return self.norm2(v, dims).sqrt()
 
     def top(self) -> Tensor:
@@ -136,7 +136,7 @@ class Weights:
         return torch.linalg.matrix_norm(square).double() * (1 + lost)
 
     def weights(self, v: Tensor) -> Tensor:
-        """W of V."""
+        """(users, d, K) weights W of float64 V, of x's type."""
         return v.to(self.x.dtype)
 
 

@@ -59,7 +59,7 @@ class BlindAveraging:
 
     @property
     def num_classes(self) -> int:
-        """K of the head."""
+        """The number K of classes of the head."""
         return self.head.num_classes
 
     @property

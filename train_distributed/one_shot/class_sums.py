@@ -35,7 +35,7 @@ class ClassSums:
 
     @property
     def dimension(self) -> int:
-        """d K numbers."""
+        """d K, the length of a submission."""
         return self.transform.dim * self.num_classes
 
     @property
@@ -62,11 +62,11 @@ class ClassSums:
         return class_sums_sensitivity(self.transform.clip_norm, self.transform.constant)
 
     def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i records' worth."""
+        """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
         return sizes.double() * self.record_reach(sizes)
 
     def submit(self, chunk: Chunk) -> Tensor:
-        """(u, d K) float64."""
+        """(u, d K) float64 sums of every user's rows by class."""
         return class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts).flatten(1)
 
     def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:

@@ -60,7 +60,7 @@ class LeastSquares:
 
     @property
     def dimension(self) -> int:
-        """d K + q(q + 1)/2 numbers: class sums, and the triangle of the moments."""
+        """d K + q(q + 1)/2: the class sums, and the triangle of the moments."""
         return self.transform.dim * self.num_classes + self.features * (self.features + 1) // 2
 
     @property
@@ -92,11 +92,11 @@ class LeastSquares:
         return least_squares_sensitivity(transform.clip_norm, self.weight, transform.constant)
 
     def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i records' worth."""
+        """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
         return sizes.double() * self.record_reach(sizes)
 
     def submit(self, chunk: Chunk) -> Tensor:
-        """(u, dimension) float64, unscaled."""
+        """(u, dimension) float64 class sums and moments of every user, unscaled."""
         sums = class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts)
         moments = second_moments(chunk.x[..., 1:], counts=chunk.counts)
         return torch.cat([sums.flatten(1), moments], 1)

@@ -24,7 +24,7 @@ class Method(Reach, Protocol):
 
     @property
     def num_classes(self) -> int:
-        """K, which is public."""
+        """The number K of classes, which is public."""
         ...
 
     @property

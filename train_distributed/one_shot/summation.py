@@ -40,7 +40,7 @@ class Summation(Protocol):
         ...
 
     def total(self) -> Tensor:
-        """(D,) float64 scaled, noised."""
+        """(D,) float64 sum of all submissions, scaled, with the noise in it."""
         ...
 
     def report(self) -> dict[str, Any]:
@@ -73,12 +73,12 @@ class FloatSum:
         self._users += sum(user not in self.bare for user in users.tolist())
 
     def total(self) -> Tensor:
-        """(D,) float64."""
+        """(D,) float64 sum of all submissions with the noise of those who are not bare."""
         std = self.local_std * self._users**0.5
         return self._sum + gaussian(self.dimension, std, self.generator) if std else self._sum
 
     def report(self) -> dict[str, Any]:
-        """The kind of noise."""
+        """The kind of noise, and what a user would send."""
         return {
             "noise": "float" if self.local_std else "none",
             "local_noise_std": self.local_std,

@@ -1,0 +1,51 @@
+"""The programs of the research: the command lines that their modules and the README state."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import tyro
+
+from train_distributed.research.audit.multi_round import MultiRoundAudit
+from train_distributed.research.experiments.adult.experiment import Figures
+from train_distributed.research.experiments.charter_rates.experiment import Slopes
+from train_distributed.research.experiments.charter_rates.sampling import Sampling
+from train_distributed.research.experiments.rivals import Comparison
+from train_distributed.research.protection.exact_cost import ExactCost
+from train_distributed.research.protection.rates import Rates
+
+
+@pytest.mark.parametrize(
+    ("program", "line", "expected"),
+    [
+        (
+            Comparison,
+            "--embeddings a --public b --components 8 16 --users 10 --epsilon 2 --seeds 1",
+            {"embeddings": Path("a"), "components": (8, 16), "users": (10,), "epsilon": 2.0},
+        ),
+        (Figures, "--data a.gz --eta-primal 2 --overwrite", {"eta_primal": 2.0, "overwrite": True}),
+        (Slopes, "--output o --seeds 2 --redraw", {"output": Path("o"), "redraw": True}),
+        (Sampling, "", {"output": Path("results/charter/amplification.json")}),
+        (MultiRoundAudit, "--epsilons 0.3 1 --replicas 5", {"epsilons": (0.3, 1.0), "replicas": 5}),
+        (ExactCost, "--key-bits 4096", {"key_bits": 4096, "clients": 10, "parameters": 7690}),
+        (Rates, "--images a --out o", {"images": "a", "threshold": 0.9, "clients": 20}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_options_keep_their_names(program, line, expected):
+    parsed = asdict(tyro.cli(program, args=shlex.split(line)))
+    assert parsed | expected == parsed
+
+
+def test_rates_need_images_or_embeddings(tmp_path):
+    with pytest.raises(ValueError, match="either --images or --embeddings with --public"):
+        Rates(embeddings=tmp_path, out=tmp_path / "out").run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_earlier_result_is_not_written_over(tmp_path):
+    for program in (Sampling, ExactCost, MultiRoundAudit):
+        field = "out" if program is ExactCost else "output"
+        with pytest.raises(FileExistsError, match="must not exist"):
+            program(**{field: tmp_path}).run()

@@ -95,7 +95,7 @@ def noise_multiplier(epsilon: float, delta: float, compositions: int = 1) -> flo
         >>> f"{noise_multiplier(1.0, 1e-5):.4f}"
         '3.7306'
         >>> f"{noise_multiplier(1.0, 1e-5, compositions=4):.4f}"  # √4 times as much
-        '7.4609'
+        '7.4613'
         >>> noise_multiplier(float("inf"), 1e-5)
         0.0
     """

@@ -19,7 +19,6 @@ from heads import (
     sgd_rounding,
     sgd_sensitivity,
 )
-from heads.rounding import Steps
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.users import Chunk
 
@@ -82,7 +81,7 @@ def test_the_charge_is_the_solvers_own(name: str) -> None:
         assert exact.record_reach(torch.tensor([n])) > n * least
         found = fit_exact(exact.head, *rows(rows_of(1, n)))
         assert exact.record_reach(torch.tensor([n])) >= n * found.sensitivity(n)
-        steps: Steps = {"epochs": 3, "batch_size": 4}
+        steps: dict[str, Any] = {"epochs": 3, "batch_size": 4}
         charged = n * sgd_sensitivity(sgd.head, n, DIM, **steps)
         assert sgd.record_reach(torch.tensor([n])) == charged
         rho = sgd_rounding(sgd.head, n, DIM, **steps)

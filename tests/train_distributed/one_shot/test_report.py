@@ -69,7 +69,8 @@ def test_accuracy_is_counted_by_class() -> None:
 def test_every_reason_makes_a_model_unsuitable(
     privacy: Privacy, noise: Any, more: dict[str, Any], why: list[str]
 ) -> None:
-    verdict = suitability(privacy, noise, **({"seeded": False} | more))
+    arguments: dict[str, Any] = {"seeded": False} | more
+    verdict = suitability(privacy, noise, **arguments)
     assert verdict["suitable_for_release"] is (not why)
     assert verdict.get("unsuitable_because", []) == why
     assert with_reason(verdict, "another")["unsuitable_because"] == [*why, "another"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum.journal import VolatileJournal
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, _verifier
+from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.replicated import Replicated, ReplicatedUser
 from train_distributed.secure_sum.replicated_server import ReplicaServer
 from train_distributed.secure_sum.session import FIRST_SERVER
@@ -16,17 +16,11 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 
 @pytest.fixture(autouse=True)
 def _nothing_of_the_process(make_shares: Callable) -> None:
-    """What a first message fills is filled, and so is the cache of verifying keys.
-
-    It holds 4096, whatever the session, and its table doubles in whichever test brings the 683rd,
-    by 37 kB. A full one only replaces.
-    """
+    """What a first message fills is filled, and what earlier tests left is gone."""
     parties = make_shares(2, 8, servers=2)
     (holder,) = parties.seed_servers.values()
     for user in parties.users:
         holder.receive(next(user.submit(np.zeros(8, np.uint64)))[1])
-    for key in range(_verifier.cache_parameters()["maxsize"]):
-        _verifier(key.to_bytes(KEY_BYTES, "big"))
     gc.collect()
 
 

@@ -155,7 +155,7 @@ class PublicTransform:
             second_moment=torch.empty(0),
             fitted_on=content_hash(public),
             seen=known_rows(b.numpy() for b in blocks()) if remember else None,
-            dropped=_dropped(public),
+            dropped=public.dropped_rows if isinstance(public, EmbeddingSet) else 0,
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
         return replace(fitted, row_mean=row_mean, second_moment=second_moment)
@@ -271,10 +271,6 @@ class PublicTransform:
             seen=None if seen is None else seen.numpy().view(np.uint64),
             dropped=int(dropped),
         )
-
-
-def _dropped(public: "Tensor | np.ndarray | EmbeddingSet") -> int:
-    return public.dropped_rows if isinstance(public, EmbeddingSet) else 0
 
 
 def content_hash(rows: Tensor | np.ndarray | EmbeddingSet) -> str:

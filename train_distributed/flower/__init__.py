@@ -5,5 +5,5 @@ party's `desk` (its `clerk`, and `share_desk` for shares) answers what the opera
 `supernode`; the operator's `superlink` runs a session through its `coordinator`: who is `present`,
 proven by signed `orders`, then SecAgg+, `run_shares` or `run_replicated` with users' messages in
 `portions`, over the `relay`. The `record` is what a killed operator goes on from, `progress` what
-people are told, and `task` is what a federation computes.
+people are told, and `model_task` is what a federation computes.
 """

@@ -11,12 +11,7 @@ from enum import IntEnum
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.orders import (
-    NONCE_BYTES,
-    PRESENT_BYTES,
-    read_order,
-    write_presence,
-)
+from train_distributed.flower.orders import NONCE_BYTES, PRESENT_BYTES, read_order, write_presence
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -12,14 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from heads import (
-    Head,
-    fit_exact,
-    fit_sgd,
-    project_ball,
-    sgd_rounding,
-    sgd_sensitivity,
-)
+from heads import Head, fit_exact, fit_sgd, project_ball, sgd_rounding, sgd_sensitivity
 from heads.exact import certified_sensitivity, default_tolerance
 from heads.head import Bound
 from heads.projection import ball_margin

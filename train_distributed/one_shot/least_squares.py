@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from heads import (
-    class_sums,
-    least_squares_sensitivity,
-    second_moments,
-    svec_scale,
-    symmetric,
-)
+from heads import class_sums, least_squares_sensitivity, second_moments, svec_scale, symmetric
 from train_distributed.one_shot.class_sums import check_num_classes, check_share, class_counts
 from train_distributed.one_shot.users import Chunk
 

@@ -16,11 +16,7 @@ from train_distributed.secure_sum.errors import (
     WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import (
-    KEY_BYTES,
-    PrivateKeys,
-    check_order,
-)
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, check_order
 from train_distributed.secure_sum.mail import Mail
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, packet_bytes

@@ -11,10 +11,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from heads import SoftmaxHead
-from train_distributed import (
-    Privacy,
-    release,
-)
+from train_distributed import Privacy, release
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.least_squares import LeastSquares

@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train_distributed import accounting
-from train_distributed.privacy.integer_gaussian import (
-    TAU,
-    IntegerRelease,
-    default_step,
-    plan,
-)
+from train_distributed.privacy.integer_gaussian import TAU, IntegerRelease, default_step, plan
 
 SPEC = {"sensitivity": 2.8, "honest": 500, "dimension": 61_450}
 

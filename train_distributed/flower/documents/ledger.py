@@ -25,7 +25,7 @@ SESSION = "session"  # begins the steps of a journal that each spend one
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One federation that a party's folder took part in."""
 
     digest: str  # of the federation
@@ -63,7 +63,7 @@ def remember(folder: Path, federation: Federation, party: int) -> Path:
     return state
 
 
-def read_ledger(folder: Path) -> list[Entry]:
+def read_ledger(folder: Path) -> list[LedgerEntry]:
     """What the folder took part in, by digest.
 
     Raises:
@@ -79,7 +79,9 @@ def read_ledger(folder: Path) -> list[Entry]:
         used = sessions_used(path.parent, federation)
         digest, called = federation.digest.hex(), federation.call(party)
         user = party < FIRST_SERVER
-        found.append(Entry(digest, called, user, used, federation.sessions, terms.privacy.epsilon))
+        found.append(
+            LedgerEntry(digest, called, user, used, federation.sessions, terms.privacy.epsilon)
+        )
     return found
 
 

@@ -24,10 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.superlink.config_loader import (
-    get_federation_manager,
-    get_objectstore_linkstate_factories,
-)
+from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.door import Door

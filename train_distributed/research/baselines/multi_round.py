@@ -10,21 +10,11 @@ from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed.one_shot.intake import admit, check_partition, known_classes
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import (
-    Noise,
-    class_names,
-    reported,
-    suitability,
-    versions,
-)
+from train_distributed.one_shot.report import Noise, class_names, reported, suitability, versions
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.admm.learner import (
-    VARIANTS,
-    AdmmOptions,
-    learn_by_admm,
-)
+from train_distributed.research.admm.learner import VARIANTS, AdmmOptions, learn_by_admm
 from train_distributed.research.charter.learner import SUMMED, CharterOptions, learn_by_charter
 from train_distributed.research.rows import Rows, require_records
 

@@ -9,9 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from train_distributed import (
-    accounting,
-)
+from train_distributed import accounting
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import uniform
 from train_distributed.privacy.promise import Privacy

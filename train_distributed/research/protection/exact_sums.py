@@ -23,9 +23,7 @@ from train_distributed.research.protection.mechanisms import (
     timed,
 )
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, KeyPair
-from train_distributed.secure_sum import (
-    simulate_sum,
-)
+from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.prg import new_seed, subtract_stream
 
 STEP, BOUND = 2.0**-32, 64.0  # of the fixed-point numbers: float32's own precision at 1/256

@@ -7,9 +7,7 @@ import pytest
 import scipy.optimize
 import torch
 
-from train_distributed import (
-    partition,
-)
+from train_distributed import partition
 from train_distributed.privacy.float_noise import exponential_norm
 from train_distributed.research import admm
 from train_distributed.research.admm import calibration, solver

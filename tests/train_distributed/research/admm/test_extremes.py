@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed import (
-    partition,
-)
+from train_distributed import partition
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm
 from train_distributed.research.admm import algorithm, calibration

@@ -10,23 +10,13 @@ import torch
 from scipy.stats import binomtest, norm
 
 from embed import PublicTransform
-from train_distributed import (
-    Privacy,
-    accounting,
-    release,
-)
+from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.research.audit import (
-    Claim,
-    Target,
-    WorstCase,
-    attack,
-    judge,
-)
+from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge
 from train_distributed.research.audit.attack import worst_pair
 from train_distributed.research.audit.configurations import standing
 from train_distributed.research.audit.lower_bound import (

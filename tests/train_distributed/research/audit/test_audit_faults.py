@@ -19,18 +19,12 @@ from torch.nn import functional
 
 from embed import transform as embed_transform
 from heads import project_ball, sgd
-from train_distributed import (
-    Privacy,
-)
+from train_distributed import Privacy
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.privacy import guarantee
-from train_distributed.research.audit import (
-    Target,
-    WorstCase,
-    attack,
-)
+from train_distributed.research.audit import Target, WorstCase, attack
 
 PROMISE = Privacy(8.0, 1e-6)
 Plant = Callable[[pytest.MonkeyPatch], None]

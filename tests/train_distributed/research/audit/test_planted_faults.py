@@ -9,11 +9,7 @@ import torch
 
 from embed import EmbeddingSet
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
-from train_distributed import (
-    Privacy,
-    accounting,
-    release,
-)
+from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split

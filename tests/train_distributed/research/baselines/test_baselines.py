@@ -16,11 +16,7 @@ from heads import HuberSVMHead, SoftmaxHead, fit_exact
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
-from train_distributed.research.baselines import (
-    BASELINES,
-    dp_fl,
-    dual_svm,
-)
+from train_distributed.research.baselines import BASELINES, dp_fl, dual_svm
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
 from train_distributed.research.baselines.learn import learn
 from train_distributed.research.baselines.output_perturbation import AveragedMinimisers

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
-from train_distributed import (
-    partition,
-)
+from train_distributed import partition
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm
 from train_distributed.research.audit.multi_round import audit

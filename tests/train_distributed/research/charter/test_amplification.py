@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from train_distributed import (
-    accounting,
-)
+from train_distributed import accounting
 from train_distributed.research import charter
 from train_distributed.research.charter import amplification
 from train_distributed.research.experiments.charter_rates import comparisons

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
-from train_distributed import (
-    partition,
-)
+from train_distributed import partition
 from train_distributed.research.admm import calibration
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments import rivals

@@ -1,6 +1,8 @@
 """`python -m train_distributed sweep`: a whole experiment, resumable, as raw rows and a picture."""
 
+import gzip
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +123,7 @@ class Plot:
     """Draw the figure of a sweep again from its results.json."""
 
     results: tyro.conf.Positional[Path]
-    """The results.json of a sweep, or the directory that holds it."""
+    """The results.json of a sweep, or the directory that holds it; also as results.json.gz."""
     out: Path | None = None
     """PNG to write; figure.png beside the results if left out."""
 
@@ -135,9 +137,12 @@ class Plot:
         from train_distributed.research.experiments.figures import draw, tell
 
         path = self.results / "results.json" if self.results.is_dir() else self.results
+        if not path.exists():
+            path = path.with_name(path.name + ".gz")
         try:
-            result = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+            content = path.read_bytes()
+            result = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+        except (OSError, EOFError, zlib.error, ValueError) as error:
             raise ValueError(f"results must be the JSON of a sweep, got: {error}") from error
         if not isinstance(result, dict) or result.get("experiment") not in EXPERIMENTS:
             raise ValueError(f"results must be the JSON of a sweep, got another file: {path}")

@@ -1,6 +1,7 @@
 """A sweep that is killed and resumed gives the same cells, no finished job twice."""
 
 import itertools
+import gzip
 import json
 import math
 import random
@@ -153,6 +154,16 @@ def test_every_experiment_ends_in_a_figure_that_plot_draws_again(sets, tmp_path,
     Plot(tmp_path / "out", tmp_path / "again.png").run()
     assert (tmp_path / "again.png").read_bytes() == figure
     assert (tmp_path / "out/table.txt").read_text().strip() in capsys.readouterr().out
+    rows = tmp_path / "out/results.json"
+    packed = gzip.compress(rows.read_bytes())
+    rows.with_name("results.json.gz").write_bytes(packed)
+    rows.unlink()
+    Plot(tmp_path / "out", tmp_path / "unpacked.png").run()
+    assert (tmp_path / "unpacked.png").read_bytes() == figure
+    for broken in (packed[:-9], packed[1:], b"\x1f\x8b\x08\0" + bytes(30)):
+        rows.with_name("results.json.gz").write_bytes(broken)
+        with pytest.raises(ValueError, match=r"results must be the JSON of a sweep"):
+            Plot(tmp_path / "out", tmp_path / "never.png").run()
 
 
 def test_bad_input_names_the_field(sets, tmp_path):

@@ -1,7 +1,7 @@
 """A sweep that is killed and resumed gives the same cells, no finished job twice."""
 
-import itertools
 import gzip
+import itertools
 import json
 import math
 import random

@@ -1,30 +1,20 @@
-"""Command lines of the program `blind-averaging`, in this process."""
+"""Sets that commands are tried on."""
 
-import signal
-import sys
-from collections.abc import Callable, Iterator
-
+import numpy as np
 import pytest
 
-from train_distributed.__main__ import main
-
-Said = tuple[int, str, str]
+from embed import EmbeddingSet
 
 
 @pytest.fixture
-def say(monkeypatch, capsys, tmp_path) -> Iterator[Callable[..., Said]]:
-    """Runs `blind-averaging` in an empty directory: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["blind-averaging", *arguments])
-        try:
-            code = main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+def sets(tmp_path) -> tuple[str, str]:
+    """Directories of a private and a public embedding set."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    x = (2 * np.eye(3, 5)[labels] + 0.3 * rng.standard_normal((120, 5))).astype(np.float32)
+    users, split = np.arange(120) % 8, np.repeat([0, 1], [90, 30]).astype(np.uint8)
+    meta = {"class_names": ["a", "b", "c"]}
+    private = EmbeddingSet(embeddings=x, labels=labels, users=users, split=split, meta=meta)
+    private.save(tmp_path / "private")
+    EmbeddingSet(embeddings=x[::-1] + 0.01, labels=labels).save(tmp_path / "public")
+    return str(tmp_path / "private"), str(tmp_path / "public")

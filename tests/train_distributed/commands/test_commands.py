@@ -7,24 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
-
-
-@pytest.fixture
-def sets(tmp_path) -> tuple[str, str]:
-    """Directories of a private and a public embedding set."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(120) % 3
-    x = (2 * np.eye(3, 5)[labels] + 0.3 * rng.standard_normal((120, 5))).astype(np.float32)
-    users, split = np.arange(120) % 8, np.repeat([0, 1], [90, 30]).astype(np.uint8)
-    meta = {"class_names": ["a", "b", "c"]}
-    private = EmbeddingSet(embeddings=x, labels=labels, users=users, split=split, meta=meta)
-    private.save(tmp_path / "private")
-    EmbeddingSet(embeddings=x[::-1] + 0.01, labels=labels).save(tmp_path / "public")
-    return str(tmp_path / "private"), str(tmp_path / "public")
 
 
 def test_run_writes_model_report_and_figure(call, sets, tmp_path):
@@ -80,16 +65,6 @@ def test_simulated_partition_and_seed(call, sets, tmp_path):
     assert one == two
 
 
-def test_account_solves_each_direction(call):
-    code, printed, _ = call("account", "--epsilon", "1", "--delta", "1e-5")
-    assert code == 0
-    assert "noise_multiplier  3.73063" in printed
-    _, printed, _ = call("account", "--delta", "1e-5", "--noise-multiplier", "3.7306316")
-    assert "epsilon           1.00000" in printed
-    _, printed, _ = call("account", "--epsilon", "1", "--noise-multiplier", "3.7306316")
-    assert "delta             1.00000" in printed or "delta             9.9999" in printed
-
-
 BAD = [
     (["--epsilon", "0"], "epsilon must be > 0, got 0"),
     (["--epsilon", "-1"], "epsilon must be > 0, got -1"),
@@ -118,42 +93,6 @@ BAD = [
     (["--method", "admm-dual", "--iterations", "0"], "iterations must be >= 1, got 0"),
     (["--seed", "1", "--noise", "discrete"], "generator must be None for noise 'discrete'"),
 ]
-
-
-CONFIGURATION = {
-    "method": "softmax",
-    "transform_options": {"components": 3},
-    "options": {"l2_reg": 1.0},
-    "privacy": {"epsilon": 1.0, "delta": 1e-5},
-    "public_hash": None,
-}
-BAD_CONFIGURATIONS = [
-    ({"options": {"known_noise": [0]}}, "known_noise is no option"),
-    ({"options": {"epochs": 2.5, "solver": "sgd"}}, "epochs must be int"),
-    ({"options": {"l2_reg": True}}, "l2_reg must be float"),
-    ({"options": {"edges": 5}, "method": "admm-dual"}, "edges must be"),
-    ({"transform_options": {"components": "3"}}, "components must be int"),
-    ({"privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "user"}}, "privacy must be what config"),
-    ({"privacy": {"epsilon": "soon", "delta": 1e-5}}, "could not convert"),
-    ({"users": 3}, "unexpected keyword"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_CONFIGURATIONS)
-def test_a_damaged_configuration_is_refused_in_one_line(call, sets, tmp_path, change, message):
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(CONFIGURATION | change))
-    before = sorted(tmp_path.rglob("*"))
-    code, _, error = call(
-        "run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path)
-    )
-    assert code == 2
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert message in error
-    assert sorted(tmp_path.rglob("*")) == before
-    path.write_text(json.dumps(CONFIGURATION))
-    assert call("run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path))[0] == 0
 
 
 @pytest.mark.parametrize("names", [5, None, ["a", "a", "b"], {"a": 1}])

@@ -1,0 +1,40 @@
+"""The file that `select` writes and `run --config` reads: damaged ones are refused in one line."""
+
+import json
+
+import pytest
+
+CONFIGURATION = {
+    "method": "softmax",
+    "transform_options": {"components": 3},
+    "options": {"l2_reg": 1.0},
+    "privacy": {"epsilon": 1.0, "delta": 1e-5},
+    "public_hash": None,
+}
+BAD_CONFIGURATIONS = [
+    ({"options": {"known_noise": [0]}}, "known_noise is no option"),
+    ({"options": {"epochs": 2.5, "solver": "sgd"}}, "epochs must be int"),
+    ({"options": {"l2_reg": True}}, "l2_reg must be float"),
+    ({"options": {"edges": 5}, "method": "admm-dual"}, "edges must be"),
+    ({"transform_options": {"components": "3"}}, "components must be int"),
+    ({"privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "user"}}, "privacy must be what config"),
+    ({"privacy": {"epsilon": "soon", "delta": 1e-5}}, "could not convert"),
+    ({"users": 3}, "unexpected keyword"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CONFIGURATIONS)
+def test_a_damaged_configuration_is_refused_in_one_line(call, sets, tmp_path, change, message):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(CONFIGURATION | change))
+    before = sorted(tmp_path.rglob("*"))
+    code, _, error = call(
+        "run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path)
+    )
+    assert code == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
+    path.write_text(json.dumps(CONFIGURATION))
+    assert call("run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path))[0] == 0

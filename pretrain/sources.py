@@ -37,7 +37,8 @@ def open_images(
     Args:
         source: an `.npz` file; a folder of class folders (or of train/, test/, val/, evaluation/
             with those); or `cifar10:DIR`, `cifar100:DIR`, `emnist:DIR` (by class),
-            `fed-emnist:PATH` (the directory of `fed_emnist_train.h5` and `_test.h5`, or LEAF's train/ and test/).
+            `fed-emnist:PATH` (the directory of `fed_emnist_train.h5` and `_test.h5`, or LEAF's
+            train/ and test/).
         splits: which of train, test, val, evaluation to read; all that are there by default.
         download: let torchvision fetch a missing set.
         resize: shorter side of an image folder's pictures, cropped to a square; None: their own

@@ -12,7 +12,7 @@ import numpy as np
 from pretrain.cli.output import new_directory
 from pretrain.names import decode_name, encode_names
 
-TRAIN, TEST = 0, 1
+TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: held out for a private one
 UNLABELLED = -1  # the label of every row, or of none
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 INFERRED = "inferred"  # classes counted from the labels that occur
@@ -32,7 +32,7 @@ class EmbeddingSet:
     embeddings: np.ndarray  # (N, p) float16, float32 or float64; memory-mapped if opened
     labels: np.ndarray  # (N,) int64; all -1 where nobody labelled them
     users: np.ndarray | None = None  # (N,) int64
-    split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # 0 train, 1 test
+    split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # TRAIN, TEST, …
     meta: dict[str, Any] = field(default_factory=dict)
     names: np.ndarray | None = None  # (N,) of the images, as str or UTF-8 bytes
     directory: Path | None = field(default=None, init=False, compare=False)  # it was opened from
@@ -52,8 +52,9 @@ class EmbeddingSet:
                     f"{name} must be {len(x)} integers, got {values.dtype} {values.shape}"
                 )
             unlabelled = name == "labels" and (values == UNLABELLED).all()
-            if (values.min() < 0 and not unlabelled) or (name == "split" and values.max() > TEST):
-                rules = {"split": "0 or 1", "labels": ">= 0, or -1 in every row"}
+            unknown = name == "split" and values.max() > EVALUATION
+            if unknown or (values.min() < 0 and not unlabelled):
+                rules = {"split": "0, 1 or 2", "labels": ">= 0, or -1 in every row"}
                 rule = rules.get(name, ">= 0")
                 raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
             target = np.uint8 if name == "split" else np.int64

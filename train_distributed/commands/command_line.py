@@ -7,6 +7,7 @@ from typing import Any
 
 from pretrain.cli.provenance import public_argument
 
+ALWAYS = ("epsilon", "delta")  # are said, whatever the default is
 _IN_CONFIG = ("method", "options", "transform_options")  # which a file of `select` says
 
 
@@ -41,7 +42,7 @@ def _default(field: Field) -> Any:
 
 def _typed(name: str, value: Any, usual: Any) -> list[str]:
     """An option as it is typed; nothing for what it is anyway."""
-    if value is None or value == usual:
+    if value is None or (value == usual and name not in ALWAYS):
         return []
     option = name.replace("_", "-")
     if isinstance(value, bool):

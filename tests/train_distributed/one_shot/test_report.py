@@ -37,10 +37,14 @@ def test_facts_come_first_and_keep_their_places() -> None:
         "noise",
         "suitable_for_release",
         "unsuitable_because",
+        "probabilities",
     ]
     assert "python" in report["versions"]
     whole = reported(released, {"users": 6}, verdict, embedding_set(4)).report
-    assert list(whole)[-3:] == ["versions", "test_accuracy", "test_accuracy_per_class"]
+    measured = ["test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"]
+    assert list(whole) == ["users", "suitable_for_release", "unsuitable_because", "versions"] + [
+        *("probabilities", *measured)
+    ]
     assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report
 
 
@@ -49,6 +53,12 @@ def test_accuracy_is_counted_by_class() -> None:
     report = reported(always_a, {}, {}, embedding_set(4)).report
     assert report["test_accuracy"] == 0.5
     assert report["test_accuracy_per_class"] == {"a": 1.0, "b": 0.0}
+    assert report["majority_baseline"] == 0.5
+    assert report["test_metrics"]["confusion"] == [[2, 0], [2, 0]]
+    assert report["test_metrics"]["warnings"][0].startswith("one class only")
+    assert "no epsilon covers" in report["test_metrics"]["of"]
+    confusion = always_a.confusion(embedding_set(4)).tolist()
+    assert report["test_metrics"]["confusion"] == confusion
 
 
 @pytest.mark.parametrize(

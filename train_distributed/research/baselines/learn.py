@@ -13,6 +13,7 @@ from train_distributed.one_shot.intake import admit, check_partition, known_clas
 from train_distributed.one_shot.methods import METHODS
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal, release
+from train_distributed.one_shot.released.probabilities import reading
 from train_distributed.one_shot.report import Noise, with_reason
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
@@ -98,7 +99,7 @@ def learn(
         )
     else:
         raise ValueError(f"method must be one of {', '.join(ALL_METHODS)}, got {method!r}")
-    report: dict[str, Any] = released.report | {"method": method}
+    report: dict[str, Any] = released.report | {"method": method, "probabilities": reading(method)}
     if not report["suitable_for_release"]:  # how long it took depends on the rows
         seconds = {"seconds": time.perf_counter() - started}
         report["simulation_only"] = report.get("simulation_only", {}) | seconds

@@ -137,6 +137,21 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def chance(probability: float) -> str:
+    """A small probability as a number and in words, rounded up.
+
+    Examples:
+        >>> chance(1e-5), chance(0.02)
+        ('1e-05 (1 in 100,000)', '0.02 (1 in 50)')
+    """
+    return f"{probability:g} (1 in {math.floor(1 / probability * (1 + 1e-9)):,})"
+
+
+def shortened(name: str, length: int = 40) -> str:
+    """A name of at most so many letters."""
+    return name if len(name) <= length else name[: length - 1].rstrip() + "…"
+
+
 def counted(number: int, one: str, many: str | None = None) -> str:
     """A number with its noun.
 

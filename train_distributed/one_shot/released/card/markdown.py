@@ -15,13 +15,17 @@ from train_distributed.one_shot.released.card.content import (
 )
 
 MARKUP = re.compile(r"([\\`*_\[\]|~$])")
-LEADING = re.compile(r"^(\d*)([#+.)-])")  # of headings and lists
+LEADING = re.compile(r"^(\d*)([#+.)-])(?=[\s#-]|$)")  # of headings, lists and rules
 
 
 def as_markdown(card: Card) -> str:
     """The page; whatever a name or a report holds appears as text, never as markup."""
     verdict = f"**{card.verdict}**"
-    parts = [f"# {plain(card.title)}", plain(card.summary), verdict if card.suitable else f"## ⚠ {verdict}"]
+    parts = [
+        f"# {plain(card.title)}",
+        plain(card.summary),
+        verdict if card.suitable else f"## ⚠ {verdict}",
+    ]
     parts += [_items(card.reasons)] if card.reasons else []
     parts.append(
         _table(

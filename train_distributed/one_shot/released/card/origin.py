@@ -12,6 +12,7 @@ from train_distributed.one_shot.released.card.content import (
     Words,
     counted,
     percent,
+    shortened,
 )
 
 METHODS = {
@@ -58,7 +59,7 @@ def origin_section(report: dict[str, Any], maker: Maker) -> Section:
     more = "" if len(names) <= SHOWN else f" … and {len(names) - SHOWN} more"
     method = report.get("method")
     pairs = [
-        ("classes", f"{len(names)}: {', '.join(names[:SHOWN])}{more}"),
+        ("classes", f"{len(names)}: {', '.join(map(shortened, names[:SHOWN]))}{more}"),
         ("users", _users(report)),
         ("records learned from", f"{int(report['rows']):,}" if "rows" in report else "unknown"),
         ("method", METHODS.get(str(method), str(method)) if method else "not recorded"),
@@ -97,7 +98,9 @@ def _plain(value: Any) -> str:
 
 def _transform(report: dict[str, Any], maker: Maker) -> str:
     rows = report.get("public_rows")
-    fitted = "not fitted on data" if rows is None else f"fitted on {counted(int(rows), 'public row')}"
+    fitted = (
+        "not fitted on data" if rows is None else f"fitted on {counted(int(rows), 'public row')}"
+    )
     return (
         f"{fitted}: {maker.features} of {maker.dim} directions kept, rows clipped to norm "
         f"{maker.clip_norm:.4g}, of which the constant column has {maker.constant:.4g}"

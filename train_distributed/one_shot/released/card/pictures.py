@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from train_distributed import accounting
-from train_distributed.one_shot.released.card.content import Picture, counted, percent
+from train_distributed.one_shot.released.card.content import Picture, counted, percent, shortened
 
 NAMED, NUMBERED, LONG = 40, 15, 22  # classes with names and with counts; letters of a name
 COLOUR, PROMISED = "#2a6db0", "#c8501e"
@@ -79,8 +79,7 @@ def _confusion(confusion: list[list[int]], names: list[str]) -> Picture:
 
 def _short(name: str) -> str:
     """A class name that fits an axis and is no formula."""
-    kept = name if len(name) <= LONG else name[: LONG - 1] + "…"
-    return kept.replace("$", r"\$")
+    return shortened(name, LONG).replace("$", r"\$")
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:

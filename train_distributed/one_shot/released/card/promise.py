@@ -11,6 +11,7 @@ from train_distributed.one_shot.released.card.content import (
     Table,
     Warned,
     Words,
+    chance,
     percent,
     rounded_up,
 )
@@ -32,7 +33,7 @@ def promise_section(report: dict[str, Any]) -> Section:
             f"Take {one} out of the training data and put {other} in its place. Nobody will find "
             "much of a difference: whatever can be concluded from the model, the probability of "
             f"concluding it changes by a factor of at most e^ε{factor}, where ε = "
-            f"{shown_epsilon(epsilon)}, and beyond that by at most δ = {delta:g}."
+            f"{shown_epsilon(epsilon)}, and beyond that by at most δ = {chance(delta)}."
         ),
         Words(
             "Somebody who knows all the rest of the training data, is told of both possibilities "
@@ -49,7 +50,9 @@ def promise_section(report: dict[str, Any]) -> Section:
     ]
     if (asked := report.get("epsilon_asked_for")) is not None:
         blocks.append(Words(f"Asked for was ε = {shown_epsilon(float(asked))}."))
-    blocks += [Words("Of the rounds of the training:"), rounds] if (rounds := _rounds(report)) else []
+    blocks += (
+        [Words("Of the rounds of the training:"), rounds] if (rounds := _rounds(report)) else []
+    )
     return Section("The promise", tuple(blocks))
 
 
@@ -99,11 +102,11 @@ def neighbours_table(report: dict[str, Any]) -> Table:
             f"{what} (promised)",
             shown_epsilon(float(report["epsilon"])),
             delta,
-            "" if reach is None else rounded_up(float(reach)),
+            "" if reach is None else f"{float(reach):.4g}",
         )
     ]
     if (zero_out := report.get("zero_out_epsilon")) is not None:
-        moved = rounded_up(float(report["zero_out_sensitivity"]))
+        moved = f"{float(report['zero_out_sensitivity']):.4g}"
         rows.append((f"{taken}, all counts stay", rounded_up(float(zero_out)), delta, moved))
     return Table(
         "The same noise under two relations between data sets",

@@ -148,7 +148,9 @@ def plain_blocks(report: dict[str, Any]) -> list[Block]:
             "recorded, so there is no interval."
         )
     ]
-    return [*blocks, Table("Every class by itself", ("class", "accuracy"), rows)] if rows else blocks
+    return (
+        [*blocks, Table("Every class by itself", ("class", "accuracy"), rows)] if rows else blocks
+    )
 
 
 def quality_section(

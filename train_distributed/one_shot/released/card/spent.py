@@ -20,7 +20,8 @@ def ledger_section(state: State | None) -> Section:
     if state is None:
         words = (
             "No ledger was handed in for this card. Every further release or evaluation of the "
-            "same records adds to what is known of them; `ledger show` tells what it comes to."
+            "same records adds to what is known of them; the command “ledger show” tells what it "
+            "comes to."
         )
         return Section(title, (Words(words),))
     blocks: list[Block] = [

@@ -17,6 +17,7 @@ from train_distributed.one_shot.released.card.content import (
 
 CONFIDENCE = 0.95
 DRAWS = 2000  # of the bootstrap
+BATCH = 50  # of them at a time
 SEED = 0  # of it: a card made twice is the same card
 
 
@@ -44,30 +45,43 @@ def bootstrap(confusion: np.ndarray) -> dict[str, tuple[float, float]]:
     Args:
         confusion: (K, K) counts by label and predicted class.
     """
-    rows = int(confusion.sum())
+    rows, size = int(confusion.sum()), len(confusion)
     rng = np.random.default_rng(SEED)
     used = confusion.ravel().nonzero()[0]  # what did not occur is not drawn
-    size = len(confusion)
     found = []
-    for _ in range(DRAWS):
-        drawn = np.zeros(size * size)
-        drawn[used] = rng.multinomial(rows, confusion.ravel()[used] / rows)
-        found.append(balanced(drawn.reshape(size, size)))
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    for _ in range(DRAWS // BATCH):
+        drawn = np.zeros((BATCH, size * size))
+        drawn[:, used] = rng.multinomial(rows, confusion.ravel()[used] / rows, BATCH)
+        found.append(balanced(drawn.reshape(BATCH, size, size)))
+    draws = np.concatenate(found, axis=1)
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
     names = ("balanced_accuracy", "macro_f1")
     return {name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)}
 
 
-def balanced(confusion: np.ndarray) -> tuple[float, float]:
-    """Mean recall of the classes that occur, and mean F1 of those that occur or are predicted."""
-    hits, present, ever = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    recall = hits[present > 0] / present[present > 0]
-    either = present + ever
-    f1 = 2 * hits[either > 0] / either[either > 0]
-    return float(recall.mean()), float(f1.mean())
+def balanced(confusion: np.ndarray) -> np.ndarray:
+    """Mean recall of the classes that occur, mean F1 of those that occur or are predicted.
+
+    Args:
+        confusion: (..., K, K) counts.
+
+    Returns:
+        (2, ...) both.
+    """
+    hits = np.diagonal(confusion, axis1=-2, axis2=-1)
+    present = confusion.sum(-1)
+    either = present + confusion.sum(-2)
+    recall = hits / np.maximum(present, 1)
+    f1 = 2 * hits / np.maximum(either, 1)
+    return np.stack(
+        [
+            recall.sum(-1) / np.maximum((present > 0).sum(-1), 1),
+            f1.sum(-1) / np.maximum((either > 0).sum(-1), 1),
+        ]
+    )
 
 
-def tested_blocks(metrics: dict[str, Any]) -> list[Block]:
+def found_on_tests(metrics: dict[str, Any]) -> list[Block]:
     """What was found on test rows in the clear, as `report["test_metrics"]` says."""
     rows, names = int(metrics["rows"]), list(metrics["per_class"])
     accuracy = float(metrics["accuracy"])
@@ -135,7 +149,7 @@ def _share(value: float | None, of: int | None) -> list[str]:
     return [percent(value), shown_interval(*interval(round(value * of), of))]
 
 
-def plain_blocks(report: dict[str, Any]) -> list[Block]:
+def found_before(report: dict[str, Any]) -> list[Block]:
     """What a report without `test_metrics` says: shares, and no number of rows for intervals."""
     if report.get("test_accuracy") is None:
         return [Words("Nothing is known: no labelled test row was there when the model was made.")]
@@ -165,8 +179,8 @@ def quality_section(
     """
     metrics = report.get("test_metrics")
     if metrics is None:
-        return Section("How good it is", (*evaluation, *plain_blocks(report), *pictures))
-    blocks = (*evaluation, *tested_blocks(metrics), *pictures, class_table(metrics))
+        return Section("How good it is", (*evaluation, *found_before(report), *pictures))
+    blocks = (*evaluation, *found_on_tests(metrics), *pictures, class_table(metrics))
     words = report.get("probabilities")
     reading = (Words(f"Its probabilities: {words}."),) if isinstance(words, str) else ()
     return Section("How good it is", (*blocks, *reading))

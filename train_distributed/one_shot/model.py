@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
@@ -21,6 +20,7 @@ from train_distributed.one_shot.released.files import (
     REPORT,
     read_directory,
     read_field,
+    write_model,
 )
 from train_distributed.one_shot.released.probabilities import probabilities, reading
 
@@ -80,8 +80,9 @@ class Release:
         """(K, K) int64: rows of a split by label and predicted class.
 
         Raises:
-            ValueError: the split is empty.
+            ValueError: the split is empty, or the set has no labels.
         """
+        embeddings.need_labels()
         rows = np.flatnonzero(embeddings.split == split)
         if not len(rows):
             raise ValueError(f"split must hold rows, got none in split {split}")
@@ -150,7 +151,7 @@ class Release:
             metadata["method"] = self.method
         if self.image_shape is not None:
             metadata["image_shape"] = json.dumps(self.image_shape)
-        save_file(tensors, directory / MODEL, metadata)
+        write_model(directory / MODEL, tensors, metadata)
         text = json.dumps(self.report, indent=2, allow_nan=False)
         (directory / REPORT).write_text(text + "\n")
 

@@ -42,9 +42,8 @@ def test_facts_come_first_and_keep_their_places() -> None:
     assert "python" in report["versions"]
     whole = reported(released, {"users": 6}, verdict, embedding_set(4)).report
     measured = ["test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"]
-    assert list(whole) == ["users", "suitable_for_release", "unsuitable_because", "versions"] + [
-        *("probabilities", *measured)
-    ]
+    verdict_keys = ["suitable_for_release", "unsuitable_because", "versions"]
+    assert list(whole) == ["users", *verdict_keys, "probabilities", *measured]
     assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report
 
 

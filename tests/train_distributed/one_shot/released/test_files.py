@@ -40,6 +40,13 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
         assert file.metadata()["method"] == "class-sums"
 
 
+def test_equal_models_are_equal_files(released, tmp_path) -> None:
+    for name in "abc":
+        released.save(tmp_path / name)
+    files = {(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+    assert len(files) == 1
+
+
 def test_an_older_directory_is_read_and_knows_less(released, tmp_path) -> None:
     released.save(tmp_path / "model")
 

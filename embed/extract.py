@@ -12,7 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from embed.encoding import UNKNOWN
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
 from embed.store import (
     INFERRED,
@@ -75,10 +76,20 @@ def extract(
     encoder_name: str,
     preprocess: Preprocess,
     options: ExtractOptions,
+    weights: str = UNKNOWN,
 ) -> EmbeddingSet | None:
     """Embeds all images into the directory `out`, or this process's share of them.
 
     A later call with the same arguments goes on where an interrupted one stopped.
+
+    Args:
+        images: what to embed.
+        encoder: the network.
+        out: directory to write.
+        encoder_name: for `meta.json`, beside a hash of the network.
+        preprocess: what is done to pictures before.
+        options: how to compute and store.
+        weights: for `meta.json`: where the weights are from, as `pretrain.encoder.origin` says.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -102,7 +113,8 @@ def extract(
         "classes": INFERRED if images.inferred else "declared",
         "encoder": encoder_name,
         "encoder_hash": encoder_hash(encoder),
-        "preprocess": asdict(preprocess),
+        "weights": weights,
+        "preprocess": preprocess.to_json(),
         "image_shape": list(images.images(slice(0, 1)).shape[1:]),
         "dtype": options.dtype,
         "compute": str(dtype).removeprefix("torch."),

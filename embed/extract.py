@@ -80,16 +80,8 @@ def extract(
 ) -> EmbeddingSet | None:
     """Embeds all images into the directory `out`, or this process's share of them.
 
-    A later call with the same arguments goes on where an interrupted one stopped.
-
-    Args:
-        images: what to embed.
-        encoder: the network.
-        out: directory to write.
-        encoder_name: for `meta.json`, beside a hash of the network.
-        preprocess: what is done to pictures before.
-        options: how to compute and store.
-        weights: for `meta.json`: where the weights are from, as `pretrain.encoder.origin` says.
+    A later call with the same arguments goes on where an interrupted one stopped. `encoder_name`
+    and `weights` (see `pretrain.encoder.origin`) are for meta.json.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -110,7 +102,7 @@ def extract(
         "data_hash": _data_hash(images),
         "rows": len(images),
         "class_names": list(images.class_names),
-        "classes": INFERRED if images.inferred else "declared",
+        "classes": _classes(images),
         "encoder": encoder_name,
         "encoder_hash": encoder_hash(encoder),
         "weights": weights,
@@ -189,6 +181,7 @@ class _Job:
                 labels=self.images.labels,
                 users=self.images.users,
                 split=self.images.split,
+                names=self.images.names,
                 meta=self.meta,
             )
             with self.rows.open("wb") as file:
@@ -280,10 +273,19 @@ def _decoded_ahead(
 
 
 def _data_hash(images: ImageSet) -> str:
-    """Of labels, splits, users and the first and last image."""
+    """Of labels, splits, users, names and the first and last image."""
     ends = images.images(np.array([0, len(images) - 1]))
     columns = [images.labels, images.split, *([] if images.users is None else [images.users])]
+    if images.names is not None:
+        columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
     return hash_rows([ends, *columns])
+
+
+def _classes(images: ImageSet) -> str:
+    """Whether somebody declared the classes, or nobody labelled the images."""
+    if not images.labelled:
+        return "none"
+    return INFERRED if images.inferred else "declared"
 
 
 def _changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:

@@ -149,6 +149,7 @@ class Comparison:
         """Writes table.csv, table.txt and report.json; prints the table."""
         refuse_existing(self.output, overwrite=self.overwrite)
         private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        private.need_labels()
         refuse_leak(public, private)
         rows: list[dict[str, Any]] = []
         left_out: dict[str, str] = {}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TRAIN
+from embed.store import TEST, TRAIN
 from pretrain.datasets import ImageSet
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import split
@@ -32,11 +32,12 @@ def head_federation(
     """Clients with at most `rows` training rows each: the set's own users, else a random split.
 
     Raises:
-        ValueError: fewer users or rows than clients, or no test rows.
+        ValueError: no labels, fewer users or rows than clients, or no test rows.
     """
+    private.need_labels()
     generator = torch.Generator().manual_seed(seed)
     train = np.flatnonzero(private.split == TRAIN)
-    test = np.flatnonzero(private.split != TRAIN)
+    test = np.flatnonzero(private.split == TEST)
     if not len(test):
         raise ValueError("embeddings must hold test rows (split 1), got none")
     if private.users is None:
@@ -83,11 +84,12 @@ def image_federation(
     Images of three equal channels become one.
 
     Raises:
-        ValueError: images without users, or fewer users than clients.
+        ValueError: images without labels or users, or fewer users than clients.
     """
+    images.need_labels()
     if images.users is None:
         raise ValueError("images must name their writers (writer_train), got none")
-    train, test = np.flatnonzero(images.split == TRAIN), np.flatnonzero(images.split != TRAIN)
+    train, test = np.flatnonzero(images.split == TRAIN), np.flatnonzero(images.split == TEST)
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed)).numpy()
     test, public = test[order[:test_rows]], test[order[test_rows:][:PUBLIC_ROWS]]
     if not (len(test) and len(public)):

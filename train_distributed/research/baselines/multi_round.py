@@ -31,10 +31,12 @@ def train(task: Task, **options: Any) -> Release:
     task.refuse_users()
     require_records(task.method, task.privacy)
     if task.noise != only_noise(task.method, task.generator):
-        rule = "'discrete' for 'charter-sum' without a seed"
         if task.noise == "discrete":
-            rule = "'float' for all methods of many rounds but an unseeded 'charter-sum'"
-        raise ValueError(f"noise must be {rule}, got {task.noise!r} for {task.method!r}")
+            raise ValueError(
+                "noise must be 'float' for all methods of many rounds but an unseeded "
+                f"'charter-sum', got 'discrete' for {task.method!r}"
+            )
+        raise ValueError("noise must be 'discrete' for 'charter-sum' without a seed, got 'float'")
     chosen = method_options(task.method, options)
     problems = 1 if task.num_classes == 2 else task.num_classes
     chosen.check(task.partition, task.transform.dim, problems, task.privacy)

@@ -86,6 +86,7 @@ class Run:
 
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
+        private.need_labels()
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)

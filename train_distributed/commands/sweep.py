@@ -97,6 +97,9 @@ class Sweep:
         if self.embeddings is None or self.public is None:
             return None, None
         private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        private.need_labels()
+        private.check_finite()
+        public.check_finite("public")
         if not private.meta.get("class_names"):
             raise ValueError("embeddings must name their classes (meta.json, class_names)")
         if public.dim != private.dim:

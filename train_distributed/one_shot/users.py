@@ -144,8 +144,9 @@ def own_partition(embeddings: EmbeddingSet) -> Partition:
     """The users that an embedding set names for its training rows; without names, a single one.
 
     Raises:
-        ValueError: no training row.
+        ValueError: no training row, or no labels.
     """
+    embeddings.need_labels()
     train = embeddings.split == TRAIN
     if not train.any():
         raise ValueError("embeddings must hold training rows (split 0), got none")

@@ -122,6 +122,8 @@ def _metadata(name: str, text: str):
         (_metadata("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
         (_metadata("image_shape", "[3, 32]"), "image_shape must be three sizes > 0"),
         (_metadata("image_shape", "[3, 32, -1]"), "image_shape must be three sizes > 0"),
+        (_metadata("encoding", "{}"), "encoding must be readable"),
+        (_metadata("encoding", "]"), "encoding must be readable"),
         (_without("transform.mean"), "transform must hold"),
         (_tensor("transform.mean", lambda m: m[1:]), "mean must have shape"),
         (_tensor("transform.mean", lambda m: m * torch.inf), "mean must be finite"),

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+from embed.encoding import Encoding
 from embed.store import TEST
 from pretrain.cli.output import new_directory
 from train_distributed.one_shot.released.files import (
@@ -21,6 +21,7 @@ from train_distributed.one_shot.released.files import (
     REPORT,
     read_directory,
     read_field,
+    write_model,
 )
 from train_distributed.one_shot.released.probabilities import probabilities, reading
 
@@ -36,7 +37,7 @@ class Release:
     class_names: tuple[str, ...]
     report: dict[str, Any] = field(default_factory=dict)
     opened: Tensor | None = None  # (D,) float64: what the sums showed to whoever opened them
-    encoding: Any = None  # how pictures became the embeddings; None: unknown
+    encoding: Encoding | None = None  # how pictures became the embeddings; None: unknown
     image_shape: tuple[int, ...] | None = None  # (3, h, w) of those pictures; None: unknown
     temperature: float = 1.0  # T > 0: probabilities are the softmax of scores / T
 
@@ -121,6 +122,7 @@ class Release:
             transform=stored.transform,
             class_names=stored.class_names,
             report=stored.report,
+            encoding=Encoding.in_metadata(stored.metadata, where),
             image_shape=None if shape is None else tuple(shape),
             temperature=temperature,
         )
@@ -149,9 +151,11 @@ class Release:
         }
         if self.method is not None:
             metadata["method"] = self.method
+        if self.encoding is not None:
+            metadata |= self.encoding.metadata()
         if self.image_shape is not None:
             metadata["image_shape"] = json.dumps(self.image_shape)
-        save_file(tensors, directory / MODEL, metadata)
+        write_model(directory / MODEL, tensors, metadata)
         text = json.dumps(self.report, indent=2, allow_nan=False)
         (directory / REPORT).write_text(text + "\n")
 

@@ -35,11 +35,13 @@ def reported(
             accuracy, and what it says of its encoder is what the model says.
     """
     report = {**facts, **verdict, "versions": versions()}
-    report |= {"probabilities": reading(facts.get("method"))}
+    made = released.transform.encoding if embeddings is None else embeddings.encoding
+    made = made or released.transform.encoding
+    report |= {"encoding": made and made.to_json(), "probabilities": reading(facts.get("method"))}
     if embeddings is not None and (embeddings.split == TEST).any():
         report |= accuracy_report(released, embeddings)
     shape = None if embeddings is None else image_shape(embeddings.meta)
-    return replace(released, report=report, image_shape=shape)
+    return replace(released, report=report, encoding=made, image_shape=shape)
 
 
 def image_shape(meta: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -9,11 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import (
-    accuracy_score,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
+from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 from torch import Tensor
 
 from train_distributed.one_shot.released.probabilities import log_odds, probabilities
@@ -72,13 +68,14 @@ class Evaluation:
         truth, guess, counts = self._cells()
         accuracy = float(accuracy_score(truth, guess, sample_weight=counts))
         present, ever = self.confusion.sum(1), self.confusion.sum(0)
-        precision, recall, f1, _ = precision_recall_fscore_support(
+        found = precision_recall_fscore_support(
             truth,
             guess,
             labels=np.arange(len(self.class_names)),
             sample_weight=counts,
             zero_division=0.0,  # pyright: ignore[reportArgumentType]
         )
+        precision, recall, f1 = map(np.asarray, found[:3])
         areas = self._areas()
         majority = int(present.argmax())
         per_class = {

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from embed import PublicTransform
+from embed.encoding import Encoding
+from pretrain.preprocess import Preprocess
 from train_distributed import Release
 
 NAMES = ("cat", "dog", "owl")
@@ -21,6 +23,12 @@ def make_release(dim: int = 6, components: int = 4, seed: int = 0, scale: float 
         transform=transform,
         class_names=NAMES,
         report={"epsilon": 1.0, "delta": 1e-5, "method": "class-sums", "private": True},
+        encoding=Encoding(
+            encoder="simclr-small",
+            encoder_hash="0" * 64,
+            weights="shipped",
+            preprocess=Preprocess(image_size=32),
+        ),
         image_shape=(3, 32, 32),
     )
 

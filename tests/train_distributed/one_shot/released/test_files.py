@@ -40,6 +40,13 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
         assert file.metadata()["method"] == "class-sums"
 
 
+def test_equal_models_are_equal_files(released, tmp_path) -> None:
+    for name in "abc":
+        released.save(tmp_path / name)
+    files = {(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+    assert len(files) == 1
+
+
 def test_an_older_directory_is_read_and_knows_less(released, tmp_path) -> None:
     released.save(tmp_path / "model")
 
@@ -115,6 +122,8 @@ def _metadata(name: str, text: str):
         (_metadata("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
         (_metadata("image_shape", "[3, 32]"), "image_shape must be three sizes > 0"),
         (_metadata("image_shape", "[3, 32, -1]"), "image_shape must be three sizes > 0"),
+        (_metadata("encoding", "{}"), "encoding must be readable"),
+        (_metadata("encoding", "]"), "encoding must be readable"),
         (_without("transform.mean"), "transform must hold"),
         (_tensor("transform.mean", lambda m: m[1:]), "mean must have shape"),
         (_tensor("transform.mean", lambda m: m * torch.inf), "mean must be finite"),

@@ -158,7 +158,10 @@ def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:
     ],
 )
 def test_rows_that_do_not_fit_are_refused(labels: list[int], rows: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    def evaluate() -> None:
         evaluation = Evaluation(("a", "b"), rows)
         evaluation.add(torch.zeros(len(labels), 2).double(), np.array(labels, int))
         evaluation.report()
+
+    with pytest.raises(ValueError, match=message):
+        evaluate()

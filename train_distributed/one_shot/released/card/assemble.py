@@ -70,6 +70,9 @@ def _card(
     evaluation: Mapping[str, Any] | None,
 ) -> Card:
     report, transform = release.report, release.transform
+    for key in ("private", "suitable_for_release"):
+        if not isinstance(report[key], bool):
+            raise TypeError(f"{key} is {report[key]!r}")
     maker = Maker(
         class_names=release.class_names,
         dim=len(transform.mean),
@@ -90,7 +93,7 @@ def _card(
     return Card(
         title=f"Model card: {name}" if name else "Model card",
         summary=_summary(report, len(release.class_names)),
-        suitable=report["suitable_for_release"] is True,
+        suitable=report["suitable_for_release"],
         reasons=tuple(map(str, report.get("unsuitable_because", ()))),
         tiles=_tiles(report),
         sections=sections,

@@ -57,6 +57,11 @@ class Run:
     """Makes a run reproducible, its noise float, and its model unsuitable for release."""
     min_survivors: int | None = None
     """Fewest users that a sum is opened for; all if left out."""
+    with_encoder: bool = False
+    """Carry the encoder of the embeddings in the directory, so that `predict` and `export` need
+    nothing else."""
+    encoder_weights: str | None = None
+    """Its weights, or the checkpoint itself, where its name is not enough."""
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""
     overwrite: bool = False
@@ -70,6 +75,10 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
+        if self.encoder_weights is not None and not self.with_encoder:
+            raise ValueError(
+                f"encoder_weights must be left out without with_encoder, got {self.encoder_weights}"
+            )
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
@@ -90,6 +99,10 @@ class Run:
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
+        if self.with_encoder:  # before any noise is drawn: it may be the wrong one
+            from train_distributed.one_shot.released.encoder import carry_encoder
+
+            carry_encoder(private.encoding, partial, self.encoder_weights)
         released = learn(
             private,
             settings.method,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from embed import EmbeddingSet
 from embed.store import TEST
 from train_distributed.one_shot.model import Release
+from train_distributed.privacy.ledger import NONE
 from train_distributed.privacy.promise import Privacy
 
 Noise = Literal["discrete", "float"]
@@ -29,7 +30,7 @@ def reported(
         verdict: of `suitability`.
         embeddings: the set whose test split, if it has one, gives the accuracy.
     """
-    report = {**facts, **verdict, "versions": versions()}
+    report = {**facts, **verdict, "ledger": NONE, "versions": versions()}
     if embeddings is not None and (embeddings.split == TEST).any():
         report |= accuracy_report(released, embeddings)
     return replace(released, report=report)

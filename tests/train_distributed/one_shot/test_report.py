@@ -37,7 +37,9 @@ def test_facts_come_first_and_keep_their_places() -> None:
         "noise",
         "suitable_for_release",
         "unsuitable_because",
+        "ledger",
     ]
+    assert report["ledger"] == "none"
     assert "python" in report["versions"]
     whole = reported(released, {"users": 6}, verdict, embedding_set(4)).report
     assert list(whole)[-3:] == ["versions", "test_accuracy", "test_accuracy_per_class"]

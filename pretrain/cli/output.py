@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +35,17 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"output directory must not be a file, got {path}")
     if path.exists() and Path.cwd().is_relative_to(path.resolve()):
         raise FileExistsError(f"output directory must not hold the working directory, got {path}")
+
+
+def refuse_inputs(out: Path, given: Iterable[Path | None]) -> None:
+    """Checks that what is read does not lie in the directory that is written.
+
+    Raises:
+        ValueError: it does; replacing the directory would remove it.
+    """
+    for path in given:
+        if path is not None and path.resolve().is_relative_to(out.resolve()):
+            raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
 
 
 @contextlib.contextmanager

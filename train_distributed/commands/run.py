@@ -1,13 +1,12 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embed.transform_options import TransformOptions
-from pretrain.cli.output import default_directory, new_directory, reserved
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MethodName, Noise, Scheme
 from train_distributed.commands.configuration import Chosen
 from train_distributed.one_shot.method_options import MethodOptions
@@ -66,6 +65,11 @@ class Run:
     """Makes a run reproducible, its noise float, and its model unsuitable for release."""
     min_survivors: int | None = None
     """Fewest users that a sum is opened for; all if left out."""
+    with_encoder: bool = False
+    """Carry the encoder of the embeddings in the directory, so that `predict` and `export` need
+    nothing else."""
+    encoder_weights: str | None = None
+    """Its weights, or the checkpoint itself, where its name is not enough."""
     ledger: Path | None = None
     """File that counts what is spent on these rows; beside the embedding set, NAME.ledger, if left
     out. `none`: nobody counts, and the report says so."""
@@ -82,6 +86,10 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
+        if self.encoder_weights is not None and not self.with_encoder:
+            raise ValueError(
+                f"encoder_weights must be left out without with_encoder, got {self.encoder_weights}"
+            )
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
@@ -106,6 +114,10 @@ class Run:
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
+        if self.with_encoder:  # before any noise is drawn: it may be the wrong one
+            from train_distributed.one_shot.released.encoder import carry_encoder
+
+            carry_encoder(private.encoding, partial, self.encoder_weights)
         ledger = Ledger.chosen(self.ledger, self.embeddings)
         divided = hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
         counted = Counted(
@@ -223,28 +235,23 @@ class Run:
         return None if method in METHODS and self.seed is None else "float"
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
-        from train_distributed.one_shot.figure import draw_release
+        from train_distributed.one_shot.figure import draw_confusion, draw_release
+        from train_distributed.one_shot.released.metrics import brief
         from train_distributed.research.baselines import multi_round
 
         released.write(partial)
         promise = draw_rounds if method in multi_round.METHODS else None
         draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+        accuracies = ("test_accuracy", "majority_baseline")
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
-        for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
+        for name in (*shown, "unsuitable_because", "users", "rows", *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
-
-
-def refuse_inputs(out: Path, given: Iterable[Path | None]) -> None:
-    """Checks that what is read does not lie in the directory that is written.
-
-    Raises:
-        ValueError: it does; replacing the directory would remove it.
-    """
-    for path in given:
-        if path is not None and path.resolve().is_relative_to(out.resolve()):
-            raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
+        if metrics := released.report.get("test_metrics"):
+            for name, value in brief(metrics):
+                print(f"{name:22} {value}")
+            draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
 
 
 def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:

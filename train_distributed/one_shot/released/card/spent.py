@@ -1,6 +1,8 @@
 """What else has been computed from the same records, as a ledger says."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from train_distributed.one_shot.released.card.content import (
     Block,
@@ -11,20 +13,26 @@ from train_distributed.one_shot.released.card.content import (
     counted,
     rounded_up,
 )
-from train_distributed.privacy.ledger import Record, State
+from train_distributed.privacy.ledger import NONE, Record, State
 
 
-def ledger_section(state: State | None) -> Section:
-    """All entries and what they come to, or that nobody has handed in a ledger."""
+def ledger_section(report: Mapping[str, Any], state: State | None) -> Section:
+    """All entries and what they come to, or what the release itself has noted.
+
+    Args:
+        report: of the release.
+        state: of the ledger that was handed in; None: none was.
+    """
     title = "What else was computed from these records"
+    blocks: list[Block] = [*_noted(report.get("ledger"))]
     if state is None:
         words = (
-            "No ledger was handed in for this card. Every further release or evaluation of the "
-            "same records adds to what is known of them; the command “ledger show” tells what it "
-            "comes to."
+            "Every further release or evaluation of the same records adds to what is known of "
+            "them. No ledger was handed in for this card; the command “ledger show” tells what "
+            "all of them come to."
         )
-        return Section(title, (Words(words),))
-    blocks: list[Block] = [
+        return Section(title, (*blocks, Words(words)))
+    blocks += [
         Words(
             f"The ledger of these records holds {counted(len(state.records), 'entry', 'entries')}"
             f", {counted(state.length, 'line')} with the hash {state.head}."
@@ -44,6 +52,21 @@ def ledger_section(state: State | None) -> Section:
             )
         )
     return Section(title, tuple(blocks))
+
+
+def _noted(noted: Any) -> list[Block]:
+    """What a release says of its own entry."""
+    if noted == NONE:
+        return [Warned("No ledger was kept when this model was made: nobody counted it.")]
+    if not isinstance(noted, Mapping):
+        return []
+    return [
+        Words(
+            f"This release is entry {noted['entry']} of the ledger {noted['file']}. All entries up "
+            f"to it came to ε = {rounded_up(float(noted['epsilon_total']))} at "
+            f"δ = {float(noted['delta_total']):g} for one {noted['unit']}."
+        )
+    ]
 
 
 def _entries(records: tuple[Record, ...]) -> Table:

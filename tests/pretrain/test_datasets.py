@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.datasets import concatenate, open_npz
+from pretrain.datasets import concatenate
+from pretrain.intake.archive import open_npz
 from pretrain.sources import open_folder, open_images
 
 RNG = np.random.default_rng(0)

@@ -20,7 +20,10 @@ def test_run_writes_model_report_and_figure(call, sets, tmp_path):
     )
     assert code == 0
     assert "replace one record" in printed
+    for name in ("majority_baseline      0.333", "balanced_accuracy ", "macro_f1 ", "auroc "):
+        assert f"\n{name}" in printed
     assert sorted(p.name for p in out.iterdir()) == [
+        "confusion.png",
         "model.safetensors",
         "privacy.png",
         "report.json",
@@ -233,7 +236,7 @@ def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path):
 
 
 def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
-    monkeypatch.setattr("train_distributed.commands.run.DISCRETE_NUMBERS", 10)
+    monkeypatch.setattr("train_distributed.research.baselines.learn.DISCRETE_NUMBERS", 10)
     code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
     assert code == 2
     assert "noise must be chosen" in error

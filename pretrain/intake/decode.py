@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 89_478_485  # of one picture; where Pillow warns: a quarter of a GiB of colours
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
@@ -52,6 +52,9 @@ def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         raise UnreadableImage(f"{where} {_too_large(str(error), max_pixels)}") from error
     except UnreadableImage as error:
         raise UnreadableImage(f"{where} {error}") from error
+    except UnidentifiedImageError as error:
+        got = f"{len(data)} bytes of no known format"
+        raise UnreadableImage(f"{where} must be a readable image, got {got}") from error
     except MemoryError:
         raise
     except Exception as error:  # decoders of hostile bytes raise anything

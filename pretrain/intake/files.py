@@ -22,8 +22,8 @@ def file_reader(folder: Path, names: np.ndarray) -> Callable[[np.ndarray], Itera
             path = folder / decode_name(names[row])
             try:
                 yield path.read_bytes()
-            except OSError as error:
-                reason = error.strerror or error
+            except (OSError, ValueError) as error:  # a name may hold a null character
+                reason = getattr(error, "strerror", None) or error
                 raise UnreadableImage(f"{path} must be a readable image, got: {reason}") from error
 
     return fetch

@@ -138,10 +138,8 @@ BLOCK = 1000  # rows
 
 def _paths(pictures: Any, column: str, start: int, stop: int) -> list[str]:
     """The paths that the pictures came with, their bytes left where they are."""
-    import pyarrow.compute
-
     cells = pictures.with_format("arrow")[start:stop].column(column)
-    return pyarrow.compute.struct_field(cells, "path").to_pylist()
+    return [path for chunk in cells.chunks for path in chunk.field("path").to_pylist()]
 
 
 def _reader(path: Path, readers: list[tuple[Any, str]], starts: list[int]) -> Any:

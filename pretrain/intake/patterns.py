@@ -27,12 +27,12 @@ def _expanded(pattern: str) -> list[str]:
     if "{" not in pattern:
         return [pattern]
     try:
-        from braceexpand import UnbalancedBracesError, braceexpand
+        from braceexpand import braceexpand
     except ImportError as error:
         raise ValueError(
             "braces must have braceexpand installed: pip install 'blind-averaging[intake]'"
         ) from error
     try:
         return list(braceexpand(pattern))
-    except UnbalancedBracesError as error:
+    except ValueError as error:
         raise ValueError(f"braces must be closed, got {pattern}") from error

@@ -18,9 +18,7 @@ def refuse_users_in_both(images: ImageSet) -> None:
     A model then knows the users that it is tested on, and the accuracy is not that on new ones.
     """
     if both := users_in_both(images):
-        named = ", ".join(
-            images.user_names[k] if images.user_names else str(k) for k in both[:SHOWN]
-        )
+        named = ", ".join(_name(images, user) for user in both[:SHOWN])
         raise ValueError(
             f"users of {images.name} must not be in train and test both (or pass "
             f"--allow-users-in-both-splits), got {len(both)} who are: {named}"
@@ -71,9 +69,13 @@ def hold_out(images: ImageSet, share: float, by: By = "user") -> ImageSet:
     return replace(images, split=split)
 
 
+def _name(images: ImageSet, user: int) -> str:
+    return images.user_names[user] if images.user_names else str(user)
+
+
 def _hash(images: ImageSet, by: By, number: int) -> int:
     if by == "user":
-        name = images.user_names[number] if images.user_names else str(number)
+        name = _name(images, number)
     else:
         name = str(number) if images.names is None else images.image_name(number)
     return int.from_bytes(hashlib.sha256(f"{by} {name}".encode()).digest()[:7], "big")

@@ -24,8 +24,8 @@ def as_word(value: Any) -> str:
     """A cell as a word; nothing where it is empty.
 
     Examples:
-        >>> [as_word(value) for value in (None, float("nan"), 3, 3.0, b"cat", " dog ", True)]
-        ['', '', '3', '3', 'cat', 'dog', 'True']
+        >>> [as_word(value) for value in (None, float("nan"), 3, 3.0, b"cat", True)]
+        ['', '', '3', '3', 'cat', 'True']
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
@@ -192,13 +192,12 @@ class Table:
                 row = self.labels.first_row(word)
                 raise ValueError(f"{what} must be one of {known}, got {word!r} in row {row}")
             return self.labels.numbers(words), tuple(words), True
-        count = len(known) or int(words[-1]) + 1
+        limit = len(known) or MOST_CLASSES
         for word in (words[0], words[-1]):
-            if not 0 <= int(word) < count:
+            if not 0 <= int(word) < limit:
                 row = self.labels.first_row(word)
-                raise ValueError(f"{what} must be >= 0 and < {count}, got {word} in row {row}")
-        if not known and count > MOST_CLASSES:
-            raise ValueError(f"{what} must be < {MOST_CLASSES}, got {words[-1]}")
+                raise ValueError(f"{what} must be >= 0 and < {limit}, got {word} in row {row}")
+        count = int(words[-1]) + 1
         values = np.array(list(map(int, words)), np.int64)[self.labels.numbers(words)]
         return values, known or tuple(map(str, range(count))), not known
 

@@ -102,7 +102,7 @@ def _samples(shard: Path, columns: ColumnNames) -> Iterator[_Sample]:
     sample: _Sample | None = None
     for tar, member in _members(shard):
         key, extension = base_plus_ext(member.name)
-        if key is None:
+        if key is None or extension is None:
             key, extension = member.name, ""
         if sample is None or key != sample.key:
             if sample is not None:
@@ -126,11 +126,13 @@ def _members(shard: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
             while (member := tar.next()) is not None:
                 tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
                 if member.offset_data + member.size > length:
-                    raise ValueError(f"{shard} must be a whole tar file, got a cut {member.name}")
+                    raise ValueError(f"{shard} must be a whole tar file: {member.name} is cut")
                 if member.isreg():
                     yield tar, member
+            if tar.offset + tarfile.BLOCKSIZE > length:  # no empty block at the end
+                raise ValueError(f"{shard} must be a whole tar file: its end is missing")
     except tarfile.TarError as error:
-        raise ValueError(f"{shard} must be an uncompressed tar file, got: {error}") from error
+        raise ValueError(f"{shard} must be a whole tar file, uncompressed: {error}") from error
 
 
 def _content(shard: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -5,9 +5,7 @@ records progress; the finished set is renamed to `<out>`. A skipped image leaves
 until then, so that shards and batches are the same whether or not a run was interrupted.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +17,9 @@ from torch import nn
 
 from embed.encoding import UNKNOWN
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
-from embed.partial import Partial, Unreadable, as_planned, changed
+from embed.partial import Partial, as_planned, changed
 from embed.store import INFERRED, EmbeddingSet, hash_rows
+from embed.stream import embedded, spans
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
@@ -29,7 +28,6 @@ from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.shares import users_in_both
 from pretrain.preprocess import Preprocess
 
-AHEAD = 3  # batches decoded while one is computed
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -121,96 +119,26 @@ def extract(
     partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
     shards = partial.open(options.shard, skip=options.skip_unreadable)
     forward = fast_forward(encoder, device, dtype, compiled=compiled)
-    with Progress(sum(len(range(*partial.span(s))) for s in shards), "embedded") as progress:
+    batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
+    with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
         block: list[np.ndarray] = []
-        skipped: Unreadable = []
-        for batch in _decoded_ahead(partial, shards, skip=options.skip_unreadable):
-            rows = forward(preprocess(torch.from_numpy(batch.pixels).to(device))).numpy()
-            block.append(_stored(rows, partial.dtype, batch, images))
-            skipped += batch.unreadable
-            if batch.stop == partial.span(batch.shard)[1]:
-                partial.write(batch.shard, np.concatenate(block), skipped)
-                block, skipped = [], []
+        skipped: dict[int, str] = {}
+        for (_, stop), rows in embedded(
+            images,
+            batches,
+            lambda pixels: forward(preprocess(pixels.to(device))),
+            shape=tuple(meta["image_shape"]),
+            dtype=partial.dtype,
+            skipped=skipped if options.skip_unreadable else None,
+        ):
+            block.append(rows)
+            shard = (stop - 1) // options.shard_rows
+            if stop == partial.span(shard)[1]:
+                partial.write(shard, np.concatenate(block), skipped)
+                block.clear()
+                skipped.clear()
             progress.update(len(rows))
     return partial.finish()
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Rows start to stop - 1 of a shard, decoded; black where an image is skipped."""
-
-    shard: int
-    start: int
-    stop: int
-    pixels: np.ndarray  # (b, 3, h, w) uint8
-    unreadable: Unreadable
-
-
-def _decoded_ahead(partial: Partial, shards: list[int], *, skip: bool) -> Iterator[_Batch]:
-    """The batches of some shards in order, decoded by threads while earlier ones are used."""
-    size = partial.meta["batch_size"]
-    waiting: deque[Future[_Batch]] = deque()
-    with ThreadPoolExecutor(AHEAD, "decode") as pool:
-        try:
-            for shard in shards:
-                first, last = partial.span(shard)
-                for start in range(first, last, size):
-                    stop = min(last, start + size)
-                    waiting.append(pool.submit(_decoded, partial, shard, start, stop, skip))
-                    if len(waiting) > AHEAD:
-                        yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _decoded(partial: Partial, shard: int, start: int, stop: int, skip: bool) -> _Batch:
-    images, unreadable = partial.images, []
-    try:
-        pixels = images.images(slice(start, stop))
-    except UnreadableImage:
-        if not skip:
-            raise
-        pixels = np.zeros((stop - start, *partial.meta["image_shape"]), np.uint8)
-        for row in range(start, stop):
-            try:
-                one = images.images(slice(row, row + 1))
-            except UnreadableImage as error:
-                unreadable.append((row, " ".join(str(error).split())))
-                continue
-            _check_shape(one, row, row + 1, partial)
-            pixels[row - start] = one[0]
-    _check_shape(pixels, start, stop, partial)
-    return _Batch(shard, start, stop, pixels, unreadable)
-
-
-def _check_shape(pixels: np.ndarray, start: int, stop: int, partial: Partial) -> None:
-    expected = tuple(partial.meta["image_shape"])
-    if pixels.shape[1:] != expected:
-        raise ValueError(
-            f"{partial.images.name}: all images must have shape {expected} (or pass --resize), "
-            f"got {pixels.shape[1:]} in rows {start} to {stop - 1}, "
-            f"{partial.images.place(start)}"
-        )
-
-
-def _stored(rows: np.ndarray, dtype: np.dtype, batch: _Batch, images: ImageSet) -> np.ndarray:
-    """(b, p) rows as they are stored; zeros for skipped images.
-
-    Raises:
-        ValueError: naming the first that is not finite, and its image.
-    """
-    with np.errstate(over="ignore"):  # reported below, with its row
-        stored = rows.astype(dtype)
-    stored[[row - batch.start for row, _ in batch.unreadable]] = 0
-    bad = ~np.isfinite(stored).all(1)
-    if bad.any():
-        row = batch.start + int(bad.argmax())
-        raise ValueError(
-            f"embeddings must be finite in {dtype}, got others in row {row}, {images.place(row)}"
-        )
-    return stored
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:

@@ -22,8 +22,6 @@ from embed.store import (
 from pretrain.cli.output import new_file
 from pretrain.datasets import ImageSet
 
-Unreadable = list[tuple[int, str]]  # rows and why
-
 
 class Partial:
     """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, `lock`.
@@ -68,8 +66,14 @@ class Partial:
         size = self.meta["shard_rows"]
         return shard * size, min(len(self.images), (shard + 1) * size)
 
-    def write(self, shard: int, block: np.ndarray, unreadable: Unreadable) -> None:
-        """Writes a shard's rows and then, on disk for certain, that they are there."""
+    def write(self, shard: int, block: np.ndarray, unreadable: dict[int, str]) -> None:
+        """Writes a shard's rows and then, on disk for certain, that they are there.
+
+        Args:
+            shard: its number.
+            block: (b, p).
+            unreadable: its rows that were skipped, and why.
+        """
         with self.rows.open("r+b") as file:
             header = os.fstat(file.fileno()).st_size - len(self.images) * block[0].nbytes
             file.seek(header + self.span(shard)[0] * block[0].nbytes)
@@ -77,7 +81,7 @@ class Partial:
             file.flush()
             os.fsync(file.fileno())
         with new_file(self._marker(shard)) as partial:
-            partial.write_text(json.dumps(unreadable) if unreadable else "")
+            partial.write_text(json.dumps(list(unreadable.items())) if unreadable else "")
 
     def finish(self) -> EmbeddingSet | None:
         """Renames the set once every shard is there; the last process of all does it."""

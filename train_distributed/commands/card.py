@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.cli.output import new_directory, new_file, refuse_existing
+from pretrain.cli.output import new_directory, new_file
 from train_distributed.commands.command_line import command_line
 from train_distributed.commands.run import Run
 
@@ -68,8 +68,9 @@ class Card:
             with new_directory(self.out, overwrite=self.overwrite) as partial:
                 yield partial / HTML, partial / MARKDOWN
             return
-        for name in (HTML, MARKDOWN):
-            refuse_existing(self.model / name, overwrite=self.overwrite)
+        for path in (self.model / HTML, self.model / MARKDOWN):
+            if path.exists() and not self.overwrite:
+                raise FileExistsError(f"{path} must not exist (or pass --overwrite)")
         with new_file(self.model / HTML) as html, new_file(self.model / MARKDOWN) as markdown:
             yield html, markdown
 

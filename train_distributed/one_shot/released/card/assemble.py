@@ -100,9 +100,16 @@ def _card(
         summary=_summary(report, len(release.class_names)),
         suitable=report["suitable_for_release"],
         reasons=tuple(map(str, report.get("unsuitable_because", ()))),
-        tiles=_tiles(report),
+        tiles=(*_tiles(report), *(() if evaluation is None else (_evaluated(evaluation),))),
         sections=sections,
     )
+
+
+def _evaluated(found: Mapping[str, Any]) -> Tile:
+    share = found["accuracy"]
+    ends = shown_interval(float(share["low"]), float(share["high"]))
+    note = f"{ends} at {100 * float(found['confidence_level']):g} %"
+    return Tile("accuracy, evaluated privately", percent(float(share["estimate"])), note)
 
 
 def _summary(report: Mapping[str, Any], classes: int) -> str:

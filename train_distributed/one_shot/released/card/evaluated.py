@@ -27,7 +27,7 @@ def evaluation_blocks(found: Mapping[str, Any]) -> tuple[Block, ...]:
     Args:
         found: what `evaluate` wrote.
     """
-    level = f"{100 * float(found['confidence_level']):g} %"
+    head = ("metric", "value", f"{100 * float(found['confidence_level']):g} % interval")
     rows = [(words, *_share(found[name])) for name, words in SHARES.items() if found.get(name)]
     rows += [(f"recall of {name}", *_share(share)) for name, share in found["recall"].items()]
     promise = (
@@ -42,7 +42,7 @@ def evaluation_blocks(found: Mapping[str, Any]) -> tuple[Block, ...]:
             f"often the model is right on {counted(int(found['rows']), 'row')} that they held out, "
             f"{promise} ({found['neighbouring']}). {_sentence(found.get('with_the_training'))}"
         ),
-        Table("Found by the private evaluation", ("metric", "value", level), tuple(rows)),
+        Table("Found by the private evaluation", head, tuple(rows)),
         Words(f"Intervals cover the noise and the luck of which {found['sampling']} were drawn."),
     ]
     if not found["suitable_for_release"]:

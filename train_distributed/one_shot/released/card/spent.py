@@ -70,7 +70,7 @@ def _noted(noted: Any) -> list[Block]:
 
 
 def _entries(records: tuple[Record, ...]) -> Table:
-    head = ("when (UTC)", "what", "method", "noise", "ε", "δ", "unit", "result")
+    head = ("when, UTC", "what", "method", "ε", "δ", "unit", "result")
     return Table("Entries", head, tuple(map(_row, records)), numeric=False)
 
 
@@ -79,10 +79,9 @@ def _row(record: Record) -> tuple[str, ...]:
     unit = entry.unit if entry.group_size == 1 else f"{entry.group_size} {entry.unit}s"
     result = entry.result or ("written" if record.spent else "reserved, no result known")
     return (
-        record.time,
+        record.time[:16].replace("T", " "),
         entry.kind,
-        entry.method,
-        entry.noise,
+        entry.method if entry.noise == "discrete" else f"{entry.method} ({entry.noise} noise)",
         rounded_up(entry.epsilon, 6),
         f"{entry.delta:g}",
         unit,
@@ -97,7 +96,7 @@ def _together(state: State) -> str:
         epsilon = total.epsilon()
         if math.isfinite(epsilon):
             at = f"δ = {rounded_up(total.least_delta)}" if total.least_delta else "δ = 0"
-            parts.append(f"for one {unit} ε = {rounded_up(epsilon)} at {at}")
+            parts.append(f"ε = {rounded_up(epsilon)} at {at} for one {unit}")
     if not parts:
         return "Together they promise nothing: one of them has no promise."
     return f"Together they come to {', '.join(parts)}; reserved and spent count alike."

@@ -187,11 +187,11 @@ def test_the_encoder_is_named_with_its_preprocessing() -> None:
         "encoder": "simclr-small",
         "encoder_hash": "12ab",
         "weights": "shipped",
-        "preprocess": {"size": 32, "mean": [0.5, 0.25]},
+        "preprocess": {"image_size": 32, "crop": 0.5},
     }
     said = text_of(Page(as_html(card_of(model(encoding=encoding)))))
     assert "simclr-small, weights: shipped" in said
-    assert "size 32, mean (0.5, 0.25)" in said
+    assert "32 px, crop 0.5" in said
 
 
 def test_many_classes_fit() -> None:

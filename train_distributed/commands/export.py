@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.one_shot.model import Release
@@ -55,6 +55,8 @@ class Export:
                         f"got {getattr(self, name)}"
                     )
         out = default_directory("export") if self.out is None else self.out
+        weights = None if self.weights is None else Path(self.weights)
+        refuse_inputs(out, (self.model, weights))
         with new_directory(out, overwrite=self.overwrite) as partial:
             told = self._into(partial)
         for name in ("input", "output", "largest_difference"):

@@ -27,7 +27,7 @@ def picture_size(released: Release, asked: tuple[int, int] | None) -> tuple[int,
     Raises:
         ValueError: nobody knows; or another size, where the encoder takes pictures as stored.
     """
-    shape = released.image_shape
+    preprocess, shape = encoding_of(released).preprocess, released.image_shape
     known = None if shape is None else (shape[1], shape[2])
     if asked is None and known is None:
         raise ValueError("input_size must be given for a model that knows none, got none")
@@ -35,7 +35,7 @@ def picture_size(released: Release, asked: tuple[int, int] | None) -> tuple[int,
     assert size is not None
     if min(size) < 1 or max(size) > 8192:
         raise ValueError(f"input_size must be in [1, 8192], got {size[0]} x {size[1]}")
-    if encoding_of(released).preprocess.image_size is None and known not in (None, size):
+    if preprocess.image_size is None and known not in (None, size):
         raise ValueError(
             f"input_size must be {known[0]} x {known[1]}, for the encoder takes pictures as they "
             f"are stored, got {size[0]} x {size[1]}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.cli.output import new_directory, new_file
+from pretrain.cli.output import new_directory, new_file, refuse_inputs
 from train_distributed.commands.command_line import command_line
 from train_distributed.commands.run import Run
 
@@ -45,6 +45,8 @@ class Card:
         from train_distributed.one_shot.released.card.markdown import as_markdown
         from train_distributed.one_shot.released.files import MODEL
 
+        if self.out is not None:
+            refuse_inputs(self.out, (self.model, self.ledger, self.evaluation))
         release = Release.load(self.model)
         files = self._hashes()
         card = card_of(

@@ -63,6 +63,16 @@ def test_a_card_that_exists_is_kept(call, model) -> None:
     assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["card.html", "card.md"]
 
 
+@pytest.mark.parametrize("out", ["model", ".", "model/../model", "here"])
+def test_no_model_is_replaced_by_its_card(call, model, out) -> None:
+    (model.parent / "here").symlink_to(model)
+    before = sorted(model.parent.rglob("*"))
+    code, _, error = call("card", "--model", "model", "--out", out, "--overwrite")
+    assert code == 2
+    assert error.count("\n") == 1
+    assert sorted(model.parent.rglob("*")) == before
+
+
 def test_the_ledger_is_shown_with_its_total(call, model, tmp_path) -> None:
     ledger = Ledger.open(tmp_path / "other.ledger")
     ledger.spend(ledger.reserve(ENTRY))
@@ -117,7 +127,7 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
         (["--model", "model", "--ledger", "none"], "ledger must be an existing file, got none"),
         (["--model", "model", "--ledger", "model/report.json"], "model/report.json"),
         (["--model", "model", "--evaluation", "nowhere"], "nowhere"),
-        (["--model", "model", "--out", "model"], "must not exist"),
+        (["--model", "model", "--out", "model"], "must not hold what the command reads"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(call, model, arguments, message) -> None:

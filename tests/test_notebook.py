@@ -54,7 +54,7 @@ def test_it_runs_from_top_to_bottom(stored: Any, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("PYTHONWARNINGS", "ignore")
-        fresh = nbformat.from_dict(stored)
+        fresh: Any = nbformat.from_dict(stored)
         first = next(cell for cell in fresh.cells if cell.cell_type == "code")
         first.source = "import warnings\nwarnings.simplefilter('error')\n" + first.source
         NotebookClient(

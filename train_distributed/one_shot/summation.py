@@ -1,16 +1,16 @@
 """The one sum over all users, with every user's share of the noise in it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.methods import Method
+from train_distributed.one_shot.methods import Submission
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
-from train_distributed.privacy.float_noise import gaussian
+from train_distributed.privacy.float_noise import gaussian, system_generator
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
 from train_distributed.secure_sum import SumResult, simulate_sum
@@ -95,7 +95,7 @@ class Integers:
     grid: float | None  # rows must be multiples of it; None: any rows
 
     @classmethod
-    def of(cls, method: Method, guarantee: Guarantee, sizes: Tensor) -> "Integers":
+    def of(cls, method: Submission, guarantee: Guarantee, sizes: Tensor) -> "Integers":
         """The grid, noise and encoding of a method for users of these sizes.
 
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
@@ -172,7 +172,7 @@ class IntegerSum(Integers):
     @classmethod
     def of(
         cls,
-        method: Method,
+        method: Submission,
         guarantee: Guarantee,
         sizes: Tensor,
         sampler: NoiseSampler = discrete_gaussian,
@@ -214,6 +214,31 @@ class IntegerSum(Integers):
             return super().report() | alone
         sent = self._result.bytes_per_client
         return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
+
+
+def one_sum(
+    method: Submission,
+    guarantee: Guarantee,
+    sizes: Tensor,
+    *,
+    discrete: bool,
+    generator: torch.Generator | None,
+    bare: frozenset[int] = frozenset(),
+) -> Summation:
+    """The sum of one release: discrete noise, or a simulation in floating point.
+
+    Args:
+        method: what is submitted.
+        guarantee: of its noise.
+        sizes: (users,) n_i.
+        discrete: as it is deployed; a sum without noise is always a simulation.
+        generator: of float noise; None: seeded by the operating system.
+        bare: users whose noise an attacker knows.
+    """
+    if not discrete or not guarantee.privacy.private:
+        generator = system_generator() if generator is None else generator
+        return FloatSum(method.dimension, guarantee.float_std, generator, bare)
+    return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)
 
 
 def _plan(guarantee: Guarantee, dimension: int, steps: np.ndarray | None) -> IntegerRelease:

@@ -99,7 +99,7 @@ def extract(
         "data_hash": _data_hash(images),
         "rows": len(images),
         "class_names": list(images.class_names),
-        "classes": INFERRED if images.inferred else "declared",
+        "classes": _classes(images),
         "encoder": encoder_name,
         "encoder_hash": encoder_hash(encoder),
         "preprocess": asdict(preprocess),
@@ -177,6 +177,7 @@ class _Job:
                 labels=self.images.labels,
                 users=self.images.users,
                 split=self.images.split,
+                names=self.images.names,
                 meta=self.meta,
             )
             with self.rows.open("wb") as file:
@@ -268,10 +269,19 @@ def _decoded_ahead(
 
 
 def _data_hash(images: ImageSet) -> str:
-    """Of labels, splits, users and the first and last image."""
+    """Of labels, splits, users, names and the first and last image."""
     ends = images.images(np.array([0, len(images) - 1]))
     columns = [images.labels, images.split, *([] if images.users is None else [images.users])]
+    if images.names is not None:
+        columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
     return hash_rows([ends, *columns])
+
+
+def _classes(images: ImageSet) -> str:
+    """Whether somebody declared the classes, or nobody labelled the images."""
+    if not images.labelled:
+        return "none"
+    return INFERRED if images.inferred else "declared"
 
 
 def _changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:

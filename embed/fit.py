@@ -63,6 +63,7 @@ def exclude(
             labels=public.labels[kept],
             users=None if public.users is None else public.users[kept],
             split=public.split[kept],
+            names=None if public.names is None else public.names[kept],
             meta=meta,
         )
     return EmbeddingSet.open(out), dropped
@@ -150,5 +151,6 @@ def _write_transformed(
         labels=private.labels,
         users=private.users,
         split=private.split,
+        names=private.names,
         meta=kept | {"transform": made_by},
     )

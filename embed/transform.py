@@ -287,10 +287,12 @@ def _checked_blocks(
     if rows.ndim != 2 or len(rows) < 2:
         raise ValueError(f"public must be (n, p) with n >= 2, got {tuple(rows.shape)}")
 
+    place = public.place if isinstance(public, EmbeddingSet) else "row {}".format
+
     def blocks() -> Iterator[Tensor]:
         for start in range(0, len(rows), CHUNK):
             block = _tensor(rows[start : start + CHUNK])
-            check_finite(block, "public", start)
+            check_finite(block, "public", start, place)
             yield block
 
     return blocks

@@ -131,6 +131,7 @@ def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]"
 
     from pretrain.probe import embed_all, knn_accuracy
 
+    images.need_labels()
     keys, queries = np.flatnonzero(images.split == 0), np.flatnonzero(images.split == 1)
     if not len(queries):
         keys, queries = keys[: len(keys) * 5 // 6], keys[len(keys) * 5 // 6 :]
@@ -230,6 +231,7 @@ class Probe:
         if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):
             raise ValueError(f"l2_reg must be >= 0 and finite, got {self.l2_reg}")
         images = open_images(self.data)
+        images.need_labels()
         train, test = (images.take(images.split == split) for split in (0, 1))
         if not (len(train) and len(test)):
             raise ValueError(f"{self.data} must have a training and a test split, got one")

@@ -8,27 +8,44 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from pretrain.names import decode_name
 from pretrain.npz import Npz, Rows
 
 TRAIN, TEST, EVALUATION = 0, 1, 2
 SPLITS = {"train": TRAIN, "test": TEST, "val": TEST, "evaluation": EVALUATION}
+UNLABELLED = -1  # the label of every image, or of none
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSet:
-    """N labelled images; only labels, users and splits are held in memory."""
+    """N images; only labels, users, splits and names are held in memory."""
 
     name: str
-    labels: np.ndarray  # (N,) int64
+    labels: np.ndarray  # (N,) int64; all -1 where nobody labelled them
     split: np.ndarray  # (N,) uint8: 0 train, 1 test, 2 evaluation
     class_names: tuple[str, ...]
     read: Callable[[np.ndarray], np.ndarray]  # (b,) row numbers -> (b, h, w, 3) uint8
     users: np.ndarray | None = None  # (N,) int64
     inferred: bool = False  # class_names are numbers counted from the labels that occur
     where: Callable[[int], str] | None = None  # a row's place in its file, for errors
+    names: np.ndarray | None = None  # (N,) UTF-8 bytes; see `pretrain.names`
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether its images have labels."""
+        return bool((self.labels != UNLABELLED).any())
+
+    def need_labels(self) -> None:
+        """Raises ValueError unless its images have labels."""
+        if not self.labelled:
+            raise ValueError(f"images must have labels, got {self.name} without any")
+
+    def image_name(self, row: int) -> str:
+        """What an image is called where results are listed: its name, else its place."""
+        return self.place(row) if self.names is None else decode_name(self.names[row])
 
     def images(self, rows: np.ndarray | slice) -> np.ndarray:
         """The images of the given rows, (b, 3, h, w) uint8."""
@@ -49,11 +66,18 @@ class ImageSet:
             users=None if self.users is None else self.users[index],
             read=lambda inner: self.read(index[inner]),
             where=lambda row: self.place(int(index[row])),
+            names=None if self.names is None else self.names[index],
         )
 
 
 def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
-    """One set with the rows of all parts in order; users only if every part has them."""
+    """One set with the rows of all parts in order; users and names only if every part has them.
+
+    Raises:
+        ValueError: some parts have labels and others none.
+    """
+    if len({part.labelled for part in parts}) > 1:
+        raise ValueError(f"{parts[0].name}: every split must have labels, or none, got some")
     starts = np.cumsum([0] + [len(part) for part in parts])
 
     def read(rows: np.ndarray) -> np.ndarray:
@@ -76,6 +100,7 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
         return parts[part].place(row - int(starts[part]))
 
     users = [part.users for part in parts if part.users is not None]
+    names = [part.names for part in parts if part.names is not None]
     return ImageSet(
         name=parts[0].name,
         labels=np.concatenate([part.labels for part in parts]),
@@ -85,6 +110,7 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
         inferred=any(part.inferred for part in parts),
         read=read,
         where=where,
+        names=np.concatenate(names) if len(names) == len(parts) else None,
     )
 
 
@@ -109,9 +135,10 @@ def declared_classes(num_classes: int | None, names: Sequence[str] = ()) -> tupl
 def open_npz(path: Path, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> ImageSet:
     """Opens `x_train, y_train, ...` arrays or `jpeg_train, off_train, y_train, ...` blobs.
 
-    Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Optional: `writer_<split>` (users) and the
-    class names `names` or `wnids`. `val` counts as a test split. Without names, and with no
-    `classes` declared either, the classes are those that occur, and the set says so.
+    Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Without any `y_` the images are unlabelled.
+    Optional: `writer_<split>` (users) and the class names `names` or `wnids`. `val` counts as a
+    test split. Without names, and with no `classes` declared either, the classes are those that
+    occur, and the set says so.
 
     Args:
         path: the archive; its checksums are verified.
@@ -146,8 +173,10 @@ def _npz_split(archive: Npz, split: str, names: tuple[str, ...]) -> ImageSet:
     else:
         images = archive.member(f"x_{split}")
         count, read = len(images), _array_reader(path, split, images)
-    labels = archive.array(f"y_{split}")
-    check_labels(f"{path}: y_{split}", labels, count, len(names) or None)
+    labels = np.full(count, UNLABELLED)
+    if f"y_{split}" in archive:
+        labels = archive.array(f"y_{split}")
+        check_labels(f"{path}: y_{split}", labels, count, len(names) or None)
     users = archive.array(f"writer_{split}") if f"writer_{split}" in archive else None
     if users is not None and users.shape != (count,):
         raise ValueError(f"{path}: writer_{split} must have {count} entries, got {users.shape}")
@@ -157,7 +186,7 @@ def _npz_split(archive: Npz, split: str, names: tuple[str, ...]) -> ImageSet:
         split=np.full(count, SPLITS[split], np.uint8),
         class_names=names or tuple(map(str, range(int(labels.max()) + 1))),
         users=None if users is None else users.astype(np.int64),
-        inferred=not names,
+        inferred=f"y_{split}" in archive and not names,
         read=read,
         where=lambda row: f"{path}: row {row} of {split}",
     )

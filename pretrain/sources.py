@@ -19,6 +19,7 @@ from pretrain.datasets import (
     stack_images,
 )
 from pretrain.federated import open_federated_emnist
+from pretrain.names import encode_names
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 EMNIST_UPRIGHT = (0, 2, 1)  # the set's images are stored transposed
@@ -138,11 +139,13 @@ def open_folder(
     roots = [(path / s, s) for s in chosen] or [(path, "train")]
     found = sorted(d.name for d in roots[0][0].iterdir() if d.is_dir())
     known = list(classes) or found
-    parts = [_folder_split(root, SPLITS[split], known, resize) for root, split in roots]
+    parts = [_folder_split(root, path, SPLITS[split], known, resize) for root, split in roots]
     return concatenate(parts)
 
 
-def _folder_split(root: Path, split: int, classes: list[str], resize: int | None) -> ImageSet:
+def _folder_split(
+    root: Path, top: Path, split: int, classes: list[str], resize: int | None
+) -> ImageSet:
     found = sorted(d.name for d in root.iterdir() if d.is_dir())
     if unknown := set(found) - set(classes):
         raise ValueError(f"{root} must hold only the classes {classes}, got {sorted(unknown)}")
@@ -169,6 +172,7 @@ def _folder_split(root: Path, split: int, classes: list[str], resize: int | None
         class_names=tuple(classes),
         read=read,
         where=lambda row: str(files[row][0]),
+        names=encode_names([str(file.relative_to(top)) for file, _ in files]),
     )
 
 

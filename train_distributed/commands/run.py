@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.partition import Partition
 
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
-DISCRETE_NUMBERS = 1 << 22  # users x length of a submission: about a minute of exact sampling
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class Run:
 
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
+        private.need_labels()
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
@@ -97,7 +97,7 @@ class Run:
             transform=transform,
             num_classes=self.num_classes,
             partition=partition,
-            noise=self._noise(private, transform, partition.users, settings),
+            noise=self._noise(settings.method),
             generator=generator,
             min_survivors=self.min_survivors,
             vouch_for_transform=self.vouch_for_transform,
@@ -182,27 +182,14 @@ class Run:
             generator=generator,
         )
 
-    def _noise(
-        self, private: "EmbeddingSet", transform: "PublicTransform", users: int, settings: Chosen
-    ) -> Noise | None:
-        from train_distributed.one_shot.methods import METHODS, build_method
+    def _noise(self, method: str) -> Noise | None:
+        """As asked for; None: discrete, or the only one that a method of many rounds has."""
+        from train_distributed.one_shot.methods import METHODS
         from train_distributed.research.baselines import multi_round
 
-        if self.noise is not None:
+        if self.noise is not None or method in multi_round.METHODS:
             return self.noise
-        if settings.method in multi_round.METHODS:
-            return None
-        if self.seed is not None or settings.method not in METHODS:
-            return "float"
-        classes = self.num_classes or max(2, len(private.meta.get("class_names", ())))
-        method = build_method(settings.method, transform, classes, settings.options)
-        if users * method.dimension > DISCRETE_NUMBERS:
-            raise ValueError(
-                f"noise must be chosen for more than {DISCRETE_NUMBERS} numbers: 'discrete', for "
-                f"release, takes about 16 microseconds each, 'float' is a simulation; "
-                f"got {users} users x {method.dimension}"
-            )
-        return "discrete"
+        return None if method in METHODS and self.seed is None else "float"
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
         from train_distributed.one_shot.figure import draw_release

@@ -11,8 +11,7 @@ import tyro
 
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
-from train_distributed.commands.choices import ExperimentName
-from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
@@ -35,7 +34,8 @@ class Sweep:
     `select` chooses against the best of a grid. accuracy: against epsilon for several numbers of
     users. users: against the number of users. groups: heat map for more users and group privacy.
     central: one user. non-iid: partitions. unequal: local sizes. cost: seconds, memory, bytes.
-    convergence: averaged and global models of two users, and of many."""
+    rivals: one sum beside ADMM and Charter. convergence: averaged and global models of two users,
+    and of many."""
     embeddings: Path | None = None
     """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
     public: Path | None = None
@@ -97,6 +97,9 @@ class Sweep:
         if self.embeddings is None or self.public is None:
             return None, None
         private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        private.need_labels()
+        private.check_finite()
+        public.check_finite("public")
         if not private.meta.get("class_names"):
             raise ValueError("embeddings must name their classes (meta.json, class_names)")
         if public.dim != private.dim:

@@ -135,8 +135,10 @@ def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
     """The number of classes, declared or of the class names; counted only where a set says so.
 
     Raises:
-        ValueError: neither, both and unequal, or a label that is not in [0, K).
+        ValueError: a set without labels, neither number nor names, both and unequal, or a label
+            that is not in [0, K).
     """
+    embeddings.need_labels()
     declared = len(embeddings.declared_classes)
     if num_classes is None:
         counted = len(embeddings.meta.get("class_names", ()))
@@ -196,8 +198,8 @@ def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[st
     scan = _scan(embeddings.blocks(), seen)
     if scan.broken:
         raise ValueError(
-            f"embeddings must be finite, got {scan.value} in row {scan.first}, the first of "
-            f"{scan.broken} such rows among {len(embeddings)}; nothing is released"
+            f"embeddings must be finite, got {scan.value} in {embeddings.place(scan.first)}, "
+            f"the first of {scan.broken} such rows among {len(embeddings)}; nothing is released"
         )
     if seen is None:
         if transform.fitted_on and transform.fitted_on == embeddings.content_hash():

@@ -34,8 +34,9 @@ class Release:
         """(K, K) int64: rows of a split by label and predicted class.
 
         Raises:
-            ValueError: the split is empty.
+            ValueError: the split is empty, or the set has no labels.
         """
+        embeddings.need_labels()
         rows = np.flatnonzero(embeddings.split == split)
         if not len(rows):
             raise ValueError(f"split must hold rows, got none in split {split}")

@@ -1,5 +1,6 @@
 """The one sum over all users, with every user's share of the noise in it."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -7,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train_distributed import accounting
 from train_distributed.one_shot.methods import Submission
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian, system_generator
-from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
 from train_distributed.secure_sum import SumResult, simulate_sum
 from train_distributed.secure_sum.simulate import ADVERTISE
@@ -224,7 +226,7 @@ def one_sum(
     discrete: bool,
     generator: torch.Generator | None,
     bare: frozenset[int] = frozenset(),
-) -> Summation:
+) -> FloatSum | IntegerSum:
     """The sum of one release: discrete noise, or a simulation in floating point.
 
     Args:
@@ -239,6 +241,31 @@ def one_sum(
         generator = system_generator() if generator is None else generator
         return FloatSum(method.dimension, guarantee.float_std, generator, bare)
     return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)
+
+
+def zero_out_report(guarantee: Guarantee, summation: FloatSum | Integers) -> dict[str, float]:
+    """What the same noise is worth where rows are taken out instead of replaced.
+
+    Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public, are
+    the same of both, so nothing but the noised sum tells them apart ("zero-out", Kairouz et al.
+    2021; Ponomareva et al. 2023, Sec. 2.1). It is what ε under adding or removing a record, as
+    other tools state it, can be compared with: under that relation itself the published sizes
+    differ, and no ε holds.
+
+    Returns:
+        `zero_out_epsilon` at the promised δ, rounded up as all here, and `zero_out_sensitivity` of
+        one composition; nothing where there is no noise.
+    """
+    privacy = guarantee.privacy
+    if not privacy.private:
+        return {}
+    if isinstance(summation, Integers):
+        moved = replace(summation.plan, sensitivity=guarantee.joint_removal)
+        epsilon = moved.epsilon(privacy.delta)
+    else:
+        std = summation.local_std * math.sqrt(guarantee.honest)
+        epsilon = accounting.epsilon(privacy.delta, std / guarantee.joint_removal / ROUND_UP)
+    return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
 
 
 def _plan(guarantee: Guarantee, dimension: int, steps: np.ndarray | None) -> IntegerRelease:

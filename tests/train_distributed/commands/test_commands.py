@@ -233,7 +233,7 @@ def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path):
 
 
 def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
-    monkeypatch.setattr("train_distributed.commands.run.DISCRETE_NUMBERS", 10)
+    monkeypatch.setattr("train_distributed.research.baselines.learn.DISCRETE_NUMBERS", 10)
     code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
     assert code == 2
     assert "noise must be chosen" in error

@@ -14,6 +14,7 @@ from train_distributed.commands.demo import Demo
 from train_distributed.one_shot import report
 from train_distributed.research.baselines import learn
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
+from train_distributed.research.experiments.conditions import ExperimentName
 from train_distributed.research.protection import recommend
 
 ROOT = Path(__file__).parents[3]
@@ -109,5 +110,5 @@ def test_options_offer_what_their_rooms_know() -> None:
     offered = [name for each in get_args(choices.MethodName) for name in get_args(each)]
     assert sorted(offered) == sorted(learn.ALL_METHODS)
     assert get_args(choices.Noise) == get_args(report.Noise)
-    assert list(get_args(choices.ExperimentName)) == list(EXPERIMENTS)
+    assert list(get_args(ExperimentName)) == list(EXPERIMENTS)
     assert get_args(choices.Cost) == get_args(recommend.Cost)

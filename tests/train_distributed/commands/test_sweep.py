@@ -15,9 +15,8 @@ import pytest
 
 from embed import EmbeddingSet
 from train_distributed.commands.sweep import Plot, Sweep
-from train_distributed.research.experiments.catalogue import Name
 from train_distributed.research.experiments.checkpoint import Checkpoint
-from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.heatmap import EPSILONS, GROUPS, extrapolated
 from train_distributed.research.experiments.summary import summarise, table
 from train_distributed.simulation import runner
@@ -41,7 +40,7 @@ def sets(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "private", tmp_path / "public"
 
 
-def sweep(sets: tuple[Path, Path], out: Path, name: Name = "non-iid", **changes) -> Sweep:
+def sweep(sets: tuple[Path, Path], out: Path, name: ExperimentName = "non-iid", **changes) -> Sweep:
     conditions = {"users": (10,), "epsilons": (0.5, 2.0), "seeds": 2, "lineup": ("ours",)} | changes
     return Sweep(name, *sets, Conditions(**conditions), out=out)
 

@@ -18,7 +18,6 @@ from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import METHODS, build_method
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import Partition, split
-from train_distributed.research.baselines import multi_round
 from train_distributed.research.baselines.learn import learn
 from train_distributed.research.experiments.lineups import raw_transform
 
@@ -328,9 +327,7 @@ def test_a_row_of_the_largest_numbers_is_a_row_like_another(method: str) -> None
     released = release(rows(embeddings=x), method, PROMISE, transform=fitted(rows(1)))
     assert released.weights.isfinite().all()
     json.dumps(released.report, allow_nan=False)
-    multi_round.learn(
-        rows(embeddings=x), "admm-dual", PROMISE, transform=fitted(rows(1)), iterations=1
-    )
+    learn(rows(embeddings=x), "admm-dual", PROMISE, transform=fitted(rows(1)), iterations=1)
 
 
 @pytest.mark.parametrize("method", METHODS)

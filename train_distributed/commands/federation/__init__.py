@@ -73,7 +73,9 @@ class Join:
         if self.embeddings is not None:
             from embed.store import TRAIN, EmbeddingSet
 
-            rows = int((EmbeddingSet.open(self.embeddings).split == TRAIN).sum())
+            own = EmbeddingSet.open(self.embeddings)
+            own.need_labels()
+            rows = int((own.split == TRAIN).sum())
         if rows is None or not 1 <= rows <= MOST_ROWS:
             raise ValueError(f"rows must be from 1 to {MOST_ROWS}, got {rows}")
         return rows

@@ -7,11 +7,11 @@ A record (x, y), of which the model says class ŷ with confidence q, adds
     1        to H[b, y = ŷ] of B × 2: wrong and right answers in bin b of q,
     s(q − m) to R[b]        of B: m is the middle of the bin, s = `weight`.
 
-G follows from M, but there it is a sum of K noisy cells: sent by itself it has the noise of one,
-and shares of right answers by class, of which it makes the most, become twice as certain. Count,
-right answers and sum of confidences of a bin are H[b].sum(), H[b, 1] and m H[b].sum() + R[b]/s. Sent
-like this they need less noise: of every part a record moves a single entry, and R, of which only
-the deviation from the middle remains, costs next to nothing.
+G follows from M, but there wrong answers are a sum of K − 1 noisy cells: sent by itself it has the
+noise of one, and shares of right answers by class become twice as certain. Count, right answers
+and sum of confidences of a bin are H[b].sum(), H[b, 1] and m H[b].sum() + R[b]/s. Sent like this
+they need less noise: of every part a record moves a single entry, and R, of which only the
+deviation from the middle remains, costs next to nothing.
 
 **Sensitivity** of replacing one record. M loses a one in one cell and gains one in another: √2 at
 most. So do G and H. In R, with bins of width w = 1/B, both confidences in one bin move one entry by
@@ -37,8 +37,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST_BINS = 50  # so that the coarsest grid that is ever taken, 2⁻⁸, is at most a fifth of a bin
-FINEST_GRID = 2.0**-20  # of confidences, where no sum asks for a coarser one
+FINEST_GRID, COARSEST_GRID = 2.0**-20, 2.0**-8  # of confidences; the first where a sum has none
+MOST_BINS = 50  # the coarsest grid is at most a fifth of a bin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +106,16 @@ class Evaluation:
         """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
         return sizes.double() * self.record_reach(sizes)
 
+    def record_removal(self, sizes: Tensor) -> float:
+        """How far one record that is taken out moves the sum: a one of each part, and its rest."""
+        if not self.bins:
+            return math.sqrt(2)
+        return math.sqrt(3 + (self.weight * (0.5 / self.bins + COARSEST_GRID)) ** 2)
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) the same for all n_i records of a user."""
+        return sizes.double() * self.record_removal(sizes)
+
     def middles(self, grid: float) -> Tensor:
         """(B',) float64: the middle of every bin that is sent, rounded down to the grid."""
         places = torch.arange(self.first_bin, self.bins, dtype=torch.float64)
@@ -148,5 +158,5 @@ class Evaluation:
         """(K, K) M, (K, 2) G, (B', 2) H and (B',) R/s of a (D,) sum."""
         classes, bins = self.num_classes, self.sent_bins
         matrix, by_class, by_bin, rest = total.split([classes**2, 2 * classes, 2 * bins, bins])
-        pairs = (each.unflatten(0, (-1, 2)) for each in (by_class, by_bin))
-        return matrix.unflatten(0, (classes, classes)), *pairs, rest / self.weight
+        square = matrix.unflatten(0, (classes, classes))
+        return square, by_class.reshape(-1, 2), by_bin.reshape(-1, 2), rest / self.weight

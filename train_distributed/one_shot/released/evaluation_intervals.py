@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 WIDE = 12  # standard deviations of a binomial beyond which its terms do not count
 FEW = 4.0  # standard deviations of noise: of fewer rows nothing is said
+HALVINGS = 50  # of the range of a share
 DRAWS, SEED = 20_000, 0  # of a sum of absolute values, for its quantile
 
 
@@ -56,15 +56,9 @@ def proportion(
     seen, std = count * trials / rows, noise_std * trials / rows
     miss = (1 - confidence) / 2
 
-    def as_many(share: float) -> float:
-        return _tail(seen, trials, share, std) - miss
-
-    def as_few(share: float) -> float:
-        return _tail(trials - seen, trials, 1 - share, std) - miss
-
-    low = 0.0 if as_many(0.0) >= 0 else 1.0 if as_many(1.0) <= 0 else brentq(as_many, 0, 1)
-    high = 1.0 if as_few(1.0) >= 0 else 0.0 if as_few(0.0) <= 0 else brentq(as_few, 0, 1)
-    return Interval(float(low), float(max(low, high)), min(max(count / rows, low), max(low, high)))
+    low = _least(seen, trials, std, miss)
+    high = max(low, 1 - _least(trials - seen, trials, std, miss))
+    return Interval(low, high, min(max(count / rows, low), high))
 
 
 @dataclass(frozen=True)
@@ -72,9 +66,9 @@ class Shares:
     """The shares hits/(hits + misses) of several classes, where both are noisy.
 
     Fieller (1954): a share r is possible where (1 − r) hits − r misses, zero on average, is not too
-    far from zero. Its variance is (1 − r)² a + r² b of the noise plus D n r(1 − r) of the rows, n as
-    estimated; a whole row, D of them in clusters, is allowed for counts being whole numbers. Limits
-    may lie beyond [0, 1], where the rows' part is none.
+    far from zero. Its variance is (1 − r)² a + r² b of the noise plus D n r(1 − r) of the rows, n
+    as estimated; a whole row, D of them in clusters, is allowed for counts being whole numbers.
+    Limits may lie beyond [0, 1], where the rows' part is none.
 
     Where the number of rows is less than `FEW` times its noise nothing is said of a class.
     """
@@ -132,9 +126,9 @@ class Shares:
         middle = self.estimates[self.known]
         share = np.clip(middle, self.low[self.known], self.high[self.known])
         down, up = (math.hypot(*(each[self.known] - share)) for each in (self.low, self.high))
-        low, high = (min(max(each, 0), len(share)) for each in (share.sum() - down, share.sum() + up))
         unknown, classes = int((~self.known).sum()), len(self.known)
-        low, high = low / classes, (high + unknown) / classes
+        low = max(share.sum() - down, 0.0) / classes
+        high = (min(share.sum() + up, len(share)) + unknown) / classes
         estimate = None if unknown else float(min(max(middle.mean(), low), high))
         return Interval(float(low), float(high), estimate)
 
@@ -159,6 +153,19 @@ def absolute_sum(
     return Interval(low, high, min(max(estimate, low), high))
 
 
+def _least(seen: float, trials: int, std: float, miss: float) -> float:
+    """The least share at which `seen` or more is not too rare."""
+    if _tail(seen, trials, 0.0, std) >= miss:
+        return 0.0
+    if _tail(seen, trials, 1.0, std) <= miss:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _tail(seen, trials, middle, std) < miss else (low, middle)
+    return low
+
+
 def _tail(seen: float, trials: int, share: float, std: float) -> float:
     """P[X + N(0, std²) >= seen], X binomial; without noise P[X >= seen] up to double rounding."""
     if not std:
@@ -177,9 +184,9 @@ def _fieller(
     side: int,
     confidence: float,
 ) -> NDArray[np.float64]:
-    """The larger (side 1) or smaller solution r of (hits − r rows)² = z²((1−r)²a + r²b + r(1−r)D n).
+    """(k,) the larger (side 1) or smaller solution r of (hits − r rows)² = z² V(r).
 
-    Beyond [0, 1] the last term is left out.
+    V(r) = (1 − r)² a + r² b + r(1 − r) spread; beyond [0, 1] without its last term.
     """
     z2 = float(norm.isf((1 - confidence) / 2)) ** 2
     found = []

@@ -6,7 +6,6 @@ is to keep it is broken. Noise is drawn afresh, so trials are as many as it take
 to lie five standard deviations beyond the promise.
 """
 
-import importlib
 import math
 import secrets
 from collections.abc import Callable
@@ -83,7 +82,7 @@ def same_seed_twice(patch: pytest.MonkeyPatch) -> None:
     releases = iter(range(10**9))
     first = secrets.randbits(40)
     patch.setattr(
-        importlib.import_module("train_distributed.one_shot.release"),
+        summation,
         "system_generator",
         lambda: torch.Generator().manual_seed(first + next(releases) // 2),
     )

@@ -18,7 +18,7 @@ from train_distributed.research import charter
 from train_distributed.research.admm import calibration as admm_privacy
 from train_distributed.research.admm import solver
 from train_distributed.research.admm.nodes import Nodes
-from train_distributed.research.baselines import dp_fl, multi_round
+from train_distributed.research.baselines import dp_fl
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
 from train_distributed.research.baselines.learn import learn
 from train_distributed.research.charter import learner
@@ -68,7 +68,7 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
     )
     users = split(torch.arange(300) % 3, 10)
     promise = Privacy(2.0, 1e-5, honest_fraction=fraction)
-    report = multi_round.learn(
+    report = learn(
         labelled(300, 3),
         "charter-sum",
         promise,

@@ -1,7 +1,7 @@
 """A private evaluation: what a model gets wrong on rows that users held out, by one sum."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,20 +28,17 @@ from train_distributed.one_shot.released.evaluation_rows import (
 )
 from train_distributed.one_shot.report import Noise, suitability, versions
 from train_distributed.one_shot.summation import (
-    FloatSum,
     Integers,
-    IntegerSum,
     one_sum,
     zero_out_report,
 )
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.ledger import gaussian_fields, row_fields
-from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.privacy.ledger import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
 
-APART = "disjoint from the training rows: for one replaced record the promises do not add up"
+APART = "no row of these sets is in both: for one replaced record the promises do not add up"
 ADDED = "rows that were trained on are among them: the promises add up"
 OF_GROUPS = "users, and groups of records, may have rows in both: for them the promises add up"
 
@@ -69,7 +66,7 @@ def evaluate(
     noise: Noise = "discrete",
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
-    reserve: Callable[[Entry], object] | None = None,
+    reserve: Reserve | None = None,
     rehearsal: Rehearsal | None = None,
 ) -> Evaluated:
     """How good a model is on the rows of split `evaluation`, (ε, δ)-differentially private.
@@ -89,7 +86,9 @@ def evaluate(
         noise: "discrete" is what is deployed; "float" is for simulations and marked.
         generator: makes a "float" run reproducible, and unsuitable for release once more.
         min_survivors: m_min, the fewest users that a sum is opened for; None: all.
-        reserve: is given the ledger's entry before any noise is drawn; what it raises ends the run.
+        reserve: called once, when nothing can be refused any more and before any noise is drawn,
+            with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
+            stops it by raising.
         rehearsal: users that drop out or whose noise is known, for audits; the report is marked.
 
     Raises:
@@ -124,7 +123,8 @@ def evaluate(
         bare=frozenset(played.known_noise),
     )
     if reserve is not None:
-        reserve(entry_of(embeddings, guarantee, summation, disjoint=found.disjoint))
+        exact = isinstance(summation, Integers)
+        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     grid = FINEST_GRID if summation.grid is None else summation.grid
     for users, sent in submissions(method, release, embeddings, found.rows, partition, grid):
         present = kept[users]
@@ -165,40 +165,3 @@ def overlap_report(found: HeldOut, privacy: Privacy) -> dict[str, Any]:
     several = privacy.unit == "user" or privacy.group_size > 1
     words = (OF_GROUPS if several else APART) if found.disjoint else ADDED
     return {"training_rows_among_them": found.shared, "with_the_training": words}
-
-
-def entry_of(
-    embeddings: EmbeddingSet,
-    guarantee: Guarantee,
-    summation: FloatSum | IntegerSum | Integers,
-    *,
-    disjoint: bool,
-) -> Entry:
-    """What a ledger keeps of an evaluation.
-
-    Args:
-        embeddings: the set that holds the rows.
-        guarantee: of the noise.
-        summation: with the noise that is drawn.
-        disjoint: whether the rows are a part of their own; if not, they count with all others.
-    """
-    privacy = guarantee.privacy
-    if isinstance(summation, Integers):
-        kind, drawn = "discrete", gaussian_fields(summation.plan)
-    else:
-        kind = "float" if privacy.private else "none"
-        std = summation.local_std * math.sqrt(guarantee.honest)
-        drawn = {"sigma": std, "sensitivity": guarantee.joint_sensitivity, "zeta": 0.0}
-    return Entry(
-        kind="evaluation",
-        **row_fields(embeddings, "evaluation" if disjoint else ""),
-        method="confusion-matrix",
-        noise=kind,
-        unit=privacy.unit,
-        group_size=privacy.group_size,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        sigma=drawn["sigma"],
-        sensitivity=drawn["sensitivity"],
-        zeta=drawn["zeta"],
-    )

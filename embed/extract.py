@@ -12,7 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from embed.encoding import UNKNOWN
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
 from embed.store import (
     INFERRED,
@@ -75,10 +76,12 @@ def extract(
     encoder_name: str,
     preprocess: Preprocess,
     options: ExtractOptions,
+    weights: str = UNKNOWN,
 ) -> EmbeddingSet | None:
     """Embeds all images into the directory `out`, or this process's share of them.
 
-    A later call with the same arguments goes on where an interrupted one stopped.
+    A later call with the same arguments goes on where an interrupted one stopped. `encoder_name`
+    and `weights` (see `pretrain.encoder.origin`) are for meta.json.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -102,7 +105,8 @@ def extract(
         "classes": _classes(images),
         "encoder": encoder_name,
         "encoder_hash": encoder_hash(encoder),
-        "preprocess": asdict(preprocess),
+        "weights": weights,
+        "preprocess": preprocess.to_json(),
         "image_shape": list(images.images(slice(0, 1)).shape[1:]),
         "dtype": options.dtype,
         "compute": str(dtype).removeprefix("torch."),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EmbeddingSet, write_companions, write_rows
 from embed.transform import PublicTransform
@@ -20,11 +21,12 @@ def shared_rows(public: EmbeddingSet, private: EmbeddingSet) -> int:
 
 
 def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
-    """Checks that what counts as public holds no row of the private set.
+    """Checks that what counts as public is of the same encoder and holds no private row.
 
     Raises:
-        ValueError: some row is in both.
+        ValueError: another encoder or preprocessing, or some row is in both.
     """
+    refuse_other(public.encoding, private.encoding)
     shared = 0 if public.dim != private.dim else shared_rows(public, private)
     if shared:
         raise ValueError(
@@ -107,8 +109,10 @@ def fit_and_apply(
     """
     public = EmbeddingSet.open(public_directory)
     private = None if private_directory is None else EmbeddingSet.open(private_directory)
-    if private is not None and not leak:
-        refuse_leak(public, private)
+    if private is not None:
+        refuse_other(public.encoding, private.encoding)
+        if not leak:
+            refuse_leak(public, private)
     transform = PublicTransform.fit(public, **options)
     report = {
         "public": public.meta.get("data"),

@@ -22,7 +22,8 @@ class Run:
     encoder: str = "simclr-small"
     """timm:NAME, simclrv2:NAME, a checkpoint's path, or the encoder shipped here."""
     weights: str | None = None
-    """For timm: a file, "package" or "hub". For simclrv2: a converted file."""
+    """Of a network named by its architecture: a file, "random" for an untrained one, and for timm
+    "hub" or "package". Checkpoints and the encoder shipped here have their own."""
     out: Path | None = None
     """Directory to write."""
     splits: tuple[str, ...] = ()
@@ -65,8 +66,8 @@ class Run:
     def run(self) -> int:
         """Embeds, or this process's share; prints where the rows are."""
         from embed.extract import ExtractOptions, extract
-        from pretrain import build_encoder
         from pretrain.datasets import declared_classes
+        from pretrain.encoder import build_encoder, origin, without_directory
         from pretrain.preprocess import Preprocess
         from pretrain.sources import open_images
 
@@ -91,16 +92,16 @@ class Run:
             resize=self.resize,
             classes=declared_classes(self.num_classes, self.class_names),
         ).take(slice(0, self.limit))
-        weights = {} if self.weights is None else {"weights": self.weights}
-        encoder = build_encoder(self.encoder, **weights)
+        encoder = build_encoder(self.encoder, weights=self.weights)
         try:
             done = extract(
                 images,
                 encoder,
                 out,
-                encoder_name=self.encoder,
+                encoder_name=without_directory(self.encoder),
                 preprocess=preprocess,
                 options=options,
+                weights=origin(self.encoder, self.weights),
             )
         except KeyboardInterrupt:
             print(f"interrupted; finished shards are kept in {out}.partial", file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from embed.encoding import Encoding
 from pretrain.cli.output import new_directory
 from pretrain.names import decode_name, encode_names
 
@@ -129,6 +130,11 @@ class EmbeddingSet:
         """Whether its rows are raw, or were made by a transform that has seen none of them."""
         made_by = self.meta.get("transform")
         return made_by is None or (isinstance(made_by, dict) and made_by.get("compared") is True)
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What made the rows out of pictures; None where nobody says."""
+        return Encoding.of(self.meta)
 
     @property
     def dropped_rows(self) -> int:

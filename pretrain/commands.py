@@ -222,7 +222,7 @@ class Probe:
         """Measures and prints percentages."""
         import torch
 
-        from pretrain.encoder import build_encoder, encoder_hash
+        from pretrain.encoder import build_encoder, encoder_hash, origin
         from pretrain.resnet import SmallResNet
         from pretrain.sources import open_images
 
@@ -235,8 +235,7 @@ class Probe:
         train, test = (images.take(images.split == split) for split in (0, 1))
         if not (len(train) and len(test)):
             raise ValueError(f"{self.data} must have a training and a test split, got one")
-        weights = {} if self.weights is None else {"weights": self.weights}
-        encoder = build_encoder(self.encoder, **weights)
+        encoder = build_encoder(self.encoder, weights=self.weights)
         scores = {"encoder": self._score(encoder, train, test)}
         if self.baselines and isinstance(encoder, SmallResNet):
             untrained = SmallResNet(encoder.config, torch.Generator().manual_seed(0))
@@ -249,6 +248,7 @@ class Probe:
             "rows": [len(train), len(test)],
             "encoder": Path(self.encoder).name,
             "encoder_hash": encoder_hash(encoder),
+            "weights": origin(self.encoder, self.weights),
             "image_size": self.image_size,
             "l2_reg": self.l2_reg,
             "accuracy": scores,

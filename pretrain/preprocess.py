@@ -1,10 +1,10 @@
 """From uint8 pixels to what an encoder takes."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+if TYPE_CHECKING:  # what reads a set's description needs no torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,36 @@ class Preprocess:
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop must be in (0, 1], got {self.crop}")
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __str__(self) -> str:
+        """In a few words, for an error message."""
+        size = "as stored" if self.image_size is None else f"{self.image_size} px"
+        crop = "" if self.crop == 1 else f", crop {self.crop:g}"
+        return f"{size}{crop}{', inverted' if self.invert else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain fields for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Any) -> "Preprocess":
+        """Reads what `to_json` gave, of this version or an older one with fewer fields.
+
+        Raises:
+            ValueError: an unknown field, or a value out of range.
+        """
+        known = {field.name for field in fields(cls)}
+        if not isinstance(given, dict) or not given.keys() <= known:
+            raise ValueError(f"preprocess must have fields {sorted(known)}, got {given!r:.200}")
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise ValueError(f"preprocess must have numbers, got {given!r:.200}") from error
+
+    def __call__(self, images: "Tensor") -> "Tensor":
         """Maps (n, 3, h, w) uint8 to (n, 3, size, size) float32 in [0, 1]."""
+        import torch
+        from torch.nn import functional
+
         x = images.to(torch.float32) / 255
         if self.invert:
             x = 1 - x

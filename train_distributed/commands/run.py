@@ -192,17 +192,23 @@ class Run:
         return None if method in METHODS and self.seed is None else "float"
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
-        from train_distributed.one_shot.figure import draw_release
+        from train_distributed.one_shot.figure import draw_confusion, draw_release
+        from train_distributed.one_shot.released.metrics import brief
         from train_distributed.research.baselines import multi_round
 
         released.write(partial)
         promise = draw_rounds if method in multi_round.METHODS else None
         draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+        accuracies = ("test_accuracy", "majority_baseline")
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
-        for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
+        for name in (*shown, "unsuitable_because", "users", "rows", *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
+        if metrics := released.report.get("test_metrics"):
+            for name, value in brief(metrics):
+                print(f"{name:22} {value}")
+            draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
 
 
 def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:

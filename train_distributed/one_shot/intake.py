@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.encoding import refuse_other
 from embed.identity import BITS, false_positives, found, row_hashes
 from embed.store import INFERRED, TRAIN
 from train_distributed.partition import Partition
@@ -66,9 +67,11 @@ def admit(
         class_names: on which all users of a federation agreed, in the order of their labels.
 
     Raises:
-        ValueError: rows that are not finite or that the transform has seen, labels out of range,
-            and under discrete noise classes that nobody declared or a transform of unknown origin.
+        ValueError: rows of another encoder than those the transform was fitted on, rows that are
+            not finite or that it has seen, labels out of range, and under discrete noise classes
+            that nobody declared or a transform of unknown origin.
     """
+    refuse_other(transform.encoding, embeddings.encoding, ("transform", "embeddings"))
     _check_names(embeddings, class_names)
     classes = known_classes(embeddings, num_classes)
     inferred = num_classes is None and not embeddings.declared_classes

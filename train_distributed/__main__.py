@@ -25,12 +25,23 @@ FEDERATION = Menu(
         Entry("renew", f"{_FOLDER}.federation:Renew"),
     ),
 )
+LEDGER = Menu(
+    name="ledger",
+    words="What is spent on private rows: show it, reserve, note as spent, limit.",
+    entries=(
+        Entry("show", f"{_FOLDER}.ledger:Show"),
+        Entry("reserve", f"{_FOLDER}.ledger:Reserve"),
+        Entry("spend", f"{_FOLDER}.ledger:Spend"),
+        Entry("limit", f"{_FOLDER}.ledger:SetLimit"),
+    ),
+)
 MENU = Menu(
     name="train_distributed",
     words="All users: one private model, simulations, experiments, audits.",
     entries=(
         _DEMO,
         Entry("run", f"{_FOLDER}.run:Run"),
+        Entry("predict", f"{_FOLDER}.predict:Predict"),
         Entry("evaluate", f"{_FOLDER}.evaluate:Evaluate"),
         Entry("sweep", f"{_FOLDER}.sweep:Sweep"),
         Entry("plot", f"{_FOLDER}.sweep:Plot"),
@@ -38,6 +49,7 @@ MENU = Menu(
         Entry("account", f"{_FOLDER}.account:Account"),
         Entry("audit", f"{_FOLDER}.audit:Audit"),
         Entry("protect", f"{_FOLDER}.protect:Protect"),
+        LEDGER,
         FEDERATION,
     ),
     default=_DEMO,

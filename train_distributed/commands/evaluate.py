@@ -7,16 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.cli.output import default_directory, new_directory, reserved
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import Noise
 from train_distributed.commands.configuration import jsonable
-from train_distributed.commands.counted import Counted
-from train_distributed.commands.run import refuse_inputs
-from train_distributed.privacy.ledger import Ledger, hash_of
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
+    from train_distributed.commands.counted import Counted
     from train_distributed.partition import Partition
 
 REPORT = "evaluation.json"
@@ -92,13 +90,15 @@ class Evaluate:
             print(line)
         print(f"{'written':28} {out}")
 
-    def _evaluated(self, out: Path) -> tuple[dict[str, Any], Counted]:
+    def _evaluated(self, out: Path) -> "tuple[dict[str, Any], Counted]":
         import torch
 
         from embed import EmbeddingSet
+        from train_distributed.commands.counted import Counted
         from train_distributed.one_shot.model import Release
         from train_distributed.one_shot.released.evaluate import evaluate
         from train_distributed.one_shot.released.files import MODEL
+        from train_distributed.privacy.ledger import Ledger
 
         release = Release.load(self.model)
         embeddings = EmbeddingSet.open(self.embeddings)
@@ -140,6 +140,7 @@ class Evaluate:
 
         from embed.store import EVALUATION
         from train_distributed.partition import split
+        from train_distributed.privacy.ledger import hash_of
 
         if self.scheme == "own":
             if self.users is not None:

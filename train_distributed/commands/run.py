@@ -1,14 +1,13 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embed.transform_options import TransformOptions
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MethodName, Noise, Scheme
-from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.configuration import Chosen, jsonable
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -17,15 +16,23 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
+    from train_distributed.commands.counted import Counted
     from train_distributed.one_shot.model import Release
     from train_distributed.partition import Partition
 
+SPARE = 1 << 22  # bytes of report and pictures
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
 
 
 @dataclass(frozen=True)
 class Run:
-    """Train one differentially private classifier from all users' embeddings."""
+    """Train one differentially private classifier from all users' embeddings.
+
+    Example, with a model directory that holds model.safetensors and report.json, and epsilon 1
+    counted in mine.ledger:
+
+    blind-averaging run --embeddings mine --public public --epsilon 1 --delta 1e-5 --out model
+    """
 
     embeddings: Path
     """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
@@ -57,6 +64,14 @@ class Run:
     """Makes a run reproducible, its noise float, and its model unsuitable for release."""
     min_survivors: int | None = None
     """Fewest users that a sum is opened for; all if left out."""
+    with_encoder: bool = False
+    """Carry the encoder of the embeddings in the directory, so that `predict` and `export` need
+    nothing else."""
+    encoder_weights: str | None = None
+    """Its weights, or the checkpoint itself, where its name is not enough."""
+    ledger: Path | None = None
+    """File that counts what is spent on these rows; beside the embedding set, NAME.ledger, if left
+    out. `none`: nobody counts, and the report says so."""
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""
     overwrite: bool = False
@@ -70,18 +85,26 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
+        if self.encoder_weights is not None and not self.with_encoder:
+            raise ValueError(
+                f"encoder_weights must be left out without with_encoder, got {self.encoder_weights}"
+            )
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
+        refuse_inputs(out, (self.embeddings, self.public, self.transform, self.config, self.ledger))
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
-            self._into(partial)
+            counted = self._into(partial, out)
+        counted.spend()
         print(f"{'written':22} {out}")
 
-    def _into(self, partial: Path) -> None:
+    def _into(self, partial: Path, out: Path) -> "Counted":
         import torch
 
         from embed import EmbeddingSet
+        from train_distributed.commands.counted import Counted
         from train_distributed.one_shot.report import with_reason
+        from train_distributed.privacy.ledger import Ledger, hash_of
         from train_distributed.research.baselines.learn import learn
 
         settings = self._settings()
@@ -90,27 +113,46 @@ class Run:
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
-        released = learn(
+        if self.with_encoder:  # before any noise is drawn: it may be the wrong one
+            from train_distributed.one_shot.released.encoder import carry_encoder
+
+            carry_encoder(private.encoding, partial, self.encoder_weights)
+        ledger = Ledger.chosen(self.ledger, self.embeddings)
+        divided = hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
+        counted = Counted(
+            ledger,
             private,
-            settings.method,
+            "train",
             self.privacy,
-            transform=transform,
-            num_classes=self.num_classes,
-            partition=partition,
-            noise=self._noise(settings.method),
-            generator=generator,
-            min_survivors=self.min_survivors,
-            vouch_for_transform=self.vouch_for_transform,
-            **settings.options,
+            method=settings.method,
+            result=out,
+            users=None if self.scheme == "own" else divided,
         )
+        with reserved(partial, _size(transform, private)):
+            released = learn(
+                private,
+                settings.method,
+                self.privacy,
+                transform=transform,
+                num_classes=self.num_classes,
+                partition=partition,
+                noise=self._noise(settings.method),
+                generator=generator,
+                min_survivors=self.min_survivors,
+                vouch_for_transform=self.vouch_for_transform,
+                reserve=counted.reserve,
+                **settings.options,
+            )
         if self.scheme in BY_LABEL:
             why = "a simulation: users were given rows by their labels, which no promise covers"
             released.report.update(with_reason(released.report, why))
+        released.report["ledger"] = counted.report()
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
-        released.report["configuration"] = _jsonable(
+        released.report["configuration"] = jsonable(
             asdict(self) | used | {"options": settings.options}
         )
         self._write(released, partial, settings.method)
+        return counted
 
     def _settings(self) -> Chosen:
         """Method, transform and options: as given, or from a configuration file and nowhere else.
@@ -211,6 +253,13 @@ class Run:
             draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
 
 
+def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:
+    """Bytes that a release needs on the disk, and some to spare."""
+    classes = max(2, len(private.meta.get("class_names", ())))
+    tensors = sum(t.numel() * t.element_size() for t in transform.tensors().values())
+    return tensors + 8 * transform.dim * classes + SPARE
+
+
 def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
     """What the rounds of a run promise, as a panel of its picture: ε of one and of all of them."""
     names = {
@@ -222,12 +271,3 @@ def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
     bars = panel.bar(list(shown), list(shown.values()))
     panel.bar_label(bars, fmt="%.3g")
     panel.set(ylabel=f"ε at δ = {report['delta']:g}", yscale="log")
-
-
-def _jsonable(value: Any) -> Any:
-    """Nested settings with paths and infinities as words."""
-    if isinstance(value, dict):
-        return {name: _jsonable(each) for name, each in value.items()}
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return str(value) if isinstance(value, Path) else value

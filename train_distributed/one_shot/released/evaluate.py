@@ -10,14 +10,14 @@ from torch import Tensor
 
 from embed import EmbeddingSet
 from embed.store import EVALUATION
+from train_distributed.one_shot.intake import check_partition, spread_users
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.released.evaluation import FINEST_GRID, Evaluation
 from train_distributed.one_shot.released.evaluation_estimates import (
     Estimates,
     Sampling,
-    check_confidence,
-    design_effect,
+    check_reading,
     estimate,
 )
 from train_distributed.one_shot.released.evaluation_rows import (
@@ -44,8 +44,20 @@ OF_GROUPS = "users, and groups of records, may have rows in both: for them the p
 
 
 @dataclass(frozen=True)
+class Sum:
+    """What one sum over held-out rows showed, not read yet."""
+
+    method: Evaluation
+    opened: Tensor  # (D,) float64
+    sizes: Tensor  # (users,) n_i of those in it
+    noise_std: float  # in every entry
+    grid: float  # of confidences
+    report: dict[str, Any]  # how it was made
+
+
+@dataclass(frozen=True)
 class Evaluated:
-    """A report with intervals, and what the sum showed to whoever opened it."""
+    """A report with intervals, and what it was read from."""
 
     report: dict[str, Any]
     estimates: Estimates
@@ -57,9 +69,46 @@ def evaluate(
     embeddings: EmbeddingSet,
     privacy: Privacy,
     *,
-    bins: int = 10,
     confidence: float = 0.95,
     sampling: Sampling = "rows",
+    **settings: Any,
+) -> Evaluated:
+    """How good a model is on the rows of split `evaluation`, (ε, δ)-differentially private.
+
+    Args:
+        release: the model.
+        embeddings: what users hold, raw, embedded as the model's training rows were.
+        privacy: (ε, δ), honest fraction, unit and group.
+        confidence: of every interval, by itself.
+        sampling: what was drawn independently from those of whom the intervals speak: "rows", or
+            only "users" with all of their rows.
+        **settings: those of `summed`.
+
+    Raises:
+        ValueError: a setting out of range, no evaluation rows, or rows that `held_out` refuses.
+            Nothing has been sent then.
+    """
+    check_reading(confidence, sampling)
+    found = summed(release, embeddings, privacy, **settings)
+    read = estimate(
+        found.method,
+        found.opened,
+        found.sizes,
+        found.noise_std,
+        confidence=confidence,
+        sampling=sampling,
+        grid=found.grid,
+    )
+    told = {"sampling": sampling} | read.as_dict(release.class_names)
+    return Evaluated(found.report | told | {"versions": versions()}, read, found.opened)
+
+
+def summed(
+    release: Release,
+    embeddings: EmbeddingSet,
+    privacy: Privacy,
+    *,
+    bins: int = 10,
     overlap: Overlap = "refuse",
     training: Iterable[EmbeddingSet] = (),
     partition: Partition | None = None,
@@ -68,17 +117,14 @@ def evaluate(
     min_survivors: int | None = None,
     reserve: Reserve | None = None,
     rehearsal: Rehearsal | None = None,
-) -> Evaluated:
-    """How good a model is on the rows of split `evaluation`, (ε, δ)-differentially private.
+) -> Sum:
+    """The noised counts of all users' held-out rows.
 
     Args:
         release: the model.
-        embeddings: what users hold, raw, embedded as the model's training rows were.
-        privacy: (ε, δ), honest fraction, unit and group.
+        embeddings: what users hold.
+        privacy: the promise.
         bins: of confidence, for its calibration; 0: none.
-        confidence: of every interval, by itself.
-        sampling: what was drawn independently from those of whom the intervals speak: "rows", or
-            only "users" with all of their rows.
         overlap: "add" lets rows in that were trained on; the report then says that the promises of
             both add up.
         training: further sets whose training rows may not be among the rows.
@@ -92,8 +138,7 @@ def evaluate(
         rehearsal: users that drop out or whose noise is known, for audits; the report is marked.
 
     Raises:
-        ValueError: a setting out of range, no evaluation rows, or rows that `held_out` refuses.
-            Nothing has been sent then.
+        ValueError: as `evaluate`.
     """
     if noise not in ("discrete", "float"):
         raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
@@ -101,16 +146,10 @@ def evaluate(
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
     method = Evaluation(num_classes=release.weights.shape[1], bins=bins)
     method.validate()
-    check_confidence(confidence)
     found = held_out(embeddings, release, training=training, overlap=overlap)
     partition = own_partition(embeddings, EVALUATION) if partition is None else partition
+    check_partition(partition, len(found.rows))
     sizes = partition.counts
-    design_effect(sizes, sampling)
-    if len(partition.order) != len(found.rows):
-        raise ValueError(
-            f"partition must cover the {len(found.rows)} evaluation rows, "
-            f"got {len(partition.order)}"
-        )
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     played = Rehearsal() if rehearsal is None else rehearsal
     kept = played.surviving(len(sizes), guarantee.min_survivors)
@@ -131,33 +170,18 @@ def evaluate(
         if present.any():
             summation.add(users[present], sent[present])
     opened, survivors = summation.total(), sizes[kept]
-    estimates = estimate(
-        method,
-        opened,
-        survivors,
-        summation.local_std * math.sqrt(len(survivors)),
-        confidence=confidence,
-        sampling=sampling,
-        grid=grid,
-    )
     verdict = suitability(
         privacy,
         noise,
         seeded=generator is not None,
         rehearsed=None if rehearsal is None else rehearsal.reason,
+        others=spread_users(embeddings, partition, privacy, EVALUATION),
     )
     report = guarantee.report() | zero_out_report(guarantee, summation) | summation.report()
-    report |= {"users": len(sizes), "survivors": len(survivors), "rounds": 1}
-    report |= described(estimates, release.class_names, survivors, sampling)
-    report |= overlap_report(found, privacy) | verdict | {"versions": versions()}
-    return Evaluated(report, estimates, opened)
-
-
-def described(
-    estimates: Estimates, class_names: tuple[str, ...], sizes: Tensor, sampling: Sampling
-) -> dict[str, Any]:
-    """What was found, JSON-ready: also of a sum that a federation took."""
-    return {"rows": int(sizes.sum()), "sampling": sampling} | estimates.as_dict(class_names)
+    report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
+    report |= {"rounds": 1} | overlap_report(found, privacy) | verdict
+    noise_std = summation.local_std * math.sqrt(len(survivors))
+    return Sum(method, opened, survivors, noise_std, grid, report)
 
 
 def overlap_report(found: HeldOut, privacy: Privacy) -> dict[str, Any]:

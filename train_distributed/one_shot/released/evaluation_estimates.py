@@ -55,12 +55,14 @@ class Estimates:
         }
 
 
-def check_confidence(confidence: float) -> None:
-    """Raises ValueError for a level at which the intervals were not tried."""
+def check_reading(confidence: float, sampling: Sampling) -> None:
+    """Raises ValueError for a level at which the intervals were not tried, or another sampling."""
     if not LEAST_CONFIDENCE <= confidence <= MOST_CONFIDENCE:
         raise ValueError(
             f"confidence must be from {LEAST_CONFIDENCE} to {MOST_CONFIDENCE}, got {confidence}"
         )
+    if sampling not in ("rows", "users"):
+        raise ValueError(f"sampling must be 'rows' or 'users', got {sampling!r}")
 
 
 def design_effect(sizes: Tensor, sampling: Sampling) -> float:
@@ -72,12 +74,7 @@ def design_effect(sizes: Tensor, sampling: Sampling) -> float:
     Args:
         sizes: (users,) n_i of those in the sum.
         sampling: "rows": rows are independent; "users": only users are.
-
-    Raises:
-        ValueError: another sampling.
     """
-    if sampling not in ("rows", "users"):
-        raise ValueError(f"sampling must be 'rows' or 'users', got {sampling!r}")
     rows = sizes.double()
     return float(rows.square().sum() / rows.sum()) if sampling == "users" else 1.0
 
@@ -106,7 +103,7 @@ def estimate(
         sampling: what was drawn independently, see `design_effect`.
         grid: of confidences.
     """
-    check_confidence(confidence)
+    check_reading(confidence, sampling)
     classes, rows = method.num_classes, int(sizes.sum())
     effect = design_effect(sizes, sampling)
     matrix, by_class, by_bin, rest = method.parts(total)

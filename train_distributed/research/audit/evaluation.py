@@ -13,7 +13,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.store import EVALUATION
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
-from train_distributed.one_shot.released.evaluate import Evaluated, evaluate
+from train_distributed.one_shot.released.evaluate import Sum, summed
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.target import CONSTANT, Claim
@@ -88,19 +88,19 @@ class EvaluationTarget:
 
     def opened(self, data: EmbeddingSet) -> Tensor:
         """(D,) float64, all that one attack sees: what the sum showed."""
-        return self._evaluated(data, self.federation.privacy).opened
+        return self._summed(data, self.federation.privacy).opened
 
     def noiseless(self, data: EmbeddingSet) -> Tensor:
         """(D,) the same without noise."""
-        return self._evaluated(data, replace(self.federation.privacy, epsilon=math.inf)).opened
+        return self._summed(data, replace(self.federation.privacy, epsilon=math.inf)).opened
 
     def claim(self, data: EmbeddingSet) -> Claim:
         """What the report says."""
-        report = self._evaluated(data, self.federation.privacy).report
+        report = self._summed(data, self.federation.privacy).report
         return Claim(report["epsilon"], report["delta"], report["privacy_curve"] == "gaussian")
 
-    def _evaluated(self, data: EmbeddingSet, promise: Privacy) -> Evaluated:
-        return evaluate(
+    def _summed(self, data: EmbeddingSet, promise: Privacy) -> Sum:
+        return summed(
             self.model,
             data,
             promise,

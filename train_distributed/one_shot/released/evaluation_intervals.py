@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammaln, ndtr, xlog1py, xlogy
 from scipy.stats import binom, norm
 
 WIDE = 12  # standard deviations of a binomial beyond which its terms do not count
 FEW = 4.0  # standard deviations of noise: of fewer rows nothing is said
-HALVINGS = 50  # of the range of a share
+HALVINGS = 34  # of the range of a share
 DRAWS, SEED = 20_000, 0  # of a sum of absolute values, for its quantile
 
 
@@ -127,8 +128,8 @@ class Shares:
         share = np.clip(middle, self.low[self.known], self.high[self.known])
         down, up = (math.hypot(*(each[self.known] - share)) for each in (self.low, self.high))
         unknown, classes = int((~self.known).sum()), len(self.known)
-        low = max(share.sum() - down, 0.0) / classes
-        high = (min(share.sum() + up, len(share)) + unknown) / classes
+        low, high = np.clip([share.sum() - down, share.sum() + up], 0, len(share)) / classes
+        high += unknown / classes
         estimate = None if unknown else float(min(max(middle.mean(), low), high))
         return Interval(float(low), float(high), estimate)
 
@@ -172,7 +173,9 @@ def _tail(seen: float, trials: int, share: float, std: float) -> float:
         return float(binom.sf(math.ceil(seen - 1e-9) - 1, trials, share))
     middle, reach = trials * share, WIDE * math.sqrt(trials * share * (1 - share)) + 1
     counts = np.arange(max(0, int(middle - reach)), min(trials, math.ceil(middle + reach)) + 1)
-    return float(binom.pmf(counts, trials, share) @ norm.sf((seen - counts) / std))
+    ways = gammaln(trials + 1) - gammaln(counts + 1) - gammaln(trials - counts + 1)
+    logs = ways + xlogy(counts, share) + xlog1py(trials - counts, -share)
+    return float(np.exp(logs) @ ndtr((counts - seen) / std))
 
 
 def _fieller(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet
+from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EVALUATION, TRAIN
 from train_distributed.one_shot.model import Release
@@ -119,6 +120,8 @@ def submissions(
 
 
 def _check(embeddings: EmbeddingSet, rows: np.ndarray, release: Release) -> None:
+    embeddings.need_labels()
+    refuse_other(release.encoding, embeddings.encoding, ("model", "embeddings"))
     width, classes = len(release.transform.mean), release.weights.shape[1]
     if embeddings.dim != width:
         raise ValueError(f"embeddings must have the model's {width} columns, got {embeddings.dim}")

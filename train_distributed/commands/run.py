@@ -250,7 +250,8 @@ class Run:
         if metrics := released.report.get("test_metrics"):
             for name, value in brief(metrics):
                 print(f"{name:22} {value}")
-            draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
+            if (counts := metrics.get("confusion")) is not None:  # of up to 100 classes
+                draw_confusion(counts, released.class_names, partial / "confusion.png")
 
 
 def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:

@@ -74,6 +74,7 @@ def learn_rows(
     Raises:
         ValueError: a setting out of range.
     """
+    require_records(method, privacy)
     if isinstance(options, AdmmOptions):
         return learn_by_admm(rows, method, privacy, options, generator, measure_risk)
     return learn_by_charter(rows, method, privacy, options, generator, measure_risk)

@@ -135,7 +135,9 @@ FAULTS = {
         Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
         400,
     ),
-    "half the noise in an evaluation": Fault(half_the_noise, EvaluationTarget(ANSWERS, "float"), 500),
+    "half the noise in an evaluation": Fault(
+        half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
+    ),
     "an evaluation charged for its matrix alone": Fault(
         matrix_charged_alone, EvaluationTarget(ANSWERS, "float"), 600
     ),

@@ -1,6 +1,7 @@
 """What a command that spends ε does with a ledger: reserve before noise, note the result after."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,17 @@ class Counted:
         """
         if self._ledger is not None:
             self._id = self._ledger.reserve(Entry(**self._fields, **noise))
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Says, where the block is interrupted, that what was reserved in it counts."""
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if self._ledger is None or self._id is None:
+                raise
+            kept = f"nothing was written, but its epsilon counts: entry {self._id} in"
+            raise KeyboardInterrupt(kept, self._ledger.path) from stop
 
     def report(self) -> Any:
         """What the result says of its entry; that there is none, where nobody counts."""

@@ -129,7 +129,7 @@ class Run:
             result=out,
             users=None if self.scheme == "own" else divided,
         )
-        with reserved(partial, _size(transform, private)):
+        with counted.told(), reserved(partial, _size(transform, private)):
             released = learn(
                 private,
                 settings.method,

@@ -349,3 +349,14 @@ def test_a_run_refused_for_its_directory_spends_nothing(run, tmp_path, ledger) -
     (tmp_path / "made").mkdir()
     assert run("--out", "made")[0] == 2
     assert not ledger.path.exists()
+
+
+def test_an_interruption_says_that_what_was_reserved_counts(run, ledger, monkeypatch) -> None:
+    def interrupted(std, count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(summation, "add_noise", lambda *_: interrupted(0, 0))
+    code, printed, error = run("--out", "made")
+    assert (code, printed, error.count("\n")) == (130, "", 1)
+    (record,) = ledger.state().records
+    assert f"its epsilon counts: entry {record.id} in {ledger.path}" in error

@@ -86,6 +86,15 @@ class Counted:
             return NONE
         return self._ledger.report(self._reserved())
 
+    def summary(self) -> str:
+        """One line of it, for people."""
+        if self._ledger is None:
+            return NONE
+        told = self.report()
+        total = told["epsilon_total"]
+        epsilon = total if isinstance(total, str) else f"epsilon {total:.6g}"
+        return f"{self._ledger.path}: {epsilon} at delta {told['delta_total']:g} in all"
+
     def spend(self) -> None:
         """Notes that the result was written, once it has reached the disk."""
         if self._ledger is not None:

@@ -46,7 +46,7 @@ def total(ledger: Ledger, delta: float = 1e-5) -> float:
 
 
 def test_every_run_on_a_set_is_counted_beside_it(run, ledger, tmp_path) -> None:
-    for name, total_so_far in (("one", "1"), ("two", "1.46514")):
+    for name, total_so_far in (("one", "1"), ("two", "1.46517")):
         code, printed, _ = run("--out", name)
         assert code == 0
         assert f"private.ledger: epsilon {total_so_far} at delta 1e-05 in all" in printed

@@ -97,6 +97,7 @@ class Run:
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             counted = self._into(partial, out)
         counted.spend()
+        print(f"{'ledger':22} {counted.summary()}")
         print(f"{'written':22} {out}")
 
     def _into(self, partial: Path, out: Path) -> "Counted":
@@ -129,7 +130,7 @@ class Run:
             result=out,
             users=None if self.scheme == "own" else divided,
         )
-        with reserved(partial, _size(transform, private)):
+        with counted.told(), reserved(partial, _size(transform, private)):
             released = learn(
                 private,
                 settings.method,

@@ -104,7 +104,7 @@ def release(
         rehearsal: users that drop out or whose noise is known, for audits; the model is marked.
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
-            stops it by raising. None: nobody counts, and the report says so.
+            stops it by raising. The report says "ledger": "none", until who counts says otherwise.
         **options: settings of the method, as in `methods.build_method`.
 
     Returns:

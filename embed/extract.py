@@ -9,9 +9,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,12 +30,12 @@ from embed.store import (
     write_companions,
     write_header,
 )
+from embed.stream import embedded, spans
 from pretrain.cli.output import new_file, refuse_existing
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
 from pretrain.preprocess import Preprocess
 
-AHEAD = 3  # batches decoded while one is computed
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -199,32 +197,16 @@ class _Job:
     def _computed(
         self, shards: list[int], forward: Callable[[Tensor], Tensor], bar: Any
     ) -> Iterator[tuple[int, np.ndarray]]:
-        size = self.meta["batch_size"]
-        spans = [
-            (shard, start, min(stop, start + size))
-            for shard in shards
-            for begin, stop in [self._range(shard)]
-            for start in range(begin, stop, size)
-        ]
+        ranges = [self._range(shard) for shard in shards]
+        batches = [span for of in ranges for span in spans(*of, self.meta["batch_size"])]
+        shape = tuple(self.meta["image_shape"])
         block: list[np.ndarray] = []
-        for (shard, start, stop), pixels in _decoded_ahead(self.images, spans):
-            if list(pixels.shape[1:]) != self.meta["image_shape"]:
-                expected = tuple(self.meta["image_shape"])
-                raise ValueError(
-                    f"{self.images.name}: all images must have shape {expected}, "
-                    f"got {pixels.shape[1:]} in rows {start} to {stop - 1}"
-                )
-            with np.errstate(over="ignore"):  # reported below, with its row
-                rows = forward(torch.from_numpy(pixels)).numpy().astype(self.dtype)
-            bad = ~np.isfinite(rows).all(1)
-            if bad.any():
-                row = start + int(bad.argmax())
-                raise ValueError(
-                    f"embeddings must be finite in {self.dtype}, got others in row {row}, "
-                    f"{self.images.place(row)}"
-                )
+        for (_, stop), rows in embedded(
+            self.images, batches, forward, shape=shape, dtype=self.dtype
+        ):
             block.append(rows)
             bar.update(len(rows))
+            shard = (stop - 1) // self.meta["shard_rows"]
             if stop == self._range(shard)[1]:
                 yield shard, np.concatenate(block)
                 block = []
@@ -251,25 +233,6 @@ class _Job:
             self.rows.parent.rename(self.out)
         shutil.rmtree(self.partial, ignore_errors=True)
         return EmbeddingSet.open(self.out)
-
-
-def _decoded_ahead(
-    images: ImageSet, spans: list[tuple[int, int, int]]
-) -> Iterator[tuple[tuple[int, int, int], np.ndarray]]:
-    """Each span with its pixels, in order, decoded by threads while earlier ones are used."""
-    waiting: deque[tuple[tuple[int, int, int], Future[np.ndarray]]] = deque()
-    with ThreadPoolExecutor(AHEAD, "decode") as pool:
-        try:
-            for span in spans:
-                waiting.append((span, pool.submit(images.images, slice(span[1], span[2]))))
-                if len(waiting) > AHEAD:
-                    ready, future = waiting.popleft()
-                    yield ready, future.result()
-            while waiting:
-                ready, future = waiting.popleft()
-                yield ready, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _data_hash(images: ImageSet) -> str:

@@ -193,13 +193,17 @@ class PublicTransform:
             out[rows] = add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
         return out
 
-    def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
-        """Pᵀ(x - m)/s before clipping, (n, q), finite; `first_row` is where x starts, for errors.
+    def features(
+        self, x: Tensor, *, first_row: int = 0, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Pᵀ(x - m)/s before clipping, (n, q), finite, computed in `dtype`.
 
-        See `embed.project.project` for rows whose features no float holds.
+        `first_row` is where x starts, for errors. See `embed.project.project` for rows whose
+        features no float holds.
         """
         check_finite(x, "x", first_row)
-        return project(x, self.mean, self.basis if self._rotates else None, self.scale)
+        basis = self.basis.to(dtype) if self._rotates else None
+        return project(x, self.mean.to(dtype), basis, self.scale.to(dtype))
 
     @cached_property
     def _rotates(self) -> bool:

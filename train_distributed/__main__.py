@@ -31,6 +31,7 @@ MENU = Menu(
     entries=(
         _DEMO,
         Entry("run", f"{_FOLDER}.run:Run"),
+        Entry("predict", f"{_FOLDER}.predict:Predict"),
         Entry("sweep", f"{_FOLDER}.sweep:Sweep"),
         Entry("plot", f"{_FOLDER}.sweep:Plot"),
         Entry("select", f"{_FOLDER}.select:Select"),

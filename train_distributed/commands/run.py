@@ -57,6 +57,11 @@ class Run:
     """Makes a run reproducible, its noise float, and its model unsuitable for release."""
     min_survivors: int | None = None
     """Fewest users that a sum is opened for; all if left out."""
+    with_encoder: bool = False
+    """Carry the encoder of the embeddings in the directory, so that `predict` and `export` need
+    nothing else."""
+    encoder_weights: str | None = None
+    """Its weights, or the checkpoint itself, where its name is not enough."""
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""
     overwrite: bool = False
@@ -70,6 +75,10 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
+        if self.encoder_weights is not None and not self.with_encoder:
+            raise ValueError(
+                f"encoder_weights must be left out without with_encoder, got {self.encoder_weights}"
+            )
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
@@ -90,6 +99,10 @@ class Run:
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
+        if self.with_encoder:  # before any noise is drawn: it may be the wrong one
+            from train_distributed.one_shot.released.encoder import carry_encoder
+
+            carry_encoder(private.encoding, partial, self.encoder_weights)
         released = learn(
             private,
             settings.method,
@@ -192,17 +205,23 @@ class Run:
         return None if method in METHODS and self.seed is None else "float"
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
-        from train_distributed.one_shot.figure import draw_release
+        from train_distributed.one_shot.figure import draw_confusion, draw_release
+        from train_distributed.one_shot.released.metrics import brief
         from train_distributed.research.baselines import multi_round
 
         released.write(partial)
         promise = draw_rounds if method in multi_round.METHODS else None
         draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+        accuracies = ("test_accuracy", "majority_baseline")
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
-        for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
+        for name in (*shown, "unsuitable_because", "users", "rows", *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
+        if metrics := released.report.get("test_metrics"):
+            for name, value in brief(metrics):
+                print(f"{name:22} {value}")
+            draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
 
 
 def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:

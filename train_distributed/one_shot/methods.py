@@ -62,6 +62,15 @@ class Method(Reach, Protocol):
         ...
 
 
+def method_name(method: Method) -> str | None:
+    """The name under which `build_method` makes such a method; None for one of another kind."""
+    head = method.head if isinstance(method, BlindAveraging) else None
+    kinds = [(STATISTICS, method), (HEADS, head)]
+    return next(
+        (n for names, is_a in kinds for n, kind in names.items() if type(is_a) is kind), None
+    )
+
+
 def check_method(method: Method, transform: PublicTransform, num_classes: int) -> None:
     """Refuses a method whose sensitivity is not that of the rows it is given.
 

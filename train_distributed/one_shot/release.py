@@ -15,6 +15,7 @@ from train_distributed.one_shot.methods import (
     Method,
     build_method,
     check_method,
+    method_name,
     submissions,
     weights_of,
 )
@@ -161,6 +162,7 @@ def release(
     facts = guarantee.report() | zero_out_report(guarantee, summation)
     facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
+    facts |= {"method": method_name(method)}
     verdict = suitability(
         privacy,
         noise,

@@ -20,7 +20,10 @@ def test_run_writes_model_report_and_figure(call, sets, tmp_path):
     )
     assert code == 0
     assert "replace one record" in printed
+    for name in ("majority_baseline      0.333", "balanced_accuracy ", "macro_f1 ", "auroc "):
+        assert f"\n{name}" in printed
     assert sorted(p.name for p in out.iterdir()) == [
+        "confusion.png",
         "model.safetensors",
         "privacy.png",
         "report.json",

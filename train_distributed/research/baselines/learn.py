@@ -10,6 +10,7 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.methods import METHODS, build_method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.released.probabilities import reading
 from train_distributed.one_shot.report import Noise
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
@@ -75,7 +76,7 @@ def learn(
         released = task.release(built)
     else:
         released = baselines.train(task, options)
-    report: dict[str, Any] = released.report | {"method": method}
+    report: dict[str, Any] = released.report | {"method": method, "probabilities": reading(method)}
     if not report["suitable_for_release"]:  # how long it took depends on the rows
         seconds = {"seconds": time.perf_counter() - started}
         report["simulation_only"] = report.get("simulation_only", {}) | seconds

@@ -133,7 +133,8 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path, method):
     assert code == 0, error
     assert "epsilon_per_iteration" in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["model.safetensors", "privacy.png", "report.json"]
+    files = ["confusion.png", "model.safetensors", "privacy.png", "report.json"]
+    assert written == files
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["method"] == method
     assert report["configuration"]["method"] == method

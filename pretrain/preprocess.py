@@ -1,5 +1,7 @@
 """From uint8 pixels to what an encoder takes."""
 
+import math
+import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +155,28 @@ class Preprocess:
             return functional.interpolate(x, size=size, mode="nearest-exact")
         mode = self.interpolation
         return functional.interpolate(x, size=size, mode=mode, antialias=antialias).clamp_(0, 1)
+
+
+def refuse_too_large(image_size: Size | None, batch_size: int) -> None:
+    """Checks that a batch of inputs takes at most a quarter of the machine's memory.
+
+    Args:
+        image_size: as of a `Preprocess`.
+        batch_size: inputs that are held at once, in float32.
+
+    Raises:
+        ValueError: it takes more.
+    """
+    if image_size is None:
+        return
+    height, width = _pair(image_size)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bound = math.isqrt(memory // 4 // (12 * batch_size))
+    if height * width > bound**2:
+        raise ValueError(
+            f"image_size must be <= {bound}, so that {batch_size} inputs (batch_size) take at most "
+            f"a quarter of {memory / 2**30:.1f} GiB, got {image_size}"
+        )
 
 
 def _centre(x: "Tensor", size: tuple[int, int], border: tuple[float, float, float]) -> "Tensor":

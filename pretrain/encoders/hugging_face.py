@@ -117,25 +117,37 @@ def build_hugging_face(
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=local)
         config = getattr(config, "vision_config", config)
         processor = transformers.AutoImageProcessor.from_pretrained(name, local_files_only=local)
-        told: dict[str, Any] = {}
-        if weights == "random":
-            model = transformers.AutoModel.from_config(config, dtype=torch.float32)
-        else:
-            given = weights not in (None, "hub")
-            model, told = transformers.AutoModel.from_pretrained(
-                None if given else name,
-                config=config,
-                state_dict=read_tensors(Path(weights)) if given else None,
-                dtype=torch.float32,
-                local_files_only=local,
-                output_loading_info=True,
-            )
+        model, told = _loaded(transformers, name, config, weights)
     where = f"hf:{name}" if weights in (None, "hub") else str(weights)
     unpooled = _check(model, told, where)
     described = stated(processor, f"hf:{name}")
     if image_size is not None:
         described = described.of_size(image_size)
     return HuggingFaceEncoder(model, described, _unpooled(model) if unpooled else None)
+
+
+def _loaded(
+    transformers: Any, name: str, config: Any, weights: str | None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The model and what transformers says of loading it."""
+    if weights in (None, "hub"):
+        return transformers.AutoModel.from_pretrained(
+            name,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=Path(name).is_dir(),
+            output_loading_info=True,
+        )
+    model = transformers.AutoModel.from_config(config, dtype=torch.float32)
+    if weights == "random":
+        return model, {}
+    return type(model).from_pretrained(
+        None,
+        config=config,
+        state_dict=read_tensors(Path(str(weights))),
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
 
 
 def rebuild_hugging_face(architecture: dict[str, Any]) -> HuggingFaceEncoder:

@@ -97,7 +97,8 @@ def _sizes(fields: dict[str, Any]) -> Preprocess:
             if side >= SQUASHED_FROM:
                 fit = "squash"
             else:
-                scaled = (int(side / fields["crop_pct"]),) * 2
+                side = int(side / fields["crop_pct"])
+                scaled = (side, side)
         elif cut is None:
             raise ValueError("pictures of different shapes")
     size = scaled if cut is None else cut

@@ -118,6 +118,8 @@ def _described(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         with hub(f"open_clip:{name}", local=True):
             config = json.loads((Path(name) / CONFIG).read_text())
             model, pixels = config["model_cfg"], config.get("preprocess_cfg", {})
+            if not {"embed_dim", "vision_cfg"} <= model.keys():
+                raise ValueError(f"model_cfg must hold embed_dim and vision_cfg, got {set(model)}")
             return {part: model[part] for part in TOWER if part in model}, pixels
     architecture, _, tag = name.partition(".")
     model = open_clip.get_model_config(architecture)

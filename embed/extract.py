@@ -1,15 +1,11 @@
 """Images to embeddings on disk: streaming, sharded, resumable after a kill at any moment.
 
-Rows are written in place into a preallocated file below `<out>.partial`; an empty file per
-finished shard records progress; the finished set is renamed to `<out>`.
+Rows are written in place into a preallocated file below `<out>.partial`; a file per finished shard
+records progress; the finished set is renamed to `<out>`. A skipped image leaves its place empty
+until then, so that shards and batches are the same whether or not a run was interrupted.
 """
 
-import contextlib
-import fcntl
-import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,23 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import nn
 
 from embed.encoding import UNKNOWN
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
-from embed.store import (
-    INFERRED,
-    EmbeddingSet,
-    hash_rows,
-    read_blocks,
-    write_companions,
-    write_header,
-)
+from embed.partial import Partial, as_planned, changed
+from embed.store import INFERRED, EmbeddingSet, hash_rows
 from embed.stream import embedded, spans
-from pretrain.cli.output import new_file, refuse_existing
+from pretrain.cli.output import refuse_existing
+from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
+from pretrain.intake.decode import UnreadableImage
+from pretrain.intake.shares import users_in_both
 from pretrain.preprocess import Preprocess
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -51,6 +43,7 @@ class ExtractOptions:
     device: str = "cpu"
     compiled: bool | None = None  # None: on a GPU, for large sets
     overwrite: bool = False  # replace a finished set of another extraction
+    skip_unreadable: bool = False  # leave out images that cannot be decoded, and say which
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -79,7 +72,8 @@ def extract(
     """Embeds all images into the directory `out`, or this process's share of them.
 
     A later call with the same arguments goes on where an interrupted one stopped. `encoder_name`
-    and `weights` (see `pretrain.encoder.origin`) are for meta.json.
+    and `weights` (see `pretrain.encoder.origin`) are for meta.json. Skipped images are counted
+    there as `unreadable` and named, with the reason, in `unreadable.txt`.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -95,9 +89,10 @@ def extract(
     compiled = options.compiled
     if compiled is None:
         compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
+    ends = _ends(images, skip=options.skip_unreadable)
     meta = {
         "data": images.name,
-        "data_hash": _data_hash(images),
+        "data_hash": _data_hash(images, ends),
         "rows": len(images),
         "class_names": list(images.class_names),
         "classes": _classes(images),
@@ -105,7 +100,7 @@ def extract(
         "encoder_hash": encoder_hash(encoder),
         "weights": weights,
         "preprocess": preprocess.to_json(),
-        "image_shape": list(images.images(slice(0, 1)).shape[1:]),
+        "image_shape": list(ends.shape[1:]),
         "dtype": options.dtype,
         "compute": str(dtype).removeprefix("torch."),
         "compiled": compiled,
@@ -113,135 +108,78 @@ def extract(
         "shard_rows": options.shard_rows,
         "versions": {name: version(name) for name in ("torch", "timm", "numpy", "pillow")},
     }
+    meta |= {name: value for name, value in _known(images).items() if value}
     if out.exists() and not out.with_name(out.name + ".partial").exists():
         held = EmbeddingSet.open(out) if (out / "meta.json").exists() else None
-        if held is not None and not _changed(_without_hash(held.meta), meta):
-            return held
+        if held is not None:
+            planned = as_planned(held.meta, skip=options.skip_unreadable)
+            if not changed(planned, meta):
+                return held
         refuse_existing(out, overwrite=options.overwrite)
-    job = _Job(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    shards = partial.open(options.shard, skip=options.skip_unreadable)
     forward = fast_forward(encoder, device, dtype, compiled=compiled)
-    return job.run(lambda pixels: forward(preprocess(pixels.to(device))), options.shard)
-
-
-class _Job:
-    """The partial directory of one extraction: `set/`, `finished/`, `meta.json`, `lock`."""
-
-    def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
-        self.out, self.meta, self.images, self.dim = out, meta, images, dim
-        self.partial = out.with_name(out.name + ".partial")
-        self.rows, self.dtype = self.partial / "set" / "embeddings.npy", np.dtype(meta["dtype"])
-        self.finished = self.partial / "finished"
-        self.shards = -(-len(images) // meta["shard_rows"])
-
-    def run(self, forward: Callable[[Tensor], Tensor], share: tuple[int, int]) -> Any:
-        self.partial.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            self._prepare()
-        index, count = share
-        mine = [s for s in range(index, self.shards, count) if not self._marker(s).exists()]
-        total = sum(len(range(*self._range(s))) for s in mine)
-        with tqdm(total=total, unit="image", disable=None, smoothing=0.05) as bar:
-            for shard, block in self._computed(mine, forward, bar):
-                self._write(shard, block)
-        with self._locked():
-            return self._finish()
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.partial / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _marker(self, shard: int) -> Path:
-        return self.finished / f"{shard:06d}"
-
-    def _range(self, shard: int) -> tuple[int, int]:
-        size = self.meta["shard_rows"]
-        return shard * size, min(len(self.images), (shard + 1) * size)
-
-    def _prepare(self) -> None:
-        """Creates the empty set, or checks that the existing one is of this extraction."""
-        plan = self.partial / "meta.json"
-        if plan.exists():
-            found = json.loads(plan.read_text())
-            if changed := _changed(found, self.meta):
-                raise ValueError(
-                    f"{self.partial} must be of the same extraction (or be removed), "
-                    f"got another {', '.join(changed)}"
-                )
-            return
-        for directory in (self.rows.parent, self.finished):
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir()
-        try:
-            write_companions(
-                self.rows.parent,
-                labels=self.images.labels,
-                users=self.images.users,
-                split=self.images.split,
-                names=self.images.names,
-                meta=self.meta,
-            )
-            with self.rows.open("wb") as file:
-                write_header(file, (len(self.images), self.dim), self.dtype)
-                row = self.dim * self.dtype.itemsize
-                os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
-        except OSError as error:
-            shutil.rmtree(self.partial)
-            needed = len(self.images) * self.dim * self.dtype.itemsize
-            reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
-            raise OSError(error.errno, reason) from error
-        with new_file(plan) as partial:
-            partial.write_text(json.dumps(self.meta))
-
-    def _computed(
-        self, shards: list[int], forward: Callable[[Tensor], Tensor], bar: Any
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        ranges = [self._range(shard) for shard in shards]
-        batches = [span for of in ranges for span in spans(*of, self.meta["batch_size"])]
-        shape = tuple(self.meta["image_shape"])
+    batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
+    with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
         block: list[np.ndarray] = []
+        skipped: dict[int, str] = {}
         for (_, stop), rows in embedded(
-            self.images, batches, forward, shape=shape, dtype=self.dtype
+            images,
+            batches,
+            lambda pixels: forward(preprocess(pixels.to(device))),
+            shape=tuple(meta["image_shape"]),
+            dtype=partial.dtype,
+            skipped=skipped if options.skip_unreadable else None,
         ):
             block.append(rows)
-            bar.update(len(rows))
-            shard = (stop - 1) // self.meta["shard_rows"]
-            if stop == self._range(shard)[1]:
-                yield shard, np.concatenate(block)
-                block = []
-
-    def _write(self, shard: int, block: np.ndarray) -> None:
-        with self.rows.open("r+b") as file:
-            header = os.fstat(file.fileno()).st_size - len(self.images) * block[0].nbytes
-            file.seek(header + self._range(shard)[0] * block[0].nbytes)
-            file.write(np.ascontiguousarray(block).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        self._marker(shard).touch()
-
-    def _finish(self) -> EmbeddingSet | None:
-        """Renames the set once every shard is there; the last process of all does it."""
-        if self.rows.exists():
-            if not all(self._marker(s).exists() for s in range(self.shards)):
-                return None
-            meta = {**self.meta, "content_hash": hash_rows(read_blocks(self.rows))}
-            with new_file(self.rows.parent / "meta.json") as partial:
-                partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
-            if self.out.exists():  # --overwrite: the old set stays until the new one is whole
-                self.out.rename(self.partial / "replaced")
-            self.rows.parent.rename(self.out)
-        shutil.rmtree(self.partial, ignore_errors=True)
-        return EmbeddingSet.open(self.out)
+            shard = (stop - 1) // options.shard_rows
+            if stop == partial.span(shard)[1]:
+                partial.write(shard, np.concatenate(block), skipped)
+                block.clear()
+                skipped.clear()
+            progress.update(len(rows))
+    return partial.finish()
 
 
-def _data_hash(images: ImageSet) -> str:
+def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:
+    """The first and the last image, (2, 3, h, w); with `skip` the outermost readable ones.
+
+    Raises:
+        ValueError: none is readable, or they differ in size.
+    """
+    if not skip:
+        return images.images(np.array([0, len(images) - 1]))
+    ends = [_readable(images, range(len(images))), _readable(images, range(len(images))[::-1])]
+    return images.images(np.array(ends))
+
+
+def _readable(images: ImageSet, rows: Iterable[int]) -> int:
+    """The first of the rows whose image can be decoded."""
+    first: UnreadableImage | None = None
+    for row in rows:
+        try:
+            images.images(slice(row, row + 1))
+            return row
+        except UnreadableImage as error:
+            first = first or error
+    raise ValueError(f"{images.name} must hold a readable image, got none; the first: {first}")
+
+
+def _data_hash(images: ImageSet, ends: np.ndarray) -> str:
     """Of labels, splits, users, names and the first and last image."""
-    ends = images.images(np.array([0, len(images) - 1]))
     columns = [images.labels, images.split, *([] if images.users is None else [images.users])]
     if images.names is not None:
         columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
     return hash_rows([ends, *columns])
+
+
+def _known(images: ImageSet) -> dict[str, Any]:
+    """What else meta.json says of the images, where there is anything to say."""
+    return {
+        "user_names": list(images.user_names),
+        "users_in_both_splits": len(users_in_both(images)),
+        "files_skipped": len(images.skipped),
+    }
 
 
 def _classes(images: ImageSet) -> str:
@@ -249,11 +187,3 @@ def _classes(images: ImageSet) -> str:
     if not images.labelled:
         return "none"
     return INFERRED if images.inferred else "declared"
-
-
-def _changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
-    return sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
-
-
-def _without_hash(meta: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in meta.items() if key != "content_hash"}

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from pretrain.datasets import ImageSet
+from pretrain.intake.decode import UnreadableImage
 
 AHEAD = 3  # batches decoded while one is computed
 Span = tuple[int, int]  # rows [start, stop) of one batch
+Decoded = tuple[np.ndarray, dict[int, str]]  # (b, 3, h, w) uint8, and the rows that are none
 
 
 def spans(start: int, stop: int, size: int) -> list[Span]:
@@ -26,6 +28,7 @@ def embedded(
     *,
     shape: tuple[int, ...] | None = None,
     dtype: np.dtype | None = None,
+    skipped: dict[int, str] | None = None,
 ) -> Iterator[tuple[Span, np.ndarray]]:
     """Every batch with the (b, p) embeddings of its images, in order.
 
@@ -35,21 +38,23 @@ def embedded(
         forward: (b, 3, h, w) uint8 to (b, p) float32.
         shape: (3, h, w) that all images must have; None: that of the first batch.
         dtype: of the embeddings; None: float32.
+        skipped: is told the rows of unreadable images and why, and those rows are zeros; None: one
+            unreadable image ends it all. Needs a shape.
 
     Raises:
         ValueError: an image that cannot be read or is of another shape, or an embedding that is
             not finite in `dtype`.
     """
     dtype = np.dtype(np.float32) if dtype is None else dtype
-    for (start, stop), pixels in decoded_ahead(images, batches):
+    skipping = None if skipped is None else shape
+    for (start, stop), (pixels, unreadable) in decoded_ahead(images, batches, skipping):
         shape = pixels.shape[1:] if shape is None else shape
-        if pixels.shape[1:] != shape:
-            raise ValueError(
-                f"{images.name}: all images must have shape {shape}, "
-                f"got {pixels.shape[1:]} in rows {start} to {stop - 1}"
-            )
+        _check_shape(images, pixels, shape, start, stop)
         with np.errstate(over="ignore"):  # reported below, with its row
             rows = forward(torch.from_numpy(pixels)).numpy().astype(dtype)
+        if skipped is not None:
+            rows[[row - start for row in unreadable]] = 0
+            skipped |= unreadable
         bad = ~np.isfinite(rows).all(1)
         if bad.any():
             row = start + int(bad.argmax())
@@ -60,13 +65,22 @@ def embedded(
         yield (start, stop), rows
 
 
-def decoded_ahead(images: ImageSet, batches: Iterable[Span]) -> Iterator[tuple[Span, np.ndarray]]:
-    """Each batch with its pixels, in order, decoded by threads while earlier ones are used."""
-    waiting: deque[tuple[Span, Future[np.ndarray]]] = deque()
+def decoded_ahead(
+    images: ImageSet, batches: Iterable[Span], skipping: tuple[int, ...] | None = None
+) -> Iterator[tuple[Span, Decoded]]:
+    """Each batch with its pixels, in order, decoded by threads while earlier ones are used.
+
+    Args:
+        images: where pictures come from.
+        batches: which rows.
+        skipping: (3, h, w) of the black that is in the place of an unreadable image; None: it is an
+            error.
+    """
+    waiting: deque[tuple[Span, Future[Decoded]]] = deque()
     with ThreadPoolExecutor(AHEAD, "decode") as pool:
         try:
             for span in batches:
-                waiting.append((span, pool.submit(images.images, slice(*span))))
+                waiting.append((span, pool.submit(_decoded, images, span, skipping)))
                 if len(waiting) > AHEAD:
                     ready, future = waiting.popleft()
                     yield ready, future.result()
@@ -75,3 +89,32 @@ def decoded_ahead(images: ImageSet, batches: Iterable[Span]) -> Iterator[tuple[S
                 yield ready, future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _decoded(images: ImageSet, span: Span, skipping: tuple[int, ...] | None) -> Decoded:
+    try:
+        return images.images(slice(*span)), {}
+    except UnreadableImage:
+        if skipping is None:
+            raise
+    start, stop = span
+    pixels, unreadable = np.zeros((stop - start, *skipping), np.uint8), {}
+    for row in range(start, stop):
+        try:
+            image = images.images(slice(row, row + 1))
+        except UnreadableImage as error:
+            unreadable[row] = " ".join(str(error).split())
+            continue
+        _check_shape(images, image, skipping, row, row + 1)
+        pixels[row - start] = image[0]
+    return pixels, unreadable
+
+
+def _check_shape(
+    images: ImageSet, pixels: np.ndarray, shape: tuple[int, ...], start: int, stop: int
+) -> None:
+    if pixels.shape[1:] != shape:
+        raise ValueError(
+            f"{images.name}: all images must have shape {shape} (or pass --resize), "
+            f"got {pixels.shape[1:]} in rows {start} to {stop - 1}, {images.place(start)}"
+        )

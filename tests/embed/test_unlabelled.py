@@ -11,7 +11,8 @@ from embed import EmbeddingSet, PublicTransform
 from embed.extract import ExtractOptions, extract
 from embed.fit import exclude, fit_and_apply
 from embed.plot import plot_embeddings
-from pretrain.datasets import concatenate, open_npz
+from pretrain.datasets import concatenate
+from pretrain.intake.archive import open_npz
 from pretrain.names import decode_name
 from pretrain.preprocess import Preprocess
 from pretrain.sources import open_folder

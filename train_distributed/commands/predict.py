@@ -69,16 +69,15 @@ class Predict:
         print(f"{'written':26} {out}")
 
     def _into(self, partial: Path) -> None:
-        from tqdm import tqdm
-
+        from pretrain.cli.progress import Progress
         from train_distributed.one_shot.model import Release
         from train_distributed.one_shot.released.predictions import write_predictions
 
         released = Release.load(self.model)
         rows = self._rows_of_set(released) if self.data is None else self._rows_of_data(released)
-        with tqdm(total=rows.count, unit="image", disable=None, smoothing=0.05) as bar:
+        with Progress(rows.count, "classified") as progress:
             counts, metrics = write_predictions(
-                released, rows, partial / "predictions.csv", bar.update
+                released, rows, partial / "predictions.csv", progress.update
             )
         print(f"{'rows':26} {rows.count}")
         most = sorted(counts.items(), key=lambda item: -item[1])

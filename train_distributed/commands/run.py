@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embed.transform_options import TransformOptions
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MethodName, Noise, Scheme
 from train_distributed.commands.configuration import Chosen
 from train_distributed.one_shot.method_options import MethodOptions
@@ -17,15 +17,23 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
+    from train_distributed.commands.counted import Counted
     from train_distributed.one_shot.model import Release
     from train_distributed.partition import Partition
 
+SPARE = 1 << 22  # bytes of report and pictures
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
 
 
 @dataclass(frozen=True)
 class Run:
-    """Train one differentially private classifier from all users' embeddings."""
+    """Train one differentially private classifier from all users' embeddings.
+
+    Example, with a model directory that holds model.safetensors and report.json, and epsilon 1
+    counted in mine.ledger:
+
+    blind-averaging run --embeddings mine --public public --epsilon 1 --delta 1e-5 --out model
+    """
 
     embeddings: Path
     """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
@@ -62,6 +70,9 @@ class Run:
     nothing else."""
     encoder_weights: str | None = None
     """Its weights, or the checkpoint itself, where its name is not enough."""
+    ledger: Path | None = None
+    """File that counts what is spent on these rows; beside the embedding set, NAME.ledger, if left
+    out. `none`: nobody counts, and the report says so."""
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""
     overwrite: bool = False
@@ -82,15 +93,19 @@ class Run:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
+        refuse_inputs(out, (self.embeddings, self.public, self.transform, self.config, self.ledger))
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
-            self._into(partial)
+            counted = self._into(partial, out)
+        counted.spend()
         print(f"{'written':22} {out}")
 
-    def _into(self, partial: Path) -> None:
+    def _into(self, partial: Path, out: Path) -> "Counted":
         import torch
 
         from embed import EmbeddingSet
+        from train_distributed.commands.counted import Counted
         from train_distributed.one_shot.report import with_reason
+        from train_distributed.privacy.ledger import Ledger, hash_of
         from train_distributed.research.baselines.learn import learn
 
         settings = self._settings()
@@ -103,27 +118,42 @@ class Run:
             from train_distributed.one_shot.released.encoder import carry_encoder
 
             carry_encoder(private.encoding, partial, self.encoder_weights)
-        released = learn(
+        ledger = Ledger.chosen(self.ledger, self.embeddings)
+        divided = hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
+        counted = Counted(
+            ledger,
             private,
-            settings.method,
+            "train",
             self.privacy,
-            transform=transform,
-            num_classes=self.num_classes,
-            partition=partition,
-            noise=self._noise(settings.method),
-            generator=generator,
-            min_survivors=self.min_survivors,
-            vouch_for_transform=self.vouch_for_transform,
-            **settings.options,
+            method=settings.method,
+            result=out,
+            users=None if self.scheme == "own" else divided,
         )
+        with reserved(partial, _size(transform, private)):
+            released = learn(
+                private,
+                settings.method,
+                self.privacy,
+                transform=transform,
+                num_classes=self.num_classes,
+                partition=partition,
+                noise=self._noise(settings.method),
+                generator=generator,
+                min_survivors=self.min_survivors,
+                vouch_for_transform=self.vouch_for_transform,
+                reserve=counted.reserve,
+                **settings.options,
+            )
         if self.scheme in BY_LABEL:
             why = "a simulation: users were given rows by their labels, which no promise covers"
             released.report.update(with_reason(released.report, why))
+        released.report["ledger"] = counted.report()
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
         released.report["configuration"] = _jsonable(
             asdict(self) | used | {"options": settings.options}
         )
         self._write(released, partial, settings.method)
+        return counted
 
     def _settings(self) -> Chosen:
         """Method, transform and options: as given, or from a configuration file and nowhere else.
@@ -221,7 +251,15 @@ class Run:
         if metrics := released.report.get("test_metrics"):
             for name, value in brief(metrics):
                 print(f"{name:22} {value}")
-            draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
+            if (counts := metrics.get("confusion")) is not None:  # of up to 100 classes
+                draw_confusion(counts, released.class_names, partial / "confusion.png")
+
+
+def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:
+    """Bytes that a release needs on the disk, and some to spare."""
+    classes = max(2, len(private.meta.get("class_names", ())))
+    tensors = sum(t.numel() * t.element_size() for t in transform.tensors().values())
+    return tensors + 8 * transform.dim * classes + SPARE
 
 
 def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:

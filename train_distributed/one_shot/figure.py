@@ -35,8 +35,9 @@ def draw_release(
         panels[0].text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
         panels[0].set_axis_off()
     if per_class:
-        names, values = list(per_class), [100 * value for value in per_class.values()]
-        panels[1].bar(names, values)
+        names = list(map(_called, per_class))
+        values = [100 * value for value in per_class.values()]
+        panels[1].bar(range(len(names)), values, tick_label=names)
         panels[1].axhline(100 * report["test_accuracy"], color="grey", linestyle="--")
         words = "test accuracy / % (dashed: all classes"
         if (baseline := report.get("majority_baseline")) is not None:
@@ -68,8 +69,7 @@ def draw_confusion(
     figure.colorbar(shown, label="share of the label's rows", shrink=0.8)
     axes.set(xlabel="predicted", ylabel="label")
     if len(names) <= NAMED:
-        called = [name if len(name) <= LONG else name[: LONG - 1] + "…" for name in names]
-        called = [name.replace("$", r"\$") for name in called]  # no formulas
+        called = list(map(_called, names))
         axes.set_xticks(range(len(names)), called, rotation=90)
         axes.set_yticks(range(len(names)), called)
     if len(names) <= NUMBERED:
@@ -77,6 +77,12 @@ def draw_confusion(
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
     figure.savefig(path, dpi=150)
+
+
+def _called(name: str) -> str:
+    """A class name that fits beside an axis and is no formula."""
+    kept = name if len(name) <= LONG else name[: LONG - 1] + "…"
+    return kept.replace("$", r"\$")
 
 
 def _privacy_curve(report: dict[str, Any], panel: Axes) -> None:

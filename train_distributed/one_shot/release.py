@@ -27,6 +27,7 @@ from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.ledger import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
 
 
@@ -77,6 +78,7 @@ def release(
     min_survivors: int | None = None,
     vouch_for_transform: bool = False,
     rehearsal: Rehearsal | None = None,
+    reserve: Reserve | None = None,
     **options: Any,
 ) -> Release:
     """One private model from all users' rows, by one sum.
@@ -99,6 +101,9 @@ def release(
         vouch_for_transform: somebody answers for it that a transform without the hashes of its
             public rows has seen no private one; the report says so.
         rehearsal: users that drop out or whose noise is known, for audits; the model is marked.
+        reserve: called once, when nothing can be refused any more and before any noise is drawn,
+            with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
+            stops it by raising. None: nobody counts, and the report says so.
         **options: settings of the method, as in `methods.build_method`.
 
     Returns:
@@ -147,6 +152,9 @@ def release(
     bare = frozenset(played.known_noise)
     summation = _summation(method, guarantee, sizes, noise, generator, bare)
     admitted = source.admit(privacy, discrete=discrete, vouched=vouch_for_transform)
+    if reserve is not None:
+        exact = isinstance(summation, IntegerSum)
+        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     for chunk in source.chunks():
         arrived = kept[chunk.users]
         if arrived.any():

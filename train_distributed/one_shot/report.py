@@ -13,6 +13,7 @@ from embed import EmbeddingSet
 from embed.store import TEST
 from train_distributed.one_shot.model import BLOCK, Release
 from train_distributed.one_shot.released.probabilities import reading
+from train_distributed.privacy.ledger import NONE
 from train_distributed.privacy.promise import Privacy
 
 Noise = Literal["discrete", "float"]
@@ -34,7 +35,7 @@ def reported(
         embeddings: the set that was learned from; its test split, if it has one, gives the
             accuracy, and what it says of its encoder is what the model says.
     """
-    report = {**facts, **verdict, "versions": versions()}
+    report = {**facts, **verdict, "ledger": NONE, "versions": versions()}
     made = released.transform.encoding if embeddings is None else embeddings.encoding
     made = made or released.transform.encoding
     report |= {"encoding": made and made.to_json(), "probabilities": reading(facts.get("method"))}

@@ -10,7 +10,7 @@ commands run with `--ledger none`, of simulations that say so, or of its own end
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +28,31 @@ from train_distributed.privacy.ledger_file import (
 from train_distributed.privacy.promise import Unit
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embed.store import EmbeddingSet
+    from train_distributed.privacy.guarantee import Guarantee
     from train_distributed.privacy.integer_gaussian import IntegerRelease
 
-__all__ = ["Entry", "Ledger", "Limit", "Record", "State", "gaussian_fields", "row_fields"]
+__all__ = [
+    "Entry",
+    "Ledger",
+    "Limit",
+    "Record",
+    "Reserve",
+    "State",
+    "gaussian_fields",
+    "hash_of",
+    "row_fields",
+    "simulated_fields",
+]
 
+Reserve = Callable[[Mapping[str, Any]], None]  # of fields of an entry; raises to stop a release
 NONE = "none"  # what `--ledger` is given to keep none, and what a report then says
 SUFFIX = ".ledger"
 RESERVE, SPEND, LIMIT = "reserve", "spend", "limit"
 ID_DIGITS = 16
-TOLERANCE = 1e-9  # relative: a limit of ε admits a promise of ε, computed from its noise
+TOLERANCE = 1e-9  # relative: a limit admits just what it says, whose ε is computed from its noise
 
 
 @dataclass(frozen=True)
@@ -194,6 +209,7 @@ class Ledger:
         Raises:
             ValueError: nothing is reserved under this id, or it was spent before.
         """
+        self.state().record(id)
         with self._file.locked() as writer:
             if self._state(writer.chain).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
@@ -216,7 +232,7 @@ class Ledger:
             if before is not None and looser and not raised:
                 raise ValueError(
                     f"limit must not allow more than epsilon {before.epsilon:g} at delta "
-                    f"{before.delta:g} for one {before.unit} (or pass --raise), got "
+                    f"{before.delta:g} for one {before.unit} (or pass --raise-limit), got "
                     f"{limit.epsilon:g} at {limit.delta:g} for one {limit.unit}"
                 )
             self._recover(writer)
@@ -296,8 +312,9 @@ class Ledger:
         limits = [*at_most] if state.limit is None else [state.limit, *at_most]
         for limit in limits:
             spent = [record.entry for record in state.records]
-            before = Total.of(spent, limit.unit).epsilon(limit.delta)
-            after = Total.of([*spent, *entries], limit.unit).epsilon(limit.delta)
+            delta = limit.delta * (1 + TOLERANCE)
+            before = Total.of(spent, limit.unit).epsilon(delta)
+            after = Total.of([*spent, *entries], limit.unit).epsilon(delta)
             if after > limit.epsilon * (1 + TOLERANCE):
                 raise ValueError(
                     f"limit of ledger {self.path.name} must be >= {after:g}, got "
@@ -319,6 +336,11 @@ class Ledger:
                     )
 
 
+def hash_of(values: "NDArray[Any]") -> str:
+    """SHA-256 of an array's values, hexadecimal."""
+    return hashlib.sha256(values.tobytes()).hexdigest()
+
+
 def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
     """What an entry says of the rows it is about.
 
@@ -326,19 +348,31 @@ def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
         embeddings: the set.
         part: which of its rows: "train", "evaluation", or "" for all. Parts are disjoint.
     """
-    split = hashlib.sha256(embeddings.split.tobytes()).hexdigest()
+    users = embeddings.users
     images = embeddings.meta.get("data_hash")
     return {
         "data": embeddings.content_hash(),
         "part": part,
-        "split": split,
+        "split": hash_of(embeddings.split),
+        "users": "" if users is None else hash_of(users),
         "images": images if isinstance(images, str) else "",
     }
 
 
-def gaussian_fields(planned: "IntegerRelease") -> dict[str, float]:
-    """What an entry says of a sum with discrete noise."""
+def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
+    """What an entry says of the noise of a sum in floating point, or of a sum without noise."""
     return {
+        "noise": "float" if guarantee.privacy.private else "none",
+        "sigma": guarantee.noise_multiplier * guarantee.sensitivity,
+        "sensitivity": guarantee.sensitivity,
+        "compositions": guarantee.compositions,
+    }
+
+
+def gaussian_fields(planned: "IntegerRelease") -> dict[str, Any]:
+    """What an entry says of the noise of a sum of integers."""
+    return {
+        "noise": "discrete",
         "sigma": planned.certain_std,
         "sensitivity": planned.charged_sensitivity,
         "zeta": planned.zeta,

@@ -13,11 +13,14 @@ point by point (`integer_gaussian`), so together ε(δ) = ε_Gauss(e^-Z δ) + 2Z
 A promise for a record says nothing about a user. Parts of one split have no row in common: one
 replaced record is in one of them only, so the parts do not add up for it, but the costliest counts.
 For users and groups, which may have rows in all parts, and for sets whose rows differ, they do.
+Users are those of one division of the rows: promises for the users of two divisions cover nobody's
+rows of both, only a user that holds all rows is covered by any.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
 from typing import Any, Literal, Self, get_args
 
 from train_distributed import accounting
@@ -25,7 +28,10 @@ from train_distributed.privacy.promise import Privacy, Unit
 
 Kind = Literal["release", "evaluation", "re-release"]
 ROUND_UP = 1 + 2.0**-48  # more than the roundings of a sum of squares, its root and its inverse
-TEXTS = ("kind", "data", "part", "split", "images", "method", "noise", "result", "reference")
+TEXTS = (
+    *("kind", "data", "part", "split", "users", "images"),
+    *("method", "noise", "result", "reference"),
+)
 SMALLEST = 1e-300  # μ² that doubles hold well
 SLACK = 1e-9  # relative: what a stated ε and one computed from its noise may differ by
 
@@ -43,7 +49,7 @@ class Cost:
     def of(cls, costs: Iterable["Cost"]) -> "Cost":
         """All of them on the same rows, rounded up."""
         listed = list(costs)
-        return cls(*(math.fsum(getattr(c, f.name) for c in listed) * ROUND_UP for f in fields(cls)))
+        return cls(*(sum_up(getattr(c, f.name) for c in listed) for f in fields(cls)))
 
     def worst(self, other: "Cost") -> "Cost":
         """At least either of them: for rows that are in one of two disjoint parts."""
@@ -78,9 +84,10 @@ class Entry:
     data: str  # content hash of the embedding set, or another name of what was used
     part: str = ""  # rows of the set, e.g. "train"; "": all
     split: str = ""  # hash of which row is in which part: only parts of one split are disjoint
+    users: str = ""  # hash of whose rows they are; "": one user's, all of them
     images: str = ""  # hash of the images that were embedded, where it is known
     method: str
-    noise: str  # "discrete", "float" (a simulation) or "none"
+    noise: str  # "discrete", "float" (a simulation), "none", or another word
     unit: Unit
     group_size: int = 1
     epsilon: float  # as promised, at
@@ -218,18 +225,21 @@ class Total:
         """All of them, on whatever rows they were."""
         listed = list(entries)
         covering = [e for e in listed if unit == "record" or e.unit == "user"]
+        if unit == "user":
+            division = next((e.users for e in covering if e.users), "")
+            covering = [e for e in covering if e.users in ("", division)]
         group = min((e.group_size for e in covering if e.unit == unit), default=1)
         if any(e.unit != unit for e in covering):
             group = 1  # a user may hold one record
         promised = [e.delta for e in covering if e.gaussian]
-        others = math.fsum(e.delta for e in covering if not e.gaussian)
+        others = [e.delta for e in covering if not e.gaussian]
         return cls(
             unit,
             group,
             len(listed),
             _together(covering, apart=unit == "record" and group == 1),
             len(listed) - len(covering),
-            max(promised, default=0.0) + others * ROUND_UP,
+            sum_up([max(promised, default=0.0), *others]),
         )
 
     def epsilon(self, delta: float | None = None) -> float:
@@ -247,6 +257,15 @@ class Total:
         if delta is None and self.least_delta >= 1:
             return math.inf
         return self.cost.at(self.least_delta if delta is None else delta)
+
+
+def sum_up(numbers: Iterable[float]) -> float:
+    """The sum, exactly, or the next double above it."""
+    listed = list(numbers)
+    rounded = math.fsum(listed)
+    if not math.isfinite(rounded) or Fraction(rounded) >= sum(map(Fraction, listed)):
+        return rounded
+    return math.nextafter(rounded, math.inf)
 
 
 def _together(entries: list[Entry], *, apart: bool) -> Cost:

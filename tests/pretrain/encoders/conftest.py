@@ -86,7 +86,7 @@ def tower(tmp_path: Path) -> Path:
     (directory / "open_clip_config.json").write_text(json.dumps(written))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        clip = open_clip.CLIP(12, dict(vision), dict(text), quick_gelu=True)
+        clip = open_clip.CLIP(12, dict(vision), dict(text), quick_gelu=True)  # pyright: ignore
     tensors = {name: t.contiguous() for name, t in clip.state_dict().items()}
     save_file(tensors, directory / "open_clip_model.safetensors")
     return directory

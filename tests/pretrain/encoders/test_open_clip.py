@@ -47,7 +47,8 @@ def test_pictures_are_prepared_as_open_clip_does(
     smooth = Preprocess(image_size=shape, fit="squash")(PICTURE[None, :, :6, :6])
     pixels = (smooth * 255).round().byte()
     cfg = PreprocessCfg(size=28, resize_mode=mode, fill_color=51, mean=(0,) * 3, std=(1,) * 3)
-    expected: Any = image_transform_v2(cfg, is_train=False)(to_pil_image(pixels[0]))
+    prepare: Any = image_transform_v2(cfg, is_train=False)
+    expected = prepare(to_pil_image(pixels[0]))
     found = encoder.preprocess(pixels)[0]
     assert found.shape == expected.shape
     assert (found - expected).abs().max() < 3 / 255  # PIL rounds after every step

@@ -65,8 +65,8 @@ def test_a_transformers_file_is_resampled(tmp_path: Path) -> None:
     small: Any = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=64)
     torch.save(small.state_dict(), tmp_path / "w.pth")
     name = "timm:vit_tiny_patch16_224"
-    same = build_encoder(name, weights=str(tmp_path / "w.pth"), image_size=64)
-    other = build_encoder(name, weights=str(tmp_path / "w.pth"), image_size=32)
+    same: Any = build_encoder(name, weights=str(tmp_path / "w.pth"), image_size=64)
+    other: Any = build_encoder(name, weights=str(tmp_path / "w.pth"), image_size=32)
     grid = same.model.pos_embed[:, 1:].unflatten(1, (4, 4))
     assert torch.equal(same.model.pos_embed, small.pos_embed)
     assert other.model.pos_embed.shape == (1, 5, 192)
@@ -84,7 +84,7 @@ def test_a_head_is_more_than_its_classifier(tmp_path: Path) -> None:
     """ConvNeXt's norm stands in its head and belongs to the embedding."""
     whole: Any = timm.create_model("test_convnext", num_classes=7)
     torch.save(whole.state_dict(), tmp_path / "w.pth")
-    encoder = build_encoder("timm:test_convnext", weights=str(tmp_path / "w.pth"))
+    encoder: Any = build_encoder("timm:test_convnext", weights=str(tmp_path / "w.pth"))
     assert torch.equal(encoder.model.head.norm.weight, whole.head.norm.weight)
 
 

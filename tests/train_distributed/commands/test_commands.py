@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.privacy.ledger import Ledger
 
 
 def test_run_writes_model_report_and_figure(call, sets, tmp_path):
@@ -244,8 +245,11 @@ def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, number):
-    """A real signal while the files are being written: no directory, whole or partial, is left."""
-    before = sorted(tmp_path.rglob("*"))
+    """A real signal while the files are being written: no directory, whole or partial, is left.
+
+    What had been reserved for it counts: its noise was drawn.
+    """
+    before = sorted([*tmp_path.rglob("*"), tmp_path / "private.ledger"])
 
     def stop(*_: object) -> None:
         assert len(list(tmp_path.glob(".made.*.partial/*"))) == 2
@@ -259,6 +263,7 @@ def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, nu
     assert code == 130
     assert "interrupted" in error
     assert sorted(tmp_path.rglob("*")) == before
+    assert Ledger.open(tmp_path / "private.ledger").total().epsilon(1e-5) == pytest.approx(1.0)
 
 
 def test_the_module_runs_as_a_program():

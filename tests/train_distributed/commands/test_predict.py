@@ -132,10 +132,13 @@ def test_pictures_of_another_size_are_brought_to_that_of_the_model(call, place, 
     assert len(table(tmp_path / "out")) == 15
     pixels = np.zeros((4, 24, 24, 3), np.uint8)
     np.savez(tmp_path / "large.npz", x_test=pixels, y_test=np.arange(4) % 3)
-    code, _, error = call(*common, "--data", str(tmp_path / "large.npz"), "--overwrite")
+    common += ["--data", str(tmp_path / "large.npz"), "--overwrite"]
+    code, _, error = call(*common, "--resize", "12")
     assert code == 2
-    assert "pictures must be 8 x 8 as those that the model learned from, got 24 x 24" in error
+    assert "pictures must be 8 x 8 as those that the model learned from, got 12 x 12" in error
     assert len(table(tmp_path / "out")) == 15
+    assert call(*common)[0] == 0
+    assert len(table(tmp_path / "out")) == 4
 
 
 def test_images_without_labels_are_classified_and_not_measured(call, place, tmp_path) -> None:

@@ -81,7 +81,7 @@ def test_it_ends_as_the_module_does(say, call, arguments: list[str]) -> None:
     ("arguments", "message"),
     [
         (["forest"], "Unrecognized options: forest"),
-        (["forest"], "audit, protect, federation, pretrain, embed"),
+        (["forest"], "audit, protect, ledger, federation, pretrain, embed"),
         (["pretrain", "forest"], "simclr, convert, probe"),
         (["embed"], "Missing"),
         (["heads", "train"], "command must be 'fit', got train"),

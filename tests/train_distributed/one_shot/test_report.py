@@ -40,13 +40,15 @@ def test_facts_come_first_and_keep_their_places() -> None:
         "noise",
         "suitable_for_release",
         "unsuitable_because",
+        "ledger",
         "encoding",
         "probabilities",
     ]
+    assert report["ledger"] == "none"
     assert "python" in report["versions"]
     whole = reported(released, {"users": 6}, verdict, embedding_set(4)).report
     measured = ["test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"]
-    verdict_keys = ["suitable_for_release", "unsuitable_because", "versions"]
+    verdict_keys = ["suitable_for_release", "unsuitable_because", "ledger", "versions"]
     read = ["encoding", "probabilities"]
     assert list(whole) == ["users", *verdict_keys, *read, *measured]
     assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report

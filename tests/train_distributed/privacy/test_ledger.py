@@ -112,7 +112,7 @@ def test_every_altered_byte_of_a_whole_line_is_noticed(ledger) -> None:
     for _ in range(3):
         ledger.spend(ledger.reserve(GAUSSIAN))
     content = ledger.path.read_bytes()
-    for place in range(0, len(content) - 1, 7):
+    for place in range(0, len(content) - 1, 23):
         changed = bytearray(content)
         changed[place] ^= 1
         ledger.path.write_bytes(bytes(changed))
@@ -327,4 +327,7 @@ def test_rows_are_known_by_their_values_their_split_and_their_images() -> None:
     moved = row_fields(replace(rows, split=split[::-1].copy()), "train")
     assert moved == train | {"split": moved["split"]}
     assert moved["split"] != train["split"]
+    assert train["users"] == ""
+    owned = row_fields(replace(rows, users=np.arange(6)), "train")
+    assert owned["users"] not in ("", row_fields(replace(rows, users=np.ones(6, int)), "")["users"])
     assert row_fields(replace(rows, embeddings=x + 1, meta={}), "train")["data"] != train["data"]

@@ -55,6 +55,7 @@ def test_other_promises_add_up_and_take_their_delta_from_the_gaussian_ones() -> 
     assert both.epsilon(2e-6) == math.inf
     assert both.epsilon(1e-6) == math.inf
     assert both.least_delta == pytest.approx(1.2e-5)
+    assert Total.of([STATED], "record").epsilon(1e-6) == 0.5
     alone = Total.of([STATED, STATED], "record")
     assert alone.epsilon(2e-6 * (1 + 1e-12)) == pytest.approx(1.0)
     assert alone.epsilon(1.9e-6) == math.inf
@@ -91,6 +92,15 @@ def test_a_promise_for_a_user_covers_records_and_not_the_other_way_round() -> No
     assert Total.of(both, "user").epsilon(1e-5) == math.inf
     assert Total.of(both, "user").uncovered == 1
     assert Total.of([user], "user").epsilon(1e-5) == pytest.approx(epsilon(0.4), rel=1e-12)
+
+
+def test_users_of_two_divisions_of_the_rows_are_not_the_same_users() -> None:
+    own, simulated = gaussian(0.3, unit="user", users="h"), gaussian(0.4, unit="user", users="g")
+    whole = gaussian(0.4, unit="user")
+    assert Total.of([own, simulated], "user").epsilon(1e-5) == math.inf
+    assert Total.of([own, simulated], "record").epsilon(1e-5) == pytest.approx(epsilon(0.5))
+    for entries in ([own, whole], [whole, own]):
+        assert Total.of(entries, "user").epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
 
 
 def test_the_group_is_the_smallest_that_all_entries_cover() -> None:

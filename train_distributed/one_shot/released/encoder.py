@@ -6,6 +6,7 @@ from torch import nn
 
 from embed.encoding import Encoding
 from pretrain.encoder import SHIPPED, build_encoder, encoder_hash, load_encoder, save_encoder
+from pretrain.encoders.base import Encoder
 from train_distributed.one_shot.model import Release
 
 CARRIED = "encoder.safetensors"
@@ -28,7 +29,7 @@ def encoding_of(released: Release) -> Encoding:
 
 def released_encoder(
     released: Release, directory: Path, *, name: str | None = None, weights: str | None = None
-) -> nn.Module:
+) -> Encoder:
     """The network that made the rows that a model learned from, to the last weight.
 
     Args:
@@ -50,7 +51,7 @@ def released_encoder(
 
 def named_encoder(
     needed: Encoding, *, name: str | None = None, weights: str | None = None
-) -> nn.Module:
+) -> Encoder:
     """The same by its name.
 
     Args:

@@ -93,6 +93,7 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
         num_classes=2, l2_reg=budget.regulariser / len(x), clip_norm=L, relaxation=RELAXATION
     )
     columns = []
+    task.spend()
     for k in range(task.num_classes):
         sign = torch.where(y == k, 1.0, -1.0).double()
         linear = budget.linear_std(len(x)) * _normal(unit.shape[1], generator)

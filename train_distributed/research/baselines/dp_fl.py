@@ -57,6 +57,8 @@ def train(
     rate, steps = 1 / batches, epochs * batches
     multiplier = noise_multiplier(task.privacy.epsilon, task.privacy.delta, rate, steps)
     users = task.partition.users
+    _opacus()  # where it is missing, nothing is spent
+    task.spend()
     weights = fit_private(
         x,
         y,

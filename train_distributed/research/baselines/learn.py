@@ -14,6 +14,7 @@ from train_distributed.one_shot.released.probabilities import reading
 from train_distributed.one_shot.report import Noise
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
+from train_distributed.privacy.ledger import Reserve
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import baselines
 from train_distributed.research.baselines import multi_round
@@ -35,6 +36,7 @@ def learn(
     min_survivors: int | None = None,
     vouch_for_transform: bool = False,
     rehearsal: Rehearsal | None = None,
+    reserve: Reserve | None = None,
     **options: Any,
 ) -> Release:
     """`train_distributed.release` for all of ALL_METHODS; its arguments, report and errors.
@@ -63,6 +65,7 @@ def learn(
         min_survivors=min_survivors,
         vouch_for_transform=vouch_for_transform,
         rehearsal=rehearsal,
+        reserve=reserve,
     )
     if method in METHODS:
         built = build_method(method, task.transform, task.num_classes, options)

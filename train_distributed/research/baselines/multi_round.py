@@ -41,6 +41,7 @@ def train(task: Task, **options: Any) -> Release:
     problems = 1 if task.num_classes == 2 else task.num_classes
     chosen.check(task.partition, task.transform.dim, problems, task.privacy)
     rows = Rows.of(task.embeddings, task.transform, task.partition, task.num_classes)
+    task.spend()
     seeded = task.generator is not None  # what depends on private rows is for simulations only
     weights, report = learn_rows(
         rows, task.method, task.privacy, chosen, task.generator, measure_risk=seeded
@@ -73,6 +74,7 @@ def learn_rows(
     Raises:
         ValueError: a setting out of range.
     """
+    require_records(method, privacy)
     if isinstance(options, AdmmOptions):
         return learn_by_admm(rows, method, privacy, options, generator, measure_risk)
     return learn_by_charter(rows, method, privacy, options, generator, measure_risk)

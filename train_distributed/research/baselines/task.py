@@ -17,6 +17,7 @@ from train_distributed.one_shot.source import Source
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
+from train_distributed.privacy.ledger import Reserve
 from train_distributed.privacy.promise import Privacy
 
 
@@ -35,6 +36,7 @@ class Task:
     min_survivors: int | None = None
     vouch_for_transform: bool = False
     rehearsal: Rehearsal | None = None
+    reserve: Reserve | None = None  # as in `release`
 
     @cached_property
     def num_classes(self) -> int:
@@ -72,6 +74,15 @@ class Task:
         offsets = torch.tensor([0, len(order)])
         promise = replace(self.privacy, honest_fraction=None)
         return replace(self, partition=Partition(order, offsets), privacy=promise)
+
+    def spend(self, **noise: Any) -> None:
+        """To be called before any noise is drawn: see `release`, `reserve`.
+
+        Args:
+            **noise: what is known of it, where it is Gaussian; else the promise is all there is.
+        """
+        if self.reserve is not None:
+            self.reserve({"noise": self.noise if self.privacy.private else "none"} | noise)
 
     def refuse_federation(self) -> None:
         """Checks that nothing is asked for that only a secure sum has.
@@ -122,6 +133,7 @@ class Task:
             min_survivors=self.min_survivors,
             vouch_for_transform=self.vouch_for_transform,
             rehearsal=self.rehearsal,
+            reserve=self.reserve,
         )
         return replace(released, report=released.report | report)
 

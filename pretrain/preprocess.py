@@ -203,5 +203,5 @@ def _size(name: str, given: Any) -> Size | None:
         return None
     pair = (given, given) if not isinstance(given, tuple | list) else tuple(given)
     if len(pair) != 2 or not all(type(side) is int and side >= 1 for side in pair):
-        raise ValueError(f"{name} must be >= 1, or two such numbers, got {given}")
+        raise ValueError(f"{name} must be >= 1, got {given}")
     return pair[0] if pair[0] == pair[1] else pair

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from torch import nn
-
 from embed.encoding import Encoding
 from pretrain.encoder import SHIPPED, build_encoder, encoder_hash, load_encoder, save_encoder
 from pretrain.encoders.base import Encoder
@@ -75,7 +73,7 @@ def named_encoder(
     return found
 
 
-def check_encoder(encoder: nn.Module, needed: Encoding, called: str) -> None:
+def check_encoder(encoder: Encoder, needed: Encoding, called: str) -> None:
     """Raises ValueError unless the encoder of that name is the one that made the rows."""
     found = encoder_hash(encoder)
     if found != needed.encoder_hash:

@@ -1,6 +1,5 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MethodName, Noise, Scheme
-from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.configuration import Chosen, jsonable
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -150,7 +149,7 @@ class Run:
             released.report.update(with_reason(released.report, why))
         released.report["ledger"] = counted.report()
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
-        released.report["configuration"] = _jsonable(
+        released.report["configuration"] = jsonable(
             asdict(self) | used | {"options": settings.options}
         )
         self._write(released, partial, settings.method)
@@ -274,12 +273,3 @@ def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
     bars = panel.bar(list(shown), list(shown.values()))
     panel.bar_label(bars, fmt="%.3g")
     panel.set(ylabel=f"ε at δ = {report['delta']:g}", yscale="log")
-
-
-def _jsonable(value: Any) -> Any:
-    """Nested settings with paths and infinities as words."""
-    if isinstance(value, dict):
-        return {name: _jsonable(each) for name, each in value.items()}
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return str(value) if isinstance(value, Path) else value

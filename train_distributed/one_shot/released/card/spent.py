@@ -100,6 +100,6 @@ def _together(state: State) -> str:
     if not parts:
         return "Together they promise nothing: one of them has no promise."
     return (
-        f"Together they come to {', '.join(parts)}. Reserved and spent count alike; entries on parts "
-        "of a set that have no record in common do not add up for one record."
+        f"Together they come to {', '.join(parts)}. Reserved and spent count alike; entries on "
+        "parts of a set that have no record in common do not add up for one record."
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import numpy as np
@@ -64,6 +64,9 @@ class Predict:
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
         out = default_directory("predict") if self.out is None else self.out
+        pictures = Path(self.data) if self.data is not None else None
+        weights = None if self.weights is None else Path(self.weights)
+        refuse_inputs(out, (self.model, self.embeddings, pictures, weights))
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial)
         print(f"{'written':26} {out}")

@@ -228,6 +228,16 @@ def test_a_wrong_option_is_one_line_and_writes_nothing(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_the_model_is_not_replaced_by_its_predictions(call, place, tmp_path) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    common = ["--model", str(tmp_path / "model"), "--out", str(tmp_path / "model"), "--overwrite"]
+    for typed in (["predict", "--embeddings", str(place / "new")], ["export", "--format", "onnx"]):
+        code, _, error = call(*typed, *common)
+        assert code == 2
+        assert "out must not hold what the command reads" in error
+    Release.load(tmp_path / "model")
+
+
 def test_an_unreadable_picture_is_named_and_nothing_is_left(call, place, tmp_path) -> None:
     pictures = tmp_path / "pictures"
     shutil.copytree(place / "new_pictures", pictures)

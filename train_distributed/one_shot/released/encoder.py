@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from torch import nn
-
 from embed.encoding import Encoding
 from pretrain.encoder import SHIPPED, build_encoder, encoder_hash, load_encoder, save_encoder
+from pretrain.encoders.base import Encoder
 from train_distributed.one_shot.model import Release
 
 CARRIED = "encoder.safetensors"
@@ -28,7 +27,7 @@ def encoding_of(released: Release) -> Encoding:
 
 def released_encoder(
     released: Release, directory: Path, *, name: str | None = None, weights: str | None = None
-) -> nn.Module:
+) -> Encoder:
     """The network that made the rows that a model learned from, to the last weight.
 
     Args:
@@ -50,7 +49,7 @@ def released_encoder(
 
 def named_encoder(
     needed: Encoding, *, name: str | None = None, weights: str | None = None
-) -> nn.Module:
+) -> Encoder:
     """The same by its name.
 
     Args:
@@ -74,7 +73,7 @@ def named_encoder(
     return found
 
 
-def check_encoder(encoder: nn.Module, needed: Encoding, called: str) -> None:
+def check_encoder(encoder: Encoder, needed: Encoding, called: str) -> None:
     """Raises ValueError unless the encoder of that name is the one that made the rows."""
     found = encoder_hash(encoder)
     if found != needed.encoder_hash:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory
 from pretrain.cli.provenance import provenance
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 
@@ -53,17 +54,22 @@ class Sweep:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
+        out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
+        with new_directory(out, overwrite=self.overwrite) as partial:  # nobody else's meanwhile
+            text, journal = self._into(partial, out)
+        journal.path.unlink(missing_ok=True)
+        print(f"{text}\n\nwritten: {out}")
+
+    def _into(self, partial: Path, out: Path) -> tuple[str, "Checkpoint"]:
         from train_distributed.research.experiments.catalogue import EXPERIMENTS
         from train_distributed.research.experiments.checkpoint import Checkpoint
         from train_distributed.research.experiments.figures import draw, tell
 
-        out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
-        refuse_existing(out, overwrite=self.overwrite)
         self.conditions.validate()
         private, public = self._sets()
         work = EXPERIMENTS[self.experiment](self.conditions, private, public)
         configuration = self._identity(private, public)
-        journal = Checkpoint(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
+        journal = Checkpoint.beside(out, configuration)
         result = {
             **provenance(),
             "experiment": self.experiment,
@@ -77,12 +83,10 @@ class Sweep:
             "cells": _finish(work, journal),
         }
         text = tell(result)
-        with new_directory(out, overwrite=self.overwrite) as partial:
-            (partial / "results.json").write_text(_dump(result))
-            (partial / "table.txt").write_text(text + "\n")
-            draw(result, partial / "figure.png")
-        journal.path.unlink(missing_ok=True)
-        print(f"{text}\n\nwritten: {out}")
+        (partial / "results.json").write_text(_dump(result))
+        (partial / "table.txt").write_text(text + "\n")
+        draw(result, partial / "figure.png")
+        return text, journal
 
     def _sets(self) -> tuple["EmbeddingSet | None", "EmbeddingSet | None"]:
         from embed import EmbeddingSet
@@ -160,11 +164,24 @@ def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     from tqdm import tqdm
 
     done = journal.read()
+    if done:
+        print(f"continues: {_kept(done, work)}", file=sys.stderr)
+    for path in journal.others():
+        print(f"kept: an unfinished sweep with other options, {path}", file=sys.stderr)
     fresh = work.jobs(done)
-    for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
-        journal.append(key, rows)
-        done[key] = json.loads(json.dumps(rows))
+    try:
+        for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
+            journal.append(key, rows)
+            done[key] = json.loads(json.dumps(rows))
+    except KeyboardInterrupt as stop:
+        where = f" in {journal.path}: the same command continues" if done else ""
+        raise KeyboardInterrupt(f"{_kept(done, work)}{where}") from stop
     return work.collect(done)
+
+
+def _kept(done: dict[str, "Rows"], work: "Work") -> str:
+    rows = sum(map(len, done.values()))
+    return f"{rows} rows of {len(done)} of {work.total} jobs are kept"
 
 
 def _described(embeddings: "EmbeddingSet | None") -> dict[str, Any]:

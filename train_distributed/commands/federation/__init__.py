@@ -146,7 +146,11 @@ class Start:
     digest: str = ""
     """A party: the federation's digest, or how it begins, as told by another way."""
     budget: float | None = None
-    """A user: epsilon of all federations of this folder; that of this one alone if left out."""
+    """A user: epsilon of all that its rows and this folder give away; that of this federation
+    alone if left out."""
+    ledger: Path | None = None
+    """File that counts what is given away. A user: beside the embedding set, NAME.ledger, if left
+    out. The operator: in its folder. `none`: nobody counts but the journals."""
     superlink: str | None = None
     """A party: HOST:PORT instead of the invitation's."""
     patience: float = 3600.0

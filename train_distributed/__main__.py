@@ -42,6 +42,7 @@ MENU = Menu(
         _DEMO,
         Entry("run", f"{_FOLDER}.run:Run"),
         Entry("predict", f"{_FOLDER}.predict:Predict"),
+        Entry("evaluate", f"{_FOLDER}.evaluate:Evaluate"),
         Entry("export", f"{_FOLDER}.export:Export"),
         Entry("card", f"{_FOLDER}.card:Card"),
         Entry("sweep", f"{_FOLDER}.sweep:Sweep"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.cli.output import new_directory, new_file, refuse_existing
+from pretrain.cli.output import new_directory, new_file, refuse_inputs
 from train_distributed.commands.command_line import command_line
 from train_distributed.commands.run import Run
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from train_distributed.privacy.ledger import State
 
 HTML, MARKDOWN = "card.html", "card.md"
+EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,19 @@ class Card:
         from train_distributed.one_shot.released.card.assemble import card_of
         from train_distributed.one_shot.released.card.html import as_html
         from train_distributed.one_shot.released.card.markdown import as_markdown
+        from train_distributed.one_shot.released.files import MODEL
 
+        if self.out is not None:
+            refuse_inputs(self.out, (self.model, self.ledger, self.evaluation))
         release = Release.load(self.model)
+        files = self._hashes()
         card = card_of(
             release,
             name=self.model.resolve().name,
-            files=self._hashes(),
+            files=files,
             command=_command(release.report),
-            ledger=self._spent(),
-            evaluation=self._evaluated(),
+            ledger=self._spent(release.report.get("ledger")),
+            evaluation=self._evaluated(files[MODEL]),
         )
         with self._places() as (html, markdown):
             html.write_text(as_html(card), "utf-8")
@@ -65,8 +70,9 @@ class Card:
             with new_directory(self.out, overwrite=self.overwrite) as partial:
                 yield partial / HTML, partial / MARKDOWN
             return
-        for name in (HTML, MARKDOWN):
-            refuse_existing(self.model / name, overwrite=self.overwrite)
+        for path in (self.model / HTML, self.model / MARKDOWN):
+            if path.exists() and not self.overwrite:
+                raise FileExistsError(f"{path} must not exist (or pass --overwrite)")
         with new_file(self.model / HTML) as html, new_file(self.model / MARKDOWN) as markdown:
             yield html, markdown
 
@@ -76,21 +82,32 @@ class Card:
         files = sorted(path for path in self.model.iterdir() if path.is_file())
         return {path.name: sha256(path) for path in files if path.name not in (HTML, MARKDOWN)}
 
-    def _spent(self) -> "State | None":
+    def _spent(self, noted: Any) -> "State | None":
+        """What the ledger says, if it is the one that the release was counted in."""
         if self.ledger is None:
             return None
         from train_distributed.privacy.ledger import Ledger
 
         if not self.ledger.is_file():
             raise ValueError(f"ledger must be an existing file, got {self.ledger}")
-        return Ledger.open(self.ledger).state()
+        ledger = Ledger.open(self.ledger)
+        if isinstance(noted, dict):
+            ledger.check_against(noted)
+        return ledger.state()
 
-    def _evaluated(self) -> dict[str, Any] | None:
+    def _evaluated(self, model: str) -> dict[str, Any] | None:
+        """What an evaluation found, if it was of the model with this hash."""
         if self.evaluation is None:
             return None
-        from train_distributed.one_shot.released.files import REPORT, read_object
+        from train_distributed.one_shot.released.files import read_object
 
-        return read_object(self.evaluation / REPORT)
+        found = read_object(self.evaluation / EVALUATION)
+        if found.get("model") != model:
+            raise ValueError(
+                f"evaluation must be of the model with SHA-256 {model}, got one of "
+                f"{found.get('model')} in {self.evaluation}"
+            )
+        return found
 
 
 def _command(report: dict[str, Any]) -> str | None:

@@ -1,6 +1,7 @@
 """What a command that spends ε does with a ledger: reserve before noise, note the result after."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +69,31 @@ class Counted:
         if self._ledger is not None:
             self._id = self._ledger.reserve(Entry(**self._fields, **noise))
 
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Says, where the block is interrupted, that what was reserved in it counts."""
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if self._ledger is None or self._id is None:
+                raise
+            kept = f"nothing was written, but its epsilon counts: entry {self._id} in"
+            raise KeyboardInterrupt(kept, self._ledger.path) from stop
+
     def report(self) -> Any:
         """What the result says of its entry; that there is none, where nobody counts."""
         if self._ledger is None:
             return NONE
         return self._ledger.report(self._reserved())
+
+    def summary(self) -> str:
+        """One line of it, for people."""
+        if self._ledger is None:
+            return NONE
+        told = self.report()
+        total = told["epsilon_total"]
+        epsilon = total if isinstance(total, str) else f"epsilon {total:.6g}"
+        return f"{self._ledger.path}: {epsilon} at delta {told['delta_total']:g} in all"
 
     def spend(self) -> None:
         """Notes that the result was written, once it has reached the disk."""

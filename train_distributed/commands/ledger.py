@@ -216,7 +216,7 @@ def _entry_line(record: "Record") -> str:
     if entry.gaussian:
         noise += f", sigma {entry.sigma:.6g}, sensitivity {entry.sensitivity:.6g}"
         noise += f", {entry.compositions} compositions" if entry.compositions > 1 else ""
-    what = f"{entry.group_size} {entry.unit}(s)"
+    what = f"{entry.group_size} {entry.unit}s" if entry.group_size > 1 else f"one {entry.unit}"
     simulated = ", a simulation" if entry.noise == "float" else ""
     done = "torn" if record.torn else "spent" if record.spent else "reserved"
     rows = f"{entry.data[:12]} {entry.part}".strip()

@@ -1,6 +1,5 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MethodName, Noise, Scheme
-from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.configuration import Chosen, jsonable
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -97,6 +96,7 @@ class Run:
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             counted = self._into(partial, out)
         counted.spend()
+        print(f"{'ledger':22} {counted.summary()}")
         print(f"{'written':22} {out}")
 
     def _into(self, partial: Path, out: Path) -> "Counted":
@@ -129,7 +129,7 @@ class Run:
             result=out,
             users=None if self.scheme == "own" else divided,
         )
-        with reserved(partial, _size(transform, private)):
+        with counted.told(), reserved(partial, _size(transform, private)):
             released = learn(
                 private,
                 settings.method,
@@ -149,7 +149,7 @@ class Run:
             released.report.update(with_reason(released.report, why))
         released.report["ledger"] = counted.report()
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
-        released.report["configuration"] = _jsonable(
+        released.report["configuration"] = jsonable(
             asdict(self) | used | {"options": settings.options}
         )
         self._write(released, partial, settings.method)
@@ -280,12 +280,3 @@ def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
     bars = panel.bar(list(shown), list(shown.values()))
     panel.bar_label(bars, fmt="%.3g")
     panel.set(ylabel=f"ε at δ = {report['delta']:g}", yscale="log")
-
-
-def _jsonable(value: Any) -> Any:
-    """Nested settings with paths and infinities as words."""
-    if isinstance(value, dict):
-        return {name: _jsonable(each) for name, each in value.items()}
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return str(value) if isinstance(value, Path) else value

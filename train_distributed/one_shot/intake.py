@@ -122,12 +122,12 @@ def check_partition(partition: Partition, rows: int) -> None:
 
 
 def spread_users(
-    embeddings: EmbeddingSet, partition: Partition, privacy: Privacy
+    embeddings: EmbeddingSet, partition: Partition, privacy: Privacy, part: int = TRAIN
 ) -> tuple[str, ...]:
     """Why a promise for users is none for those that the set names; nothing where it is one."""
     if embeddings.users is None or privacy.unit != "user":
         return ()
-    named = embeddings.users[embeddings.split == TRAIN]
+    named = embeddings.users[embeddings.split == part]
     holder = np.empty(len(named), np.int64)
     holder[partition.order.numpy()] = np.repeat(np.arange(partition.users), partition.counts)
     pairs = np.unique(np.stack([named, holder]), axis=1)

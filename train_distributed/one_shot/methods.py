@@ -19,13 +19,8 @@ METHODS = (*STATISTICS, *HEADS)
 L2_REG = 1.0  # Λ where none is given
 
 
-class Method(Reach, Protocol):
-    """What every user submits, how far a record moves it, what the sum is good for."""
-
-    @property
-    def num_classes(self) -> int:
-        """The number K of classes, which is public."""
-        ...
+class Submission(Reach, Protocol):
+    """A vector of numbers that every user submits, and how far a record moves it."""
 
     @property
     def dimension(self) -> int:
@@ -45,12 +40,21 @@ class Method(Reach, Protocol):
         """
         ...
 
-    def validate(self) -> None:
-        """Raises ValueError for a setting out of range."""
-        ...
-
     def entry_bound(self, n: int) -> float:
         """Largest |entry| of the scaled submission of a user with n rows."""
+        ...
+
+
+class Method(Submission, Protocol):
+    """What every user submits, how far a record moves it, what the sum is good for."""
+
+    @property
+    def num_classes(self) -> int:
+        """The number K of classes, which is public."""
+        ...
+
+    def validate(self) -> None:
+        """Raises ValueError for a setting out of range."""
         ...
 
     def submit(self, chunk: Chunk) -> Tensor:

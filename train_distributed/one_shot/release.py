@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,10 +22,9 @@ from train_distributed.one_shot.methods import (
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.summation import FloatSum, IntegerSum, zero_out_report
+from train_distributed.one_shot.summation import IntegerSum, one_sum, zero_out_report
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
-from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.ledger import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
@@ -103,7 +102,7 @@ def release(
         rehearsal: users that drop out or whose noise is known, for audits; the model is marked.
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
-            stops it by raising. None: nobody counts, and the report says so.
+            stops it by raising. The report says "ledger": "none", until who counts says otherwise.
         **options: settings of the method, as in `methods.build_method`.
 
     Returns:
@@ -150,7 +149,9 @@ def release(
     played = Rehearsal() if rehearsal is None else rehearsal
     kept = played.surviving(len(sizes), guarantee.min_survivors)
     bare = frozenset(played.known_noise)
-    summation = _summation(method, guarantee, sizes, noise, generator, bare)
+    summation = one_sum(
+        method, guarantee, sizes, discrete=noise == "discrete", generator=generator, bare=bare
+    )
     admitted = source.admit(privacy, discrete=discrete, vouched=vouch_for_transform)
     if reserve is not None:
         exact = isinstance(summation, IntegerSum)
@@ -191,17 +192,3 @@ def _method(
         raise ValueError(f"options must go into the Method itself, got {sorted(options)}")
     check_method(method, transform, num_classes)
     return method
-
-
-def _summation(
-    method: Method,
-    guarantee: Guarantee,
-    sizes: Tensor,
-    noise: Noise,
-    generator: torch.Generator | None,
-    bare: frozenset[int],
-) -> FloatSum | IntegerSum:
-    if noise == "float" or not guarantee.privacy.private:
-        generator = system_generator() if generator is None else generator
-        return FloatSum(method.dimension, guarantee.float_std, generator, bare)
-    return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)

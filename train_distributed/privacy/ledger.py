@@ -185,6 +185,7 @@ class Ledger:
         if not self.path.exists():  # nothing is left behind where it is refused
             self._afford(self._state(Chain(())), [entry], at_most)
         with self._file.locked() as writer:
+            self._recover(writer)
             state = self._state(writer.chain)
             for record in state.records:
                 if entry.reference and record.entry.reference == entry.reference:
@@ -192,7 +193,6 @@ class Ledger:
                         raise ValueError(f"reference {entry.reference} must be of the same entry")
                     return record.id
             self._afford(state, [entry], at_most)
-            self._recover(writer)
             return _id(writer.append(RESERVE, {"entry": entry.to_json()}))
 
     def afford(self, entries: Iterable[Entry], *at_most: Limit) -> None:

@@ -88,8 +88,7 @@ class LedgerFile:
         try:
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
-            words = f"ledger cannot be written: {error.strerror}"
-            raise OSError(error.errno, words, str(self.path)) from error
+            raise _unwritten(error, self.path) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             with open(file, "rb", closefd=False) as content:
@@ -155,9 +154,13 @@ class Writer:
             os.fsync(self.file)
             sync_directory(self.path.parent)
         except OSError as error:
-            words = f"ledger cannot be written: {error.strerror}"
-            raise OSError(error.errno, words, str(self.path)) from error
+            raise _unwritten(error, self.path) from error
         self.chain = Chain((*self.chain.lines, Line(kind, body, now, digest)))
+
+
+def _unwritten(error: OSError, path: Path) -> OSError:
+    words = f"ledger cannot be written: {error.strerror}; --ledger names another place"
+    return OSError(error.errno, words, str(path))
 
 
 def torn_bodies(torn: bytes) -> Iterator[Any]:

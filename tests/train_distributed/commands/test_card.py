@@ -16,6 +16,18 @@ from train_distributed.commands.run import Run, _jsonable
 from train_distributed.one_shot.released.card.content import rounded_up
 from train_distributed.privacy.ledger import Entry, Ledger
 
+ENTRY = Entry(
+    kind="release",
+    data="rows",
+    method="least-squares",
+    noise="discrete",
+    unit="record",
+    epsilon=1.0,
+    delta=1e-5,
+    sigma=3.7307,
+    sensitivity=1.0,
+)
+
 
 @pytest.fixture
 def model(sets, tmp_path) -> Path:
@@ -51,28 +63,47 @@ def test_a_card_that_exists_is_kept(call, model) -> None:
     assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["card.html", "card.md"]
 
 
+@pytest.mark.parametrize("out", ["model", ".", "model/../model", "here"])
+def test_no_model_is_replaced_by_its_card(call, model, out) -> None:
+    (model.parent / "here").symlink_to(model)
+    before = sorted(model.parent.rglob("*"))
+    code, _, error = call("card", "--model", "model", "--out", out, "--overwrite")
+    assert code == 2
+    assert error.count("\n") == 1
+    assert sorted(model.parent.rglob("*")) == before
+
+
 def test_the_ledger_is_shown_with_its_total(call, model, tmp_path) -> None:
     ledger = Ledger.open(tmp_path / "other.ledger")
-    entry = Entry(
-        kind="release",
-        data="rows",
-        method="least-squares",
-        noise="discrete",
-        unit="record",
-        epsilon=1.0,
-        delta=1e-5,
-        sigma=3.7307,
-        sensitivity=1.0,
-    )
-    ledger.spend(ledger.reserve(entry))
-    ledger.reserve(entry)
+    ledger.spend(ledger.reserve(ENTRY))
+    ledger.reserve(ENTRY)
     assert call("card", "--model", "model", "--ledger", "other.ledger")[0] == 0
     text = (model / "card.md").read_text()
     assert "holds 2 entries" in text
     total = rounded_up(ledger.total().epsilon(1e-5))
-    assert f"for one record ε = {total} at δ = 1e-05" in text
+    assert f"come to ε = {total} at δ = 1e-05 for one record" in text
     assert "reserved, no result known" in text
     assert ledger.state().head in text
+
+
+def test_a_ledger_in_which_the_release_is_not_is_refused(call, model, tmp_path) -> None:
+    Ledger.open(tmp_path / "other.ledger").reserve(ENTRY)
+    path = model / "report.json"
+    noted = {"length": 1, "head": "00" * 32, "file": "x", "entry": "y", "unit": "record"}
+    totals = {"epsilon_total": 1.0, "delta_total": 1e-5}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ledger": noted | totals}))
+    code, _, error = call("card", "--model", "model", "--ledger", "other.ledger")
+    assert code == 2
+    assert "ledger other.ledger must hold the 1 lines that a report has seen" in error
+    assert not list(model.glob("*card*"))
+
+
+def test_an_evaluation_of_another_model_is_refused(call, model, tmp_path) -> None:
+    (tmp_path / "evaluated").mkdir()
+    (tmp_path / "evaluated" / "evaluation.json").write_text('{"model": "00"}')
+    code, _, error = call("card", "--model", "model", "--evaluation", "evaluated")
+    assert code == 2
+    assert "evaluation must be of the model with SHA-256" in error
 
 
 def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
@@ -96,7 +127,7 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
         (["--model", "model", "--ledger", "none"], "ledger must be an existing file, got none"),
         (["--model", "model", "--ledger", "model/report.json"], "model/report.json"),
         (["--model", "model", "--evaluation", "nowhere"], "nowhere"),
-        (["--model", "model", "--out", "model"], "must not exist"),
+        (["--model", "model", "--out", "model"], "must not hold what the command reads"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(call, model, arguments, message) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,8 +46,10 @@ def total(ledger: Ledger, delta: float = 1e-5) -> float:
 
 
 def test_every_run_on_a_set_is_counted_beside_it(run, ledger, tmp_path) -> None:
-    for name in ("one", "two"):
-        assert run("--out", name)[0] == 0
+    for name, total_so_far in (("one", "1"), ("two", "1.46517")):
+        code, printed, _ = run("--out", name)
+        assert code == 0
+        assert f"private.ledger: epsilon {total_so_far} at delta 1e-05 in all" in printed
     first, second = ledger.state().records
     assert [r.entry.kind for r in (first, second)] == ["release", "re-release"]
     assert [r.entry.result for r in (first, second)] == ["one", "two"]
@@ -139,7 +142,9 @@ def test_users_of_simulated_partitions_are_other_users(run, ledger) -> None:
 
 
 def test_without_a_ledger_nothing_is_kept_and_the_report_says_so(run, ledger, tmp_path) -> None:
-    assert run("--ledger", "none", "--out", "made")[0] == 0
+    code, printed, _ = run("--ledger", "none", "--out", "made")
+    assert code == 0
+    assert re.search(r"^ledger +none$", printed, re.MULTILINE)
     assert not ledger.path.exists()
     assert report(tmp_path / "made")["ledger"] == "none"
 
@@ -349,3 +354,14 @@ def test_a_run_refused_for_its_directory_spends_nothing(run, tmp_path, ledger) -
     (tmp_path / "made").mkdir()
     assert run("--out", "made")[0] == 2
     assert not ledger.path.exists()
+
+
+def test_an_interruption_says_that_what_was_reserved_counts(run, ledger, monkeypatch) -> None:
+    def interrupted(std, count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(summation, "add_noise", lambda *_: interrupted(0, 0))
+    code, printed, error = run("--out", "made")
+    assert (code, printed, error.count("\n")) == (130, "", 1)
+    (record,) = ledger.state().records
+    assert f"its epsilon counts: entry {record.id} in {ledger.path}" in error

@@ -200,6 +200,16 @@ def test_a_recovery_that_is_killed_is_recovered_too(ledger) -> None:
         Ledger.open(ledger.path)
 
 
+def test_a_torn_line_with_a_reference_is_that_step_s_reservation(ledger) -> None:
+    entry = replace(GAUSSIAN, reference="federation/session0")
+    ledger.reserve(entry)
+    ledger.path.write_bytes(ledger.path.read_bytes()[:-1])
+    id = ledger.reserve(entry)
+    ledger.spend(id)
+    (record,) = ledger.state().records
+    assert (record.id, record.spent, record.torn) == (id, True, True)
+
+
 def test_a_torn_line_of_a_limit_or_a_spend_changes_nothing(ledger) -> None:
     id = ledger.reserve(GAUSSIAN)
     kept = ledger.path.read_bytes()

@@ -12,6 +12,7 @@ from train_distributed.one_shot.released.card.content import (
     percent,
     rounded_up,
 )
+from train_distributed.one_shot.released.card.evaluated import evaluation_blocks
 from train_distributed.one_shot.released.card.origin import (
     Maker,
     limits_section,
@@ -85,8 +86,12 @@ def _card(
         origin_section(report, maker),
         Section(promise.title, (*promise.blocks, *curve(report))),
         sight_section(report),
-        quality_section(report, pictures(report), ()),
-        ledger_section(ledger),
+        quality_section(
+            report,
+            pictures(report),
+            () if evaluation is None else evaluation_blocks(evaluation),
+        ),
+        ledger_section(report, ledger),
         limits_section(report, release.class_names),
         reproduce_section(report, command, files),
     )
@@ -95,9 +100,16 @@ def _card(
         summary=_summary(report, len(release.class_names)),
         suitable=report["suitable_for_release"],
         reasons=tuple(map(str, report.get("unsuitable_because", ()))),
-        tiles=_tiles(report),
+        tiles=(*_tiles(report), *(() if evaluation is None else (_evaluated(evaluation),))),
         sections=sections,
     )
+
+
+def _evaluated(found: Mapping[str, Any]) -> Tile:
+    share = found["accuracy"]
+    ends = shown_interval(float(share["low"]), float(share["high"]))
+    note = f"{ends} at {100 * float(found['confidence_level']):g} %"
+    return Tile("accuracy, evaluated privately", percent(float(share["estimate"])), note)
 
 
 def _summary(report: Mapping[str, Any], classes: int) -> str:

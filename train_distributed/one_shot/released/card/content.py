@@ -111,17 +111,20 @@ class Card:
         return "Suitable for release" if self.suitable else "NOT SUITABLE FOR RELEASE"
 
 
+ROUNDING = 1e-12  # relative: what sums and roots of doubles may be off by
+
+
 def rounded_up(value: float, digits: int = 3) -> str:
-    """A number in so many digits, never smaller than it is: for ε and for odds.
+    """A number in so many digits, never smaller than it is but for what doubles round.
 
     Examples:
-        >>> rounded_up(0.68415), rounded_up(2.0), rounded_up(1.0000000001e-5)
+        >>> rounded_up(0.68415), rounded_up(2 + 1e-15), rounded_up(1.0000000001e-5)
         ('0.685', '2', '1.01e-05')
     """
     if not math.isfinite(value) or value <= 0:
         return f"{value:g}"
     shown = float(f"{value:.{digits}g}")
-    if shown < value:
+    if shown < value * (1 - ROUNDING):
         unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
         shown = float(f"{shown + unit:.{digits}g}")
     return f"{shown:.{digits}g}"

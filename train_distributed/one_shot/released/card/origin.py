@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embed.encoding import Encoding
 from train_distributed.one_shot.released.card.content import (
     Block,
     Items,
@@ -76,24 +77,15 @@ def _users(report: dict[str, Any]) -> str:
     return f"{users:,}" if left == users else f"{left:,} of the {users:,} that were invited"
 
 
-def _encoder(encoding: Any) -> list[tuple[str, str]]:
-    if not isinstance(encoding, dict):
+def _encoder(told: Any) -> list[tuple[str, str]]:
+    if told is None:
         return [("encoder", "not recorded: embeddings of another origin")]
-    pairs = [
-        ("encoder", f"{encoding['encoder']}, weights: {encoding.get('weights', 'unknown')}"),
-        ("encoder's hash", str(encoding["encoder_hash"])),
+    encoding = Encoding.from_json(told)
+    return [
+        ("encoder", f"{encoding.encoder}, weights: {encoding.weights}"),
+        ("encoder's hash", encoding.encoder_hash),
+        ("preprocessing", str(encoding.preprocess)),
     ]
-    steps = encoding.get("preprocess")
-    if isinstance(steps, dict):
-        words = ", ".join(f"{name} {_plain(value)}" for name, value in steps.items())
-        pairs.append(("preprocessing", words))
-    return pairs
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "(" + ", ".join(map(_plain, value)) + ")"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _transform(report: dict[str, Any], maker: Maker) -> str:

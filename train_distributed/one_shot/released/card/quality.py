@@ -178,6 +178,8 @@ def quality_section(
         evaluation: what a private evaluation found, if there was one.
     """
     metrics = report.get("test_metrics")
+    if metrics is None and evaluation and report.get("test_accuracy") is None:
+        return Section("How good it is", evaluation)
     if metrics is None:
         return Section("How good it is", (*evaluation, *found_before(report), *pictures))
     blocks = (*evaluation, *found_on_tests(metrics), *pictures, class_table(metrics))

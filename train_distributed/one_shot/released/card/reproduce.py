@@ -31,14 +31,17 @@ def reproduce_section(
     blocks: list[Block] = []
     if command is not None:
         blocks += [Words("The command:"), Code(command)]
-    if "seed" in (report.get("configuration") or {}) and report["configuration"]["seed"] is None:
+    if report.get("noise") == "discrete":
         blocks.append(
             Words(
                 "Its noise came from the operating system and left no seed: the same command makes "
                 "another model of the same promise."
             )
         )
-    if settings := tuple(_settings(report.get("configuration") or {})):
+    configuration = dict(report.get("configuration") or {})
+    if configuration.get("transform") is not None:
+        configuration.pop("transform_options", None)  # the file has its own
+    if settings := tuple(_settings(configuration)):
         blocks.append(Table("Every setting", ("setting", "value"), settings, numeric=False))
     files = tuple((name, digest) for name, digest in hashes.items())
     blocks.append(Table("Files, by SHA-256", ("file", "hash"), files, numeric=False))

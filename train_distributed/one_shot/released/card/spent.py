@@ -1,6 +1,8 @@
 """What else has been computed from the same records, as a ledger says."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from train_distributed.one_shot.released.card.content import (
     Block,
@@ -11,20 +13,26 @@ from train_distributed.one_shot.released.card.content import (
     counted,
     rounded_up,
 )
-from train_distributed.privacy.ledger import Record, State
+from train_distributed.privacy.ledger import NONE, Record, State
 
 
-def ledger_section(state: State | None) -> Section:
-    """All entries and what they come to, or that nobody has handed in a ledger."""
+def ledger_section(report: Mapping[str, Any], state: State | None) -> Section:
+    """All entries and what they come to, or what the release itself has noted.
+
+    Args:
+        report: of the release.
+        state: of the ledger that was handed in; None: none was.
+    """
     title = "What else was computed from these records"
+    blocks: list[Block] = [*_noted(report.get("ledger"))]
     if state is None:
         words = (
-            "No ledger was handed in for this card. Every further release or evaluation of the "
-            "same records adds to what is known of them; the command “ledger show” tells what it "
-            "comes to."
+            "Every further release or evaluation of the same records adds to what is known of "
+            "them. No ledger was handed in for this card; the command “ledger show” tells what "
+            "all of them come to."
         )
-        return Section(title, (Words(words),))
-    blocks: list[Block] = [
+        return Section(title, (*blocks, Words(words)))
+    blocks += [
         Words(
             f"The ledger of these records holds {counted(len(state.records), 'entry', 'entries')}"
             f", {counted(state.length, 'line')} with the hash {state.head}."
@@ -46,8 +54,23 @@ def ledger_section(state: State | None) -> Section:
     return Section(title, tuple(blocks))
 
 
+def _noted(noted: Any) -> list[Block]:
+    """What a release says of its own entry."""
+    if noted == NONE:
+        return [Warned("No ledger was kept when this model was made: nobody counted it.")]
+    if not isinstance(noted, Mapping):
+        return []
+    return [
+        Words(
+            f"This release is entry {noted['entry']} of the ledger {noted['file']}. All entries up "
+            f"to it came to ε = {rounded_up(float(noted['epsilon_total']))} at "
+            f"δ = {float(noted['delta_total']):g} for one {noted['unit']}."
+        )
+    ]
+
+
 def _entries(records: tuple[Record, ...]) -> Table:
-    head = ("when (UTC)", "what", "method", "noise", "ε", "δ", "unit", "result")
+    head = ("when, UTC", "what", "method", "ε", "δ", "unit", "result")
     return Table("Entries", head, tuple(map(_row, records)), numeric=False)
 
 
@@ -56,10 +79,9 @@ def _row(record: Record) -> tuple[str, ...]:
     unit = entry.unit if entry.group_size == 1 else f"{entry.group_size} {entry.unit}s"
     result = entry.result or ("written" if record.spent else "reserved, no result known")
     return (
-        record.time,
+        record.time[:16].replace("T", " "),
         entry.kind,
-        entry.method,
-        entry.noise,
+        entry.method if entry.noise == "discrete" else f"{entry.method} ({entry.noise} noise)",
         rounded_up(entry.epsilon, 6),
         f"{entry.delta:g}",
         unit,
@@ -74,7 +96,7 @@ def _together(state: State) -> str:
         epsilon = total.epsilon()
         if math.isfinite(epsilon):
             at = f"δ = {rounded_up(total.least_delta)}" if total.least_delta else "δ = 0"
-            parts.append(f"for one {unit} ε = {rounded_up(epsilon)} at {at}")
+            parts.append(f"ε = {rounded_up(epsilon)} at {at} for one {unit}")
     if not parts:
         return "Together they promise nothing: one of them has no promise."
     return f"Together they come to {', '.join(parts)}; reserved and spent count alike."

@@ -17,6 +17,7 @@ from train_distributed.one_shot.released.card.content import Picture
 from train_distributed.one_shot.released.card.html import as_html
 from train_distributed.one_shot.released.card.markdown import as_markdown
 from train_distributed.one_shot.released.card.origin import METHODS, Maker, origin_section
+from train_distributed.one_shot.released.card.spent import ledger_section
 from train_distributed.research.baselines.learn import ALL_METHODS
 
 MAKER = Maker(class_names=("a", "b"), dim=4, features=3, clip_norm=1.5, constant=1.0)
@@ -187,11 +188,11 @@ def test_the_encoder_is_named_with_its_preprocessing() -> None:
         "encoder": "simclr-small",
         "encoder_hash": "12ab",
         "weights": "shipped",
-        "preprocess": {"size": 32, "mean": [0.5, 0.25]},
+        "preprocess": {"image_size": 32, "crop": 0.5},
     }
     said = text_of(Page(as_html(card_of(model(encoding=encoding)))))
     assert "simclr-small, weights: shipped" in said
-    assert "size 32, mean (0.5, 0.25)" in said
+    assert "32 px, crop 0.5" in said
 
 
 def test_many_classes_fit() -> None:
@@ -201,3 +202,74 @@ def test_many_classes_fit() -> None:
     many = Release(weights, PublicTransform.identity(4), names, made.report)
     assert "60: class 0, class 1" in as_markdown(card_of(many))
     assert "and 48 more" in as_markdown(card_of(many))
+
+
+EVALUATED: dict[str, Any] = Privacy(0.5, 1e-5).report() | {
+    "users": 50,
+    "rows": 500,
+    "sampling": "users",
+    "with_the_training": "disjoint from the training rows",
+    "confidence_level": 0.9,
+    "accuracy": {"estimate": 0.8123, "low": 0.7312, "high": 0.8801},
+    "balanced_accuracy": {"estimate": None, "low": 0.2, "high": 0.95},
+    "expected_calibration_error": None,
+    "recall": {
+        "<b>": {"estimate": 0.5, "low": 0.25, "high": 0.75, "rows": 20.5},
+        "c": {"estimate": None, "low": 0.0, "high": 1.0, "rows": -1.0, "too_few_rows": True},
+    },
+    "suitable_for_release": True,
+}
+
+
+def test_a_private_evaluation_keeps_its_own_intervals() -> None:
+    made = model()
+    for name in ("test_accuracy", "test_metrics", "test_accuracy_per_class"):
+        made.report.pop(name)
+    card = card_of(made, evaluation=EVALUATED)
+    text = as_markdown(card)
+    assert "| accuracy, evaluated privately | 81.2 % | 73.1 to 88.1 % at 90 % |" in text
+    assert "| metric | value | 90 % interval |" in text
+    assert "| recall of &lt;b&gt; | 50.0 % | 25.0 to 75.0 % |" in text
+    assert "| recall of c | too few rows | 0.0 to 100.0 % |" in text
+    assert "the luck of which users were drawn" in text
+    assert "Its rows: disjoint from the training rows." in text
+    assert "Nothing is known" not in text
+    assert "Nothing is known" in as_markdown(card_of(made))
+
+
+def test_an_evaluation_that_may_not_be_shown_says_so() -> None:
+    broken = EVALUATED | {"suitable_for_release": False, "unsuitable_because": ["seeded"]}
+    assert "THIS EVALUATION IS NOT SUITABLE FOR RELEASE: seeded." in as_markdown(
+        card_of(model(), evaluation=broken)
+    )
+
+
+@pytest.mark.parametrize("gone", ["accuracy", "recall", "private", "rows", "confidence_level"])
+def test_an_evaluation_without_its_findings_is_refused(gone: str) -> None:
+    found = {name: value for name, value in EVALUATED.items() if name != gone}
+    with pytest.raises(ValueError, match="must be what a release writes"):
+        card_of(model(), evaluation=found)
+
+
+NOTED = {
+    "file": "rows.ledger",
+    "entry": "0a" * 8,
+    "length": 3,
+    "head": "0a" * 32,
+    "epsilon_total": 1.25,
+    "delta_total": 1e-5,
+    "unit": "record",
+}
+
+
+@pytest.mark.parametrize(
+    ("noted", "words"),
+    [
+        (NOTED, "This release is entry 0a0a0a0a0a0a0a0a of the ledger rows.ledger. All entries up"),
+        (NOTED | {"epsilon_total": "inf"}, "came to ε = inf"),
+        ("none", "No ledger was kept when this model was made"),
+        (None, "No ledger was handed in for this card"),
+    ],
+)
+def test_what_a_release_says_of_its_ledger_is_told(noted: Any, words: str) -> None:
+    assert words in str(ledger_section({"ledger": noted}, None).blocks)

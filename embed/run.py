@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,16 +27,18 @@ class Run(ImageOptions):
     """
 
     encoder: str = "simclr-small"
-    """timm:NAME, simclrv2:NAME, a checkpoint's path, or the encoder shipped here."""
+    """timm:NAME, hf:NAME, hf:DIR, open_clip:NAME, open_clip:DIR, simclrv2:NAME, resnet50-v1, a
+    checkpoint's path, or the encoder shipped here."""
     weights: str | None = None
-    """Of a network named by its architecture: a file, "random" for an untrained one, and for timm
-    "hub" or "package". Checkpoints and the encoder shipped here have their own."""
+    """Of a network named by its architecture: a file, "random" for an untrained one, "hub", or for
+    timm "package". Checkpoints, hf models and the encoder shipped here have their own."""
     out: Path | None = None
     """Directory to write."""
     image_size: int | None = None
-    """Pixels of the encoder's square input; as stored by default."""
-    crop: float = 1.0
-    """Share of the shorter side kept (SimCLRv2: 0.875)."""
+    """Pixels of the encoder's square input. Where neither it nor crop is given, pictures are
+    scaled and cut as the encoder's own configuration states, or left as stored without any."""
+    crop: float | None = None
+    """Share of the shorter side kept (SimCLRv2: 0.875); all of it by default."""
     invert: bool = False
     """Embed 1 - x, as the paper does for EMNIST."""
     dtype: Literal["float32", "float16"] = "float32"
@@ -59,24 +61,30 @@ class Run(ImageOptions):
     def run(self) -> int:
         """Embeds, or this process's share; prints where the rows are."""
         from embed.extract import ExtractOptions, extract
+        from embed.fast import choose_batch_size
         from pretrain.encoder import build_encoder, origin, without_directory
-        from pretrain.preprocess import Preprocess
+        from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
+        device = usual_device(self.device)
         options = ExtractOptions(
             dtype=self.dtype,
             compute=self.compute,
             batch_size=self.batch_size,
             shard_rows=self.shard_rows,
             shard=_share(self.shard),
-            device=usual_device(self.device),
+            device=device,
             compiled=self.compiled,
             overwrite=self.overwrite,
             skip_unreadable=self.skip_unreadable,
         )
-        preprocess = Preprocess(image_size=self.image_size, crop=self.crop, invert=self.invert)
+        crop = 1.0 if self.crop is None else self.crop
+        asked = Preprocess(image_size=self.image_size, crop=crop, invert=self.invert)
+        refuse_too_large(self.image_size, self.batch_size or choose_batch_size(device))
         images = self.images()
-        encoder = build_encoder(self.encoder, weights=self.weights)
+        encoder = build_encoder(self.encoder, weights=self.weights, image_size=self.image_size)
+        own = self.image_size is None and self.crop is None
+        preprocess = replace(encoder.preprocess, invert=self.invert) if own else asked
         try:
             done = extract(
                 images,

@@ -1,4 +1,4 @@
-"""Encoders by name: timm models, SimCLRv2 networks and our own checkpoints."""
+"""Encoders by name: of timm, Hugging Face, open_clip, SimCLRv2, and our own checkpoints."""
 
 import hashlib
 import json
@@ -14,25 +14,35 @@ from torch import nn
 from pretrain.cli.output import new_file
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.weights import features, load_weights, read_tensors
+from pretrain.preprocess import Size
 
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
-KINDS = ("timm:NAME", "simclrv2:NAME", "resnet50-v1", "a checkpoint's path", *SHIPPED)
+KINDS = (
+    *("timm:NAME", "hf:NAME", "hf:DIR", "open_clip:NAME", "open_clip:DIR", "simclrv2:NAME"),
+    *("resnet50-v1", "a checkpoint's path", *SHIPPED),
+)
 
 
-def build_encoder(name: str, *, weights: str | None = None, seed: int = 0) -> Encoder:
+def build_encoder(
+    name: str, *, weights: str | None = None, seed: int = 0, image_size: Size | None = None
+) -> Encoder:
     """Builds an encoder: (n, 3, h, w) in [0, 1] -> (n, embedding_dim).
 
     Args:
-        name: `timm:MODEL`, `simclrv2:r50_1x_sk1`, `resnet50-v1`, the path of a checkpoint of ours,
-            or the name of an encoder shipped here ("simclr-small").
-        weights: what a network named by its architecture must be given: a file ("simclrv2": one
+        name: an architecture, `timm:MODEL`, `open_clip:MODEL` (either with the tag of its weights
+            or without), `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with weights,
+            `hf:NAME` or `hf:DIR` of Hugging Face's transformers or `open_clip:DIR`; the path of a
+            checkpoint of ours, or the name of an encoder shipped here ("simclr-small").
+        weights: what an architecture must be given, and a model may be: a file ("simclrv2": one
             written by `python -m pretrain convert`; "resnet50-v1": a state dict with torchvision's
-            names), "random", or for timm "hub" to download them or "package" for those on the
-            package index. Checkpoints have their own, and take none.
+            names), "random" for an untrained network, "hub" to download those of the name, for
+            timm "package" for those on the package index. Checkpoints take none.
         seed: of random weights.
+        image_size: pixels of the input, for networks that are built for one size; None: as the
+            name says.
 
     Returns:
-        The network in evaluation mode.
+        The network in evaluation mode. Its `preprocess` is what its makers do to pictures.
 
     Raises:
         ValueError: unknown name, no weights, or weights that do not belong to it.
@@ -41,17 +51,23 @@ def build_encoder(name: str, *, weights: str | None = None, seed: int = 0) -> En
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if (kind in BUILDERS and rest) or name == "resnet50-v1":
-            if weights is None:
+            if weights is None and not _has_weights(kind, rest):
+                more = {"timm": ", hub or package", "open_clip": " or hub"}.get(kind, "")
                 raise ValueError(
-                    f"weights must be given for {name}: a file, or random for an untrained network"
-                    f"{'' if kind != 'timm' else ', hub or package'}, got none"
+                    f"weights must be given for {name}: a file, random for an untrained network"
+                    f"{more}, got none"
                 )
-            return BUILDERS[kind](rest, weights).eval()
+            return BUILDERS[kind](rest, weights, image_size).eval()
         if weights is not None:
             raise ValueError(
                 f"weights must be left out for {name}, which has its own, got {weights}"
             )
         return load_encoder(SHIPPED.get(name, Path(name))).eval()
+
+
+def _has_weights(kind: str, rest: str) -> bool:
+    """Whether a name says which weights, not only which network."""
+    return kind == "hf" or (kind == "open_clip" and Path(rest).is_dir())
 
 
 def origin(name: str, weights: str | None) -> str:
@@ -64,7 +80,9 @@ def origin(name: str, weights: str | None) -> str:
         return "shipped"
     if weights in ("package", "hub", "random"):
         return weights
-    return f"file {Path(weights or name).name}"
+    if weights is None and name.startswith("hf:") and not Path(name[3:]).is_dir():
+        return "hub"
+    return f"file {Path(weights or name.partition(':')[2] or name).name}"
 
 
 def without_directory(name: str) -> str:
@@ -85,7 +103,7 @@ def save_encoder(encoder: Encoder, path: Path, *, half: bool = False, note: str 
         note: free text kept in the file's metadata.
     """
     tensors = {
-        name: (t.half() if half and t.is_floating_point() else t).contiguous()
+        name: (t.half() if half and t.is_floating_point() else t).contiguous().clone()
         for name, t in encoder.state_dict().items()
     }
     metadata = {"architecture": json.dumps(encoder.architecture()), "note": note}
@@ -141,50 +159,91 @@ def _untrained(architecture: str, path: Path) -> Encoder:
         raise ValueError(
             f"{path}: architecture must be of kind {known}, got {architecture:.200}"
         ) from error
-    with torch.random.fork_rng(devices=[]):
-        return build(fields)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return build(fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: architecture must be complete, got {architecture:.200}"
+        ) from error
 
 
-def _timm(name: str, weights: str) -> Encoder:
+def _timm(name: str, weights: str | None, image_size: Size | None) -> Encoder:
     from pretrain.encoders.timm_models import build_timm
 
-    return build_timm(name, weights)
+    return build_timm(name, weights or "random", image_size)
 
 
-def _resnet50_v1(_: str, weights: str) -> Encoder:
+def _hugging_face(name: str, weights: str | None, image_size: Size | None) -> Encoder:
+    from pretrain.encoders.hugging_face import build_hugging_face
+
+    return build_hugging_face(name, weights, image_size)
+
+
+def _open_clip(name: str, weights: str | None, image_size: Size | None) -> Encoder:
+    from pretrain.encoders.open_clip_towers import build_open_clip
+
+    return build_open_clip(name, weights, image_size)
+
+
+def _resnet50_v1(_: str, weights: str | None, __: Size | None) -> Encoder:
     from pretrain.resnet50_v1 import ResNet50V1
 
     network = ResNet50V1()
-    if weights != "random":
+    if weights not in (None, "random"):
         load_weights(network.model, features(Path(weights)), weights)
     return network
 
 
-def _simclr_v2(name: str, weights: str) -> Encoder:
+def _simclr_v2(name: str, weights: str | None, _: Size | None) -> Encoder:
     from pretrain.simclr_v2 import build_simclr_v2
 
     network = build_simclr_v2(name)
-    if weights != "random":
+    if weights not in (None, "random"):
         load_weights(network, read_tensors(Path(weights)), weights)
     return network
 
 
-def _small_resnet(fields: dict[str, Any]) -> Encoder:
+def _read_small_resnet(fields: dict[str, Any]) -> Encoder:
     from pretrain.recipes import ResNetConfig
     from pretrain.resnet import SmallResNet
 
     return SmallResNet(ResNetConfig.from_json(fields))
 
 
-BUILDERS: dict[str, Callable[[str, str], Encoder]] = {
+def _read_timm(fields: dict[str, Any]) -> Encoder:
+    return _timm(fields["name"], "random", _read_size(fields))
+
+
+def _read_hugging_face(fields: dict[str, Any]) -> Encoder:
+    from pretrain.encoders.hugging_face import rebuild_hugging_face
+
+    return rebuild_hugging_face(fields)
+
+
+def _read_open_clip(fields: dict[str, Any]) -> Encoder:
+    from pretrain.encoders.open_clip_towers import OpenClipEncoder
+
+    return OpenClipEncoder(fields["tower"], fields["pixels"], _read_size(fields))
+
+
+def _read_size(fields: dict[str, Any]) -> Size | None:
+    size = fields["image_size"]
+    return (size[0], size[1]) if isinstance(size, list) else size
+
+
+BUILDERS: dict[str, Callable[[str, str | None, Size | None], Encoder]] = {
     "timm": _timm,
+    "hf": _hugging_face,
+    "open_clip": _open_clip,
     "simclrv2": _simclr_v2,
     "resnet50-v1": _resnet50_v1,
 }
 ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
-    "small-resnet": _small_resnet,
-    **{
-        kind: lambda fields, build=build: build(fields.get("name", ""), "random")
-        for kind, build in BUILDERS.items()
-    },
+    "small-resnet": _read_small_resnet,
+    "timm": _read_timm,
+    "hf": _read_hugging_face,
+    "open_clip": _read_open_clip,
+    "simclrv2": lambda fields: _simclr_v2(fields["name"], None, None),
+    "resnet50-v1": lambda _: _resnet50_v1("", None, None),
 }

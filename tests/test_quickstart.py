@@ -67,9 +67,10 @@ def test_it_is_played_from_top_to_bottom(tmp_path, monkeypatch, capsys) -> None:
                 assert labels(block) <= labels(printed)
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert lines >= 9
-    written = ("model/card.html", "model/card.md", "exported/model.onnx", "mine.ledger")
+    assert lines >= 11
+    written = ("model/card.html", "model/card.md", "exported/model.onnx", "held.ledger")
     assert all(Path(name).is_file() for name in written)
+    assert "A private evaluation" in Path("model/card.md").read_text()
     right = _accuracy(Path("predicted/predictions.csv"))
     assert right > 0.7  # chance is 0.1
 

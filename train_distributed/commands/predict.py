@@ -153,9 +153,9 @@ class Predict:
 
         from train_distributed.one_shot.figure import draw_confusion
         from train_distributed.one_shot.released.metrics import brief
-        from train_distributed.one_shot.released.probabilities import reading
+        from train_distributed.one_shot.released.probabilities import UNKNOWN
 
-        read = released.report.get("probabilities", reading(released.method))
+        read = released.report.get("probabilities", UNKNOWN)
         facts = {"model": self.model.name, "probabilities": read}
         text = json.dumps(facts | metrics, indent=2, allow_nan=False)
         (partial / "metrics.json").write_text(text + "\n")

@@ -17,7 +17,7 @@ from train_distributed.flower.documents.document import LARGE, read_file, shown
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms
 from train_distributed.one_shot.intake import admit, provenance
-from train_distributed.one_shot.methods import Method, build_method, submissions, weights_of
+from train_distributed.one_shot.methods import Method, build_method, model_of, submissions
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers, zero_out_report
@@ -154,7 +154,8 @@ class ModelTask(SumTask):
         """The model, from the sum of the survivors."""
         rows = sum(self.terms.sizes[user] for user in opened.users)
         std = self.integers.local_std * math.sqrt(len(opened.users))
-        weights = weights_of(self.method, self.integers.decode(opened.total), rows, std)
+        total = self.integers.decode(opened.total)
+        weights, temperature = model_of(self.method, total, rows, std)
         names = class_names(self.terms.class_names, self.method.num_classes)
         report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
         report |= self.integers.report() | {"rows": rows, "rounds": 1}
@@ -162,7 +163,8 @@ class ModelTask(SumTask):
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)
-        return reported(Release(weights, self.transform, names), report, verdict)
+        model = Release(weights, self.transform, names, temperature=temperature)
+        return reported(model, report, verdict)
 
 
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:

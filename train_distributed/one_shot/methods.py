@@ -169,3 +169,17 @@ def weights_of(method: Method, total: Tensor, rows: int, noise_std: float) -> Te
         noise_std: of the noise in one entry of it.
     """
     return method.classifier(total / method.scale, rows, noise_std)
+
+
+def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tuple[Tensor, float]:
+    """The weights of `weights_of`, and the temperature T of their probabilities.
+
+    T is found from the same sum, where the method's scores are no log-probabilities and the sum
+    shows what to do about it; else it is 1.
+    """
+    if type(method) is not LeastSquares:
+        return weights_of(method, total, rows, noise_std), 1.0
+    from train_distributed.one_shot.released.temperature import ridge_temperature
+
+    solved = method.solve(total / method.scale, rows, noise_std)
+    return solved.weights, ridge_temperature(solved, rows, noise_std, method.transform.constant)

@@ -16,6 +16,7 @@ from train_distributed.one_shot.methods import (
     build_method,
     check_method,
     method_name,
+    model_of,
     submissions,
     weights_of,
 )
@@ -165,7 +166,11 @@ def release(
             summation.add(present.users, submissions(method, present, summation.grid))
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())
     opened = summation.total()
-    weights = weights_of(method, opened, rows, summation.local_std * math.sqrt(survivors))
+    opened_std = summation.local_std * math.sqrt(survivors)
+    if rehearsal is None:
+        weights, temperature = model_of(method, opened, rows, opened_std)
+    else:  # played many times, for the sum or the weights alone
+        weights, temperature = weights_of(method, opened, rows, opened_std), 1.0
     declared = () if source.embeddings is None else source.embeddings.declared_classes
     names = class_names(declared, method.num_classes)
     facts = guarantee.report() | zero_out_report(guarantee, summation)
@@ -179,7 +184,7 @@ def release(
         rehearsed=None if rehearsal is None else rehearsal.reason,
         others=admitted.unsuitable,
     )
-    released = Release(weights, transform, names, opened=opened)
+    released = Release(weights, transform, names, opened=opened, temperature=temperature)
     return reported(released, facts, verdict, source.embeddings)
 
 

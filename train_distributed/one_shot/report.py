@@ -39,6 +39,8 @@ def reported(
     made = released.transform.encoding if embeddings is None else embeddings.encoding
     made = made or released.transform.encoding
     report |= {"encoding": made and made.to_json(), "probabilities": reading(facts.get("method"))}
+    if released.temperature != 1:
+        report |= {"temperature": released.temperature}
     if embeddings is not None and (embeddings.split == TEST).any():
         report |= accuracy_report(released, embeddings)
     shape = None if embeddings is None else image_shape(embeddings.meta)

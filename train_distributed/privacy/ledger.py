@@ -211,9 +211,9 @@ class Ledger:
         """
         self.state().record(id)
         with self._file.locked() as writer:
+            self._recover(writer)  # what was torn has its id from then on
             if self._state(writer.chain).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
-            self._recover(writer)
             writer.append(SPEND, {"id": id})
 
     def limit(self, limit: Limit, *, raised: bool = False) -> None:

@@ -67,9 +67,10 @@ class LedgerFile:
         """Reads and verifies all of it; no lines where there is no file.
 
         Raises:
-            ValueError: the chain is broken.
+            ValueError: the chain is broken, or it is no file.
             OSError: it cannot be read.
         """
+        self._check()
         try:
             with self.path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)
@@ -85,6 +86,7 @@ class LedgerFile:
             ValueError: the chain is broken.
             OSError: it cannot be read or written.
         """
+        self._check()
         try:
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
@@ -96,6 +98,10 @@ class LedgerFile:
             yield Writer(self.path, file, chain)
         finally:
             os.close(file)
+
+    def _check(self) -> None:
+        if self.path.exists() and not self.path.is_file():
+            raise ValueError(f"ledger must be a file, got {self.path}")
 
     def _verified(self, content: bytes) -> Chain:
         *whole, torn = content.split(b"\n")

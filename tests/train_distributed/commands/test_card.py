@@ -12,7 +12,8 @@ from embed import EmbeddingSet
 from train_distributed import Privacy, release
 from train_distributed.__main__ import MENU
 from train_distributed.commands.card import _command
-from train_distributed.commands.run import Run, _jsonable
+from train_distributed.commands.configuration import jsonable
+from train_distributed.commands.run import Run
 from train_distributed.one_shot.released.card.content import rounded_up
 from train_distributed.privacy.ledger import Entry, Ledger
 
@@ -115,7 +116,7 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
     rows.save(tmp_path / "private")
     EmbeddingSet(embeddings=x + 0.1, labels=labels).save(tmp_path / "public")
     common = ["--embeddings", "private", "--public", "public", "--method", "class-sums"]
-    assert call("run", *common, "--seed", "1", "--out", "model")[0] == 0
+    assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
     assert call("card", "--model", "model")[0] == 0
     assert "NOT SUITABLE FOR RELEASE" in (tmp_path / "model" / "card.html").read_text()
 
@@ -184,7 +185,7 @@ def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
     words = ["run", "--embeddings", "my rows", "--public", "public", *typed.split()]
     parsed = MENU.parse(words, "x")
     assert isinstance(parsed, Run)
-    kept = _jsonable(asdict(parsed))
+    kept = jsonable(asdict(parsed))
     used = {"method": kept["method"] or "least-squares"} if parsed.config is None else {}
     given = {k: v for k, v in kept["options"].items() if v is not None}  # as `run` keeps them
     command = _command({"configuration": kept | used | {"options": given}})
@@ -197,7 +198,7 @@ def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
 
 
 def test_files_elsewhere_are_called_by_name_alone() -> None:
-    configuration = _jsonable(asdict(Run(Path("/somewhere/secret/rows"), public=Path("../p"))))
+    configuration = jsonable(asdict(Run(Path("/somewhere/secret/rows"), public=Path("../p"))))
     command = _command({"configuration": configuration})
     assert command == "blind-averaging run --embeddings rows --epsilon 1.0 --delta 1e-05 --public p"
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,6 +211,41 @@ def test_a_torn_line_with_a_reference_is_that_step_s_reservation(ledger) -> None
     assert (record.id, record.spent, record.torn) == (id, True, True)
 
 
+def test_a_torn_line_has_an_id_only_once_it_is_closed(ledger) -> None:
+    ledger.reserve(GAUSSIAN)
+    ledger.path.write_bytes(ledger.path.read_bytes()[:-1])
+    (record,) = ledger.state().records
+    with pytest.raises(ValueError, match="id must be of an entry in the ledger, got 'torn'"):
+        ledger.spend(record.id)
+    (record,) = Ledger.open(ledger.path).state().records
+    ledger.spend(record.id)
+    assert ledger.state().records[0].spent
+
+
+def test_many_at_once_stay_within_the_limit(ledger) -> None:
+    """Each in a thread with a descriptor of its own, which is to the lock as a process is."""
+    limit = Limit(epsilon=3.0, delta=1e-5)
+    ledger.limit(limit)
+    refused = []
+
+    def reserve() -> None:
+        for _ in range(3):
+            try:
+                Ledger.open(ledger.path).reserve(GAUSSIAN)
+            except ValueError as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=reserve) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) + len(ledger.state().records) == 18
+    assert ledger.total().epsilon(1e-5) <= 3.0
+    with pytest.raises(ValueError, match="limit of ledger"):
+        ledger.afford([GAUSSIAN])
+
+
 def test_a_torn_line_of_a_limit_or_a_spend_changes_nothing(ledger) -> None:
     id = ledger.reserve(GAUSSIAN)
     kept = ledger.path.read_bytes()
@@ -250,7 +286,7 @@ def test_a_place_that_cannot_be_written_reserves_nothing(tmp_path) -> None:
     with pytest.raises(OSError, match="ledger cannot be written"):
         Ledger.open(tmp_path / "missing" / "rows.ledger").reserve(GAUSSIAN)
     (tmp_path / "directory.ledger").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(ValueError, match="ledger must be a file"):
         Ledger.open(tmp_path / "directory.ledger")
 
 

@@ -68,7 +68,7 @@ def named_encoder(
                 f"needed is {needed}"
             )
         weights = needed.weights
-    found = build_encoder(called, weights=weights)
+    found = build_encoder(called, weights=weights, image_size=needed.preprocess.image_size)
     check_encoder(found, needed, called)
     return found
 

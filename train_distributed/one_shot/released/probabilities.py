@@ -11,7 +11,10 @@ READINGS = {
         "softmax of the scores: the posterior of Gaussian classes of equal shares and the public "
         "covariance, calibrated as far as the classes are such"
     ),
-    "least-squares": _SCORES + "ridge regression estimates shares of one; not calibrated",
+    "least-squares": (
+        "softmax of the scores / temperature, which fits Gaussian classes of the means and the "
+        "covariance that the noised sum shows; calibrated as far as the classes are such"
+    ),
     "softmax": (
         "softmax of the scores: those of the averaged regressions, evened out by regularisation "
         "and clipping and disturbed by noise; not calibrated"

@@ -12,7 +12,7 @@ from train_distributed.one_shot.released.card.content import (
     percent,
     rounded_up,
 )
-from train_distributed.one_shot.released.card.evaluated import evaluation_blocks
+from train_distributed.one_shot.released.card.evaluated import evaluation_blocks, shown_share
 from train_distributed.one_shot.released.card.origin import (
     Maker,
     limits_section,
@@ -106,10 +106,9 @@ def _card(
 
 
 def _evaluated(found: Mapping[str, Any]) -> Tile:
-    share = found["accuracy"]
-    ends = shown_interval(float(share["low"]), float(share["high"]))
+    value, ends = shown_share(found["accuracy"])
     note = f"{ends} at {100 * float(found['confidence_level']):g} %"
-    return Tile("accuracy, evaluated privately", percent(float(share["estimate"])), note)
+    return Tile("accuracy, evaluated privately", value, note)
 
 
 def _summary(report: Mapping[str, Any], classes: int) -> str:

@@ -28,8 +28,8 @@ def evaluation_blocks(found: Mapping[str, Any]) -> tuple[Block, ...]:
         found: what `evaluate` wrote.
     """
     head = ("metric", "value", f"{100 * float(found['confidence_level']):g} % interval")
-    rows = [(words, *_share(found[name])) for name, words in SHARES.items() if found.get(name)]
-    rows += [(f"recall of {name}", *_share(share)) for name, share in found["recall"].items()]
+    rows = [(words, *shown_share(found[name])) for name, words in SHARES.items() if found.get(name)]
+    rows += [(f"recall of {name}", *shown_share(share)) for name, share in found["recall"].items()]
     promise = (
         f"under its own promise: ε = {shown_epsilon(float(found['epsilon']))} and "
         f"δ = {float(found['delta']):g}"
@@ -51,7 +51,8 @@ def evaluation_blocks(found: Mapping[str, Any]) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _share(share: Mapping[str, Any]) -> tuple[str, str]:
+def shown_share(share: Mapping[str, Any]) -> tuple[str, str]:
+    """A share and its interval, in words; `estimate` is None where the rows do not say."""
     low, high = float(share["low"]), float(share["high"])
     value = share["estimate"]
     return "too few rows" if value is None else percent(float(value)), shown_interval(low, high)

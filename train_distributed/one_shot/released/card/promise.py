@@ -17,6 +17,7 @@ from train_distributed.one_shot.released.card.content import (
 )
 
 TINY = 1e-12  # ζ below which the discrete sum's curve is the continuous one, to all shown digits
+WEAK = 0.95  # right guesses from which a promise is called weak
 PLACES = 3  # decimals of a share to which odds are rounded up
 
 
@@ -28,18 +29,20 @@ def promise_section(report: dict[str, Any]) -> Section:
     one, other = unit_words(report)
     epsilon, delta = float(report["epsilon"]), float(report["delta"])
     factor = f" = {rounded_up(math.exp(epsilon))}" if epsilon < 20 else ""
+    guess = best_guess(report)
     blocks: list[Block] = [
         Words(
-            f"Take {one} out of the training data and put {other} in its place. Nobody will find "
-            "much of a difference: whatever can be concluded from the model, the probability of "
-            f"concluding it changes by a factor of at most e^ε{factor}, where ε = "
-            f"{shown_epsilon(epsilon)}, and beyond that by at most δ = {chance(delta)}."
+            f"Take {one} out of the training data and put {other} in its place. Whatever can be "
+            "concluded from the model, the probability of concluding it changes by a factor of at "
+            f"most e^ε{factor}, where ε = {shown_epsilon(epsilon)}, and beyond that by at most "
+            f"δ = {chance(delta)}."
         ),
         Words(
             "Somebody who knows all the rest of the training data, is told of both possibilities "
             "and has the model to tell them apart, is right at most "
-            f"{percent(best_guess(report))} of the time. Without the model it would be 50.0 %."
+            f"{percent(guess)} of the time. Without the model it would be 50.0 %."
         ),
+        *([Warned("So large an ε protects hardly anybody.")] if guess >= WEAK else []),
         Words(
             "This holds for every record, whatever it is and whatever else is known, and it cannot "
             "be undone by anything that is done with the model afterwards. It does not say that "

@@ -3,7 +3,7 @@
 from typing import Any
 
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.released.probabilities import reading
+from train_distributed.one_shot.released.probabilities import UNKNOWN
 
 
 def facts(released: Release) -> dict[str, Any]:
@@ -15,5 +15,5 @@ def facts(released: Release) -> dict[str, Any]:
         "method": released.method,
         **{name: report[name] for name in kept if name in report},
         "encoding": None if released.encoding is None else released.encoding.to_json(),
-        "probabilities": report.get("probabilities", reading(released.method)),
+        "probabilities": report.get("probabilities", UNKNOWN),
     }

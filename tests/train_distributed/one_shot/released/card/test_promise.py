@@ -98,3 +98,8 @@ def test_rounds_and_sessions_are_told() -> None:
     text = words(stated(epsilon_per_iteration=0.12344, epsilon_of_all_sessions=2.5))
     assert "one iteration: ε = 0.124" in text
     assert "all sessions that the users agreed to: ε = 2.5" in text
+
+
+@pytest.mark.parametrize(("epsilon", "weak"), [(0.1, False), (3.0, False), (40.0, True)])
+def test_a_promise_that_protects_hardly_anybody_is_called_so(epsilon: float, weak: bool) -> None:
+    assert ("protects hardly anybody" in words(stated(epsilon))) is weak

@@ -89,5 +89,6 @@ class ImageOptions:
             refuse_users_in_both(images)
         if images.skipped:
             shown = ", ".join(images.skipped[:SHOWN]) + ", ..." * (len(images.skipped) > SHOWN)
-            print(f"{len(images.skipped)} files skipped: {shown}", file=sys.stderr)
+            files = "1 file" if len(images.skipped) == 1 else f"{len(images.skipped)} files"
+            print(f"{files} skipped: {shown}", file=sys.stderr)
         return images.take(slice(0, self.limit))

@@ -187,7 +187,7 @@ def _centre(x: "Tensor", size: tuple[int, int], border: tuple[float, float, floa
     x = x[..., top : top + rows, left : left + columns]
     if (rows, columns) == size:
         return x
-    framed = x.new_tensor(border).view(1, 3, 1, 1).repeat(len(x), 1, *size)
+    framed = x.new_tensor(border).view(1, 3, 1, 1).repeat(x.shape[0], 1, *size)
     top, left = (size[0] - rows) // 2, (size[1] - columns) // 2
     framed[..., top : top + rows, left : left + columns] = x
     return framed

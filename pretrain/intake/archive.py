@@ -1,6 +1,7 @@
 """`FILE.npz`: arrays of pixels, or JPEG blobs with their offsets."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from pretrain.datasets import SPLITS, UNLABELLED, ImageSet, check_labels, concatenate
 from pretrain.intake.decode import Pictures, squared
 from pretrain.intake.reading import Reading
+from pretrain.intake.table import as_word
 from pretrain.npz import Npz, Rows
 
 
@@ -19,7 +21,8 @@ def open_npz(
 ) -> ImageSet:
     """Opens `x_train, y_train, ...` arrays or `jpeg_train, off_train, y_train, ...` blobs.
 
-    Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Without any `y_` the images are unlabelled.
+    Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Labels are numbers, or names of classes; without
+    any `y_` the images are unlabelled.
     Optional: `writer_<split>`, users as numbers or names, and the class names `names` or `wnids`.
     `val` counts as a test split. Without names, and with no `classes` declared either, the classes
     are those that occur, and the set says so.
@@ -46,7 +49,10 @@ def open_npz(
     names = tuple(classes) if held is None else tuple(map(str, held))
     if classes and names != tuple(classes):
         raise ValueError(f"{path}: classes must be {names}, the archive's names, got {classes}")
-    parts = [_split(archive, split, names, reading) for split in chosen]
+    words = () if names else _words(archive, chosen)
+    parts = [_split(archive, split, names or words, reading) for split in chosen]
+    if words:
+        parts = [replace(part, inferred=True) for part in parts]
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
@@ -61,6 +67,8 @@ def _split(archive: Npz, split: str, names: tuple[str, ...], reading: Reading) -
     labels = np.full(count, UNLABELLED)
     if f"y_{split}" in archive:
         labels = archive.array(f"y_{split}")
+        if _is_text(labels) and labels.ndim == 1:
+            labels = _numbers(f"{path}: y_{split}", labels, names)
         check_labels(f"{path}: y_{split}", labels, count, len(names) or None)
     users, user_names = _users(archive, split, count)
     return ImageSet(
@@ -76,6 +84,30 @@ def _split(archive: Npz, split: str, names: tuple[str, ...], reading: Reading) -
     )
 
 
+def _is_text(labels: np.ndarray) -> bool:
+    return labels.dtype.kind in "SU"
+
+
+def _words(archive: Npz, splits: Sequence[str]) -> tuple[str, ...]:
+    """The distinct labels of an archive whose labels are names, sorted."""
+    labels = [archive.array(f"y_{split}") for split in splits if f"y_{split}" in archive]
+    return tuple(sorted({word for each in labels if _is_text(each) for word in _decoded(each)}))
+
+
+def _decoded(words: np.ndarray) -> list[str]:
+    return [as_word(word) for word in words.tolist()]
+
+
+def _numbers(where: str, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """(N,) int64 labels of names."""
+    place = {name: number for number, name in enumerate(names)}
+    numbers = np.array([place.get(word, -1) for word in _decoded(labels)], np.int64)
+    if (numbers < 0).any():
+        row = int((numbers < 0).argmax())
+        raise ValueError(f"{where}: row {row} must be one of {names}, got {labels[row]}")
+    return numbers
+
+
 def _users(archive: Npz, split: str, count: int) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(N,) int64 numbers; names are numbered as they are sorted."""
     if f"writer_{split}" not in archive:
@@ -85,10 +117,10 @@ def _users(archive: Npz, split: str, count: int) -> tuple[np.ndarray | None, tup
         raise ValueError(f"{what} must have {count} entries, got {users.shape}")
     if users.dtype.kind in "SU":
         words, numbers = np.unique(users, return_inverse=True)
-        decoded = words if words.dtype.kind == "U" else [word.decode() for word in words]
+        decoded = _decoded(words)
         if "" in decoded:
             raise ValueError(f"{what} must name a user in every row, got an empty name")
-        return numbers.astype(np.int64), tuple(map(str, decoded))
+        return numbers.astype(np.int64), tuple(decoded)
     if users.dtype.kind not in "iu":
         raise ValueError(f"{what} must be integers or names, got {users.dtype}")
     return users.astype(np.int64), ()

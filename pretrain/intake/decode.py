@@ -12,6 +12,7 @@
 """
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,9 @@ def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
                 raise UnreadableImage(_too_large(f"{image.width} x {image.height}", max_pixels))
             return np.asarray(_in_colours(ImageOps.exif_transpose(image)))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UnreadableImage(f"{where} {_too_large(str(error), max_pixels)}") from error
+        found = re.search(r"\d+", str(error))  # Pillow's first number
+        size = "more" if found is None else f"{found[0]} in all"
+        raise UnreadableImage(f"{where} {_too_large(size, max_pixels)}") from error
     except UnreadableImage as error:
         raise UnreadableImage(f"{where} {error}") from error
     except UnidentifiedImageError as error:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.privacy.ledger import Ledger, Record, State
     from train_distributed.privacy.ledger_entry import Limit
 
+REPORTS = ("report.json", "evaluation.json")  # what results are told in
 KindName = Literal["release", "evaluation", "re-release"]
 
 
@@ -52,7 +53,8 @@ class Show(Place):
     delta: float | None = None
     """For which epsilon is told; the limit's, or the largest promised one, if left out."""
     reports: tuple[Path, ...] = ()
-    """Directories of results, or their report.json: their entries must still be in the ledger."""
+    """Directories of results, or the JSON files in them that name their ledger: their entries must
+    still be in it."""
 
     def run(self) -> None:
         """Prints the entries, totals, limit and head.
@@ -240,7 +242,9 @@ def _printable(text: str) -> str:
 
 def _entry_of(path: Path) -> dict[str, Any]:
     """What a report says of its ledger."""
-    file = path / "report.json" if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in REPORTS if (path / name).exists()), path / REPORTS[0])
     try:
         told = json.loads(file.read_bytes())["ledger"]
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -55,7 +55,7 @@ class Run:
     scheme: Scheme = "own"
     """Who holds which rows: as the set says, or a simulated partition."""
     users: int | None = None
-    """Number of simulated users."""
+    """Number of simulated users; 1 also says that a set without users is one user's."""
     concentration: float | None = None
     """Of a dirichlet partition."""
     noise: Noise | None = None
@@ -207,7 +207,14 @@ class Run:
         from train_distributed.partition import split
 
         if self.scheme == "own":
-            for name in ("users", "concentration"):
+            unnamed = private.users is None and self.concentration is None
+            if unnamed and self.users != 1:
+                raise ValueError(
+                    "users must be named by the embedding set, or be 1 for one user's own rows "
+                    "(--users 1), or be simulated (--scheme iid --users N); "
+                    f"got {self.users or 'none'} for {self.embeddings}"
+                )
+            for name in () if unnamed else ("users", "concentration"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name} must be left out for scheme 'own', got {getattr(self, name)}"

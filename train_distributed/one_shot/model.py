@@ -19,8 +19,10 @@ from train_distributed.one_shot.released.files import (
     MODEL,
     PREFIX,
     REPORT,
+    Stored,
     read_directory,
     read_field,
+    read_model,
     write_model,
 )
 from train_distributed.one_shot.released.probabilities import probabilities, reading
@@ -102,7 +104,19 @@ class Release:
         Raises:
             ValueError: naming the file that is missing, damaged or does not fit.
         """
-        stored, where = read_directory(directory), Path(directory) / MODEL
+        return cls._of(read_directory(directory), Path(directory) / MODEL)
+
+    @classmethod
+    def load_file(cls, path: Path) -> "Release":
+        """Reads model.safetensors alone: a model without its report.
+
+        Raises:
+            ValueError: naming the file that is missing, damaged or does not fit.
+        """
+        return cls._of(read_model(path), path)
+
+    @classmethod
+    def _of(cls, stored: Stored, where: Path) -> "Release":
         fields = {
             name: read_field(stored.metadata, name, where)
             for name in ("image_shape", "temperature")

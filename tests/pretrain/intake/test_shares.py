@@ -113,6 +113,22 @@ def test_writers_by_name_in_an_archive(tmp_path: Path, kind: str) -> None:
     assert alone.user_names == ("Ann", "Zoe")
 
 
+def test_labels_by_name_in_an_archive(tmp_path: Path) -> None:
+    labels = {"y_train": np.array(["owl", "cat", "owl"]), "y_test": np.array([b"dog"] * 3)}
+    images = archive(tmp_path / "a.npz", **labels)
+    assert images.class_names == ("cat", "dog", "owl")
+    assert images.labels.tolist() == [2, 0, 2, 1, 1, 1]
+    assert images.inferred
+    declared = open_npz(tmp_path / "a.npz", classes=("owl", "dog", "cat", "elk"))
+    assert declared.labels.tolist() == [0, 2, 0, 1, 1, 1]
+    assert not declared.inferred
+    named = archive(tmp_path / "b.npz", names=np.array(["cat", "owl", "dog"]), **labels)
+    assert (named.labels.tolist(), named.inferred) == ([1, 0, 1, 2, 2, 2], False)
+    rule = r"a\.npz: y_test: row 0 must be one of \('owl', 'cat'\), got b'dog'"
+    with pytest.raises(ValueError, match=rule):
+        open_npz(tmp_path / "a.npz", classes=("owl", "cat"))
+
+
 def test_writers_that_do_not_fit(tmp_path: Path) -> None:
     names, numbers = np.array(["a", "b", "c"]), np.arange(3)
     with pytest.raises(ValueError, match="users must be names in every split, or numbers"):

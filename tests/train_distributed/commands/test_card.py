@@ -116,7 +116,7 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
     rows.save(tmp_path / "private")
     EmbeddingSet(embeddings=x + 0.1, labels=labels).save(tmp_path / "public")
     common = ["--embeddings", "private", "--public", "public", "--method", "class-sums"]
-    assert call("run", *common, "--seed", "1", "--out", "model")[0] == 0
+    assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
     assert call("card", "--model", "model")[0] == 0
     assert "NOT SUITABLE FOR RELEASE" in (tmp_path / "model" / "card.html").read_text()
 

@@ -187,7 +187,7 @@ def test_out_must_not_hold_what_is_read(run, sets, tmp_path, name: int) -> None:
     assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == before
 
 
-def test_show_tells_entries_totals_limit_and_head(run, call, sets, ledger) -> None:
+def test_show_tells_entries_totals_limit_and_head(run, call, sets, tmp_path, ledger) -> None:
     where = ["--embeddings", sets[0]]
     assert call("ledger", "show", *where)[0] == 2
     run("--out", "one")
@@ -203,6 +203,8 @@ def test_show_tells_entries_totals_limit_and_head(run, call, sets, ledger) -> No
     assert "one user: nothing promised by 1 of 2 entries" in printed
     assert f"head {ledger.state().head}, 5 lines" in printed
     assert "2 report(s) agree with it" in printed
+    (tmp_path / "one" / "report.json").rename(tmp_path / "one" / "evaluation.json")
+    assert call("ledger", "show", *where, "--reports", "one")[0] == 0
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
     code, _, error = call("ledger", "show", *where, "--reports", "one", "two")

@@ -83,3 +83,28 @@ def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
 
     with pytest.raises(ValueError, match=f"embeddings {rule}"):
         head_federation(bare, public, PublicTransform.fit(public), **options)
+
+
+def test_run_asks_whose_a_set_without_users_is(say, sets, tmp_path: Path) -> None:
+    private = EmbeddingSet.open(sets[0])
+    EmbeddingSet(
+        embeddings=private.embeddings,
+        labels=private.labels,
+        split=private.split,
+        meta=private.meta,
+    ).save(tmp_path / "nobody")
+    command = ["run", "--embeddings", "nobody", "--public", "public"]
+    command += ["--method", "class-sums", "--out", "out"]
+    for more in ((), ("--users", "2")):
+        code, _, error = say(*command, *more)
+        assert code == 2
+        assert error.count("\n") == 1
+        assert "users must be named by the embedding set, or be 1" in error
+        assert "(--scheme iid --users N)" in error
+        assert not (tmp_path / "out").exists()
+    code, printed, error = say(*command, "--users", "1", "--honest-fraction", "1")
+    assert code == 0, error
+    assert "users                  1" in printed
+    command[2], command[-1] = sets[0], "again"
+    code, _, error = say(*command, "--users", "1")
+    assert (code, error) == (2, "error: users must be left out for scheme 'own', got 1\n")

@@ -8,12 +8,14 @@ from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
 from train_distributed.flower.documents.certificates import check_server
 from train_distributed.flower.documents.document import read_document
+from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR, TRANSFORM
+from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR
 from train_distributed.flower.documents.ledger import STATE
 from train_distributed.flower.documents.party import public_keys, read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.evaluation_task import EvaluationTask, task_of
 from train_distributed.flower.model_task import Facts, ModelTask
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
@@ -47,12 +49,13 @@ def run_session(start: "Start") -> int:
     port = _port(folder) if start.port is None else start.port
     if not 0 < port < 2**16:
         raise ValueError(f"port must be from 1 to 65535, got {port}")
-    task = ModelTask.of(federation, folder / TRANSFORM)
+    agreed = folder / agreed_file(federation.task)
+    task = task_of(federation, agreed)
     keys = _own_keys(folder, federation)
     check_server(folder / TLS)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
-    size = 8 * federation.dimension + (folder / TRANSFORM).stat().st_size + SPARE
+    size = 8 * federation.dimension + agreed.stat().st_size + SPARE
     operation = _operation(start, port, folder, federation, keys, log)
     opening = _Opening.of(start, folder, task)
     with log.told(), new_directory(out) as partial:
@@ -84,7 +87,7 @@ class _Opening:
     entry: Entry
 
     @classmethod
-    def of(cls, start: "Start", folder: Path, task: ModelTask) -> "_Opening":
+    def of(cls, start: "Start", folder: Path, task: ModelTask | EvaluationTask) -> "_Opening":
         """The first one that is not spent."""
         federation, privacy = task.federation, task.guarantee.privacy
         digest = federation.digest.hex()
@@ -94,7 +97,7 @@ class _Opening:
         opened = sum(r.spent and r.entry.reference.startswith(digest) for r in records)
         entry = Entry(
             **gaussian_fields(task.integers.plan),
-            kind="re-release" if opened else "release",
+            kind="re-release" if opened and task.kind == "release" else task.kind,
             data=f"federation {digest}",
             users=digest,
             method=task.terms.method,

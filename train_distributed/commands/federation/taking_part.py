@@ -30,6 +30,7 @@ MOST_SAID = 100  # refusals that are shown
 if TYPE_CHECKING:
     from embed import EmbeddingSet
     from train_distributed.commands.federation import Start
+    from train_distributed.flower.evaluation_task import EvaluationTask
     from train_distributed.flower.model_task import ModelTask
 
 
@@ -95,7 +96,7 @@ class _Told:
 class _User:
     """What a user computes, on what rows."""
 
-    task: "ModelTask"
+    task: "ModelTask | EvaluationTask"
     rows: "EmbeddingSet"
 
     @classmethod
@@ -110,9 +111,9 @@ class _User:
         if start.embeddings is None:
             raise ValueError(f"embeddings must be given for {federation.call(party)}, got none")
         from embed import EmbeddingSet
-        from train_distributed.flower.model_task import ModelTask
+        from train_distributed.flower.evaluation_task import task_of
 
-        task = ModelTask.of(federation, invitation.transform)
+        task = task_of(federation, invitation.agreed)
         return cls(task, EmbeddingSet.open(start.embeddings))
 
     def account(self, start: "Start", federation: Federation) -> Account:
@@ -120,9 +121,10 @@ class _User:
         assert start.embeddings is not None
         privacy = self.task.guarantee.privacy
         entry = Entry(
-            **row_fields(self.rows, "train") | {"users": ""},  # to the others this is one user
+            **row_fields(self.rows, self.task.part)
+            | {"users": ""},  # to the others this is one user
             **gaussian_fields(self.task.integers.plan),
-            kind="release",
+            kind=self.task.kind,
             method=self.task.terms.method,
             unit=privacy.unit,
             group_size=privacy.group_size,

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from train_distributed.flower.documents.evaluation_terms import read_terms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
-from train_distributed.flower.documents.terms import Terms
 from train_distributed.privacy.ledger import TOLERANCE, Ledger
 from train_distributed.privacy.ledger_entry import Entry, Total
 from train_distributed.privacy.promise import Privacy, Unit
@@ -96,7 +96,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     verifying, found = read_private(folder).public.verifying.hex(), []
     for path in sorted((folder.resolve() / STATE).glob(f"*/{FEDERATION}")):
         federation = Federation.load(path)
-        terms = Terms.read(federation.task, set(federation.users), path)
+        terms = read_terms(federation.task, set(federation.users), path)
         party = federation.holder(verifying)
         if party is None:
             raise ValueError(f"{path} must list the keys in {folder}, does not")

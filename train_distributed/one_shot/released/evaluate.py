@@ -13,7 +13,8 @@ from embed.store import EVALUATION
 from train_distributed.one_shot.intake import check_partition, spread_users
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
-from train_distributed.one_shot.released.evaluation import FINEST_GRID, Evaluation
+from train_distributed.one_shot.released.evaluation import Evaluation
+from train_distributed.one_shot.released.evaluation_bounds import FINEST_GRID
 from train_distributed.one_shot.released.evaluation_estimates import (
     Estimates,
     Sampling,
@@ -186,6 +187,10 @@ def summed(
 
 def overlap_report(found: HeldOut, privacy: Privacy) -> dict[str, Any]:
     """Whether the evaluation's promise and that of the training add up, and for whom."""
-    several = privacy.unit == "user" or privacy.group_size > 1
-    words = (OF_GROUPS if several else APART) if found.disjoint else ADDED
+    words = overlap_words(privacy) if found.disjoint else ADDED
     return {"training_rows_among_them": found.shared, "with_the_training": words}
+
+
+def overlap_words(privacy: Privacy) -> str:
+    """For whom promises add up though no row was trained on and evaluated on."""
+    return OF_GROUPS if privacy.unit == "user" or privacy.group_size > 1 else APART

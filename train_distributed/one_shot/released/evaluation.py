@@ -37,8 +37,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FINEST_GRID, COARSEST_GRID = 2.0**-20, 2.0**-8  # of confidences; the first where a sum has none
-MOST_BINS = 50  # the coarsest grid is at most a fifth of a bin
+from train_distributed.one_shot.released.evaluation_bounds import COARSEST_GRID, MOST_BINS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The two files of a release, read with suspicion: whoever sent them may have sent anything."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,7 +36,15 @@ def read_directory(directory: Path | str) -> Stored:
     path = Path(directory)
     if not path.is_dir():
         raise ValueError(f"release must be an existing directory, got {path}")
-    model = path / MODEL
+    return replace(read_model(path / MODEL), report=read_object(path / REPORT))
+
+
+def read_model(model: Path) -> Stored:
+    """Reads model.safetensors alone, without a report.
+
+    Raises:
+        ValueError: naming the file that is missing, damaged or does not fit.
+    """
     tensors, metadata = _tensors(model)
     weights = tensors.pop("weights", None)
     if weights is None or weights.ndim != 2 or not weights.is_floating_point():
@@ -62,7 +70,7 @@ def read_directory(directory: Path | str) -> Stored:
         transform=transform,
         class_names=names,
         metadata=metadata,
-        report=read_object(path / REPORT),
+        report={},
     )
 
 

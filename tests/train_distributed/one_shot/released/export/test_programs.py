@@ -150,6 +150,10 @@ def test_two_products_are_the_interpolation(mode: str, side: int, target: int) -
         Preprocess(image_size=20, invert=True),
         Preprocess(image_size=96, crop=0.875),
         Preprocess(image_size=33),
+        Preprocess(image_size=(16, 24), crop=0.9),
+        Preprocess(image_size=24, fit="shortest", resize=28, interpolation="bilinear"),
+        Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9)),
+        Preprocess(image_size=(20, 30), fit="squash", interpolation="nearest"),
     ],
 )
 @pytest.mark.parametrize("size", [(33, 33), (50, 41), (64, 20)])
@@ -157,6 +161,16 @@ def test_pixels_are_prepared_alike(preprocess: Preprocess, size: tuple[int, int]
     images = torch.from_numpy(some_pictures(size))
     found = _Pixels(preprocess, size)(images)
     assert torch.allclose(found, preprocess(images), atol=2e-6)
+
+
+def test_a_border_goes_around_any_number_of_pictures() -> None:
+    preprocess = Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9))
+    images = torch.from_numpy(some_pictures((40, 31)))
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    network = _Pixels(preprocess, (40, 31))
+    program = torch.export.export(network, (images[:3],), dynamic_shapes=shapes).module()
+    for n in (1, len(images)):
+        assert torch.allclose(program(images[:n]), preprocess(images[:n]), atol=2e-6)
 
 
 def test_files_say_what_they_are(files, small) -> None:

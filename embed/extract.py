@@ -81,7 +81,7 @@ def extract(
     Raises:
         ValueError: `<out>.partial` or `out` holds something else, an image is damaged or of
             another size, or the encoder returns NaN.
-        OSError: no space left; finished shards are kept.
+        OSError: no space left; finished shards are kept, and nothing where there is none.
     """
     device = torch.device(options.device)
     dtype = choose_dtype(device) if options.compute == "auto" else DTYPES[options.compute]
@@ -117,27 +117,28 @@ def extract(
                 return held
         refuse_existing(out, overwrite=options.overwrite)
     partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
-    shards = partial.open(options.shard, skip=options.skip_unreadable)
-    forward = fast_forward(encoder, device, dtype, compiled=compiled)
-    batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
-    with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
-        block: list[np.ndarray] = []
-        skipped: dict[int, str] = {}
-        for (_, stop), rows in embedded(
-            images,
-            batches,
-            lambda pixels: forward(preprocess(pixels.to(device))),
-            shape=tuple(meta["image_shape"]),
-            dtype=partial.dtype,
-            skipped=skipped if options.skip_unreadable else None,
-        ):
-            block.append(rows)
-            shard = (stop - 1) // options.shard_rows
-            if stop == partial.span(shard)[1]:
-                partial.write(shard, np.concatenate(block), skipped)
-                block.clear()
-                skipped.clear()
-            progress.update(len(rows))
+    with partial.dropped_if_vain(options.shard):
+        shards = partial.open(options.shard, skip=options.skip_unreadable)
+        forward = fast_forward(encoder, device, dtype, compiled=compiled)
+        batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
+        with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
+            block: list[np.ndarray] = []
+            skipped: dict[int, str] = {}
+            for (_, stop), rows in embedded(
+                images,
+                batches,
+                lambda pixels: forward(preprocess(pixels.to(device))),
+                shape=tuple(meta["image_shape"]),
+                dtype=partial.dtype,
+                skipped=skipped if options.skip_unreadable else None,
+            ):
+                block.append(rows)
+                shard = (stop - 1) // options.shard_rows
+                if stop == partial.span(shard)[1]:
+                    partial.write(shard, np.concatenate(block), skipped)
+                    block.clear()
+                    skipped.clear()
+                progress.update(len(rows))
     return partial.finish()
 
 

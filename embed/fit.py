@@ -47,12 +47,19 @@ def exclude(
         The set written, and how many rows it lacks.
 
     Raises:
-        ValueError: fewer than two rows are left.
+        ValueError: another encoder, preprocessing or width, none of whose rows could be found
+            again, or fewer than two rows are left.
     """
     public = EmbeddingSet.open(public_directory)
     kept = np.ones(len(public), bool)
     for directory in private:
-        kept &= ~np.concatenate(list(_private(public, EmbeddingSet.open(directory))))
+        other = EmbeddingSet.open(directory)
+        refuse_other(public.encoding, other.encoding, ("public", "private"))
+        if other.dim != public.dim:
+            raise ValueError(
+                f"private must have {public.dim} columns as public, got {other.dim} in {directory}"
+            )
+        kept &= ~np.concatenate(list(_private(public, other)))
     count, dropped = int(kept.sum()), int((~kept).sum())
     if count < 2:
         raise ValueError(f"public must hold rows that are not private, got {count} such rows")

@@ -61,6 +61,25 @@ class Partial:
         index, count = share
         return [s for s in range(index, self.shards, count) if not self._marker(s).exists()]
 
+    @contextlib.contextmanager
+    def dropped_if_vain(self, share: tuple[int, int]) -> Iterator[None]:
+        """Removes the directory again if the block made it and fails before a shard is finished.
+
+        Args:
+            share: this process is i of n; where there are others it may be theirs and stays.
+        """
+        missing = [path for path in self.partial.parents if not path.exists()]
+        fresh = share == (0, 1) and not self.partial.exists()
+        try:
+            yield
+        except Exception:
+            if fresh and not any(self.finished.glob("[0-9]*")):
+                shutil.rmtree(self.partial, ignore_errors=True)
+                with contextlib.suppress(OSError):  # one that holds something is kept
+                    for parent in missing:
+                        parent.rmdir()
+            raise
+
     def span(self, shard: int) -> tuple[int, int]:
         """First row of a shard, and the one after its last."""
         size = self.meta["shard_rows"]

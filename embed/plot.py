@@ -36,7 +36,10 @@ def plot_embeddings(
     """Writes `projection.png`, `projection.npy` and `report.json`."""
     if rows < 4:
         raise ValueError(f"rows must be >= 4 to draw, got {rows}")
+    if not 0 <= seed < 2**32:  # scikit-learn's range
+        raise ValueError(f"seed must be in [0, 2^32), got {seed}")
     whole = EmbeddingSet.open(directory)
+    whole.check_finite()
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(whole))[:rows])
     shown = whole.subset(chosen)

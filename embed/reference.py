@@ -78,6 +78,8 @@ def _read_part(path: Path) -> EmbeddingSet:
     suffix = path.name.removeprefix("code_space_")
     users = path.with_name(f"userid_{suffix}")
     embeddings = _load(path)
+    if embeddings.ndim < 2:
+        raise ValueError(f"{path} must be (n, p), got shape {embeddings.shape}")
     embeddings = embeddings.reshape(len(embeddings), -1) if embeddings.ndim > 2 else embeddings
     is_test = any(word in suffix.lower() for word in ("test", "val", "eval"))
     try:
@@ -99,6 +101,8 @@ def _integers(path: Path) -> np.ndarray:
         if not one_hot:
             raise ValueError(f"{path.name} must be labels or one-hot rows, got {values.shape}")
         return values.argmax(1)
+    if values.size != (len(values) if values.ndim else 0):
+        raise ValueError(f"{path.name} must be labels or one-hot rows, got {values.shape}")
     values = values.reshape(len(values))
     with np.errstate(invalid="ignore"):  # NaN: reported below
         whole = values.astype(np.int64)

@@ -11,7 +11,7 @@ from embed.image_options import ImageOptions
 from embed.transform_options import TransformOptions
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
-from pretrain.cli.output import default_directory, refuse_existing
+from pretrain.cli.output import default_directory, refuse_existing, refuse_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,7 @@ class Run(ImageOptions):
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
+        refuse_inputs(out, (self.data, self.encoder, self.weights))
         device = usual_device(self.device)
         options = ExtractOptions(
             dtype=self.dtype,
@@ -136,6 +137,7 @@ class ImportReference:
 
         out = self.out or default_directory("import-reference")
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (self.source,))
         done = import_reference(
             self.source, out, num_classes=self.num_classes, overwrite=self.overwrite
         )
@@ -176,6 +178,7 @@ class FitTransform(TransformOptions):
 
         out = self.out or default_directory("fit-transform")
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (self.public, self.apply_to))
         report = fit_and_apply(
             self.public,
             self.apply_to,
@@ -209,6 +212,7 @@ class Exclude:
 
         out = self.out or default_directory("exclude")
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (self.public, *self.private))
         kept, dropped = exclude(self.public, self.private, out, overwrite=self.overwrite)
         print(f"{len(kept)} rows in {out}, {dropped} dropped")
 
@@ -236,6 +240,7 @@ class Plot:
 
         out = self.out or default_directory("plot")
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (self.embeddings,))
         plot_embeddings(
             self.embeddings,
             out,

@@ -278,10 +278,14 @@ class PublicTransform:
         dropped = metadata.get("dropped", "0")
         if not dropped.isdecimal():
             raise ValueError(f"{path}: dropped must be a whole number, got {dropped!r}")
-        return cls.from_tensors(
-            tensors,
-            fitted_on=metadata.get("fitted_on", ""),
-            seen=None if seen is None else seen.numpy().view(np.uint64),
-            dropped=int(dropped),
-            encoding=Encoding.in_metadata(metadata, path),
-        )
+        encoding = Encoding.in_metadata(metadata, path)
+        try:
+            return cls.from_tensors(
+                tensors,
+                fitted_on=metadata.get("fitted_on", ""),
+                seen=None if seen is None else seen.numpy().view(np.uint64),
+                dropped=int(dropped),
+                encoding=encoding,
+            )
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error

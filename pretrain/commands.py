@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory, refuse_existing, refuse_inputs
 from pretrain.recipes import SMALL, SimCLRConfig
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -67,6 +67,11 @@ class Simclr:
 
         out = self.out or default_directory("simclr")
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (*self.data, self.monitor))
+        if self.checkpoint_steps < 1:
+            raise ValueError(f"checkpoint_steps must be >= 1, got {self.checkpoint_steps}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if parallel:
             distributed.init_process_group(
@@ -181,6 +186,7 @@ class Convert:
 
         out = self.out or default_directory("convert")
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (self.checkpoint,))
         network = convert.from_variables(self.arch, convert.read_tensorflow(self.checkpoint))
         report = {
             "command": "convert",
@@ -229,6 +235,7 @@ class Probe:
 
         out = self.out or default_directory("probe")
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (self.data, self.encoder, self.weights))
         if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):
             raise ValueError(f"l2_reg must be >= 0 and finite, got {self.l2_reg}")
         images = open_images(self.data)

@@ -8,6 +8,7 @@ import numpy as np
 from pretrain.names import decode_name
 
 TRAIN, TEST, EVALUATION = 0, 1, 2
+MOST_CLASSES = 1 << 20  # that are counted from numbers, or declared by their number
 SPLITS = {"train": TRAIN, "test": TEST, "val": TEST, "evaluation": EVALUATION}
 UNLABELLED = -1  # the label of every image, or of none
 
@@ -141,9 +142,11 @@ def declared_classes(num_classes: int | None, names: Sequence[str] = ()) -> tupl
         return ()
     if num_classes is not None and names:
         raise ValueError(f"only one of num_classes and class_names must be given, got {names} too")
+    if num_classes is not None and not 2 <= num_classes <= MOST_CLASSES:
+        raise ValueError(f"num_classes must be in [2, {MOST_CLASSES}], got {num_classes}")
     declared = tuple(names) or tuple(map(str, range(num_classes or 0)))
     if len(declared) < 2:
-        raise ValueError(f"classes must be >= 2, got {names or num_classes}")
+        raise ValueError(f"class_names must be two or more, got {names}")
     if len(set(declared)) < len(declared):
         raise ValueError(f"class_names must be distinct, got {declared}")
     return declared

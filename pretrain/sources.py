@@ -97,12 +97,12 @@ def _opened(source: str, reading: Reading) -> ImageSet:
     if kind == "fed-emnist" and rest:
         whole = open_federated_emnist(Path(rest), reading.splits or ("train", "test"))
         return _resized(whole, reading.resize)
-    if path.is_dir():
+    if path.is_dir() and source:
         return open_images_folder(path, reading)
     if not path.is_file():
         kinds = "an npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS"
         named = "cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH"
-        raise ValueError(f"images must be {kinds}, {named}, got {source}")
+        raise ValueError(f"images must be {kinds}, {named}, got {source or 'nothing'}")
     return open_npz(path, reading.splits, reading.classes, reading)
 
 

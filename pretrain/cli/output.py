@@ -37,15 +37,23 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"output directory must not hold the working directory, got {path}")
 
 
-def refuse_inputs(out: Path, given: Iterable[Path | None]) -> None:
+def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
     """Checks that what is read does not lie in the directory that is written.
+
+    Args:
+        out: the directory.
+        given: paths, and names of image sets or encoders, which may be KIND:PATH; None: not given.
 
     Raises:
         ValueError: it does; replacing the directory would remove it.
     """
-    for path in given:
-        if path is not None and path.resolve().is_relative_to(out.resolve()):
-            raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
+    for name in given:
+        if name is None:
+            continue
+        rest = name.partition(":")[2] if isinstance(name, str) else ""
+        for path in (name, rest) if rest else (name,):
+            if Path(path).resolve().is_relative_to(out.resolve()):
+                raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
 
 
 @contextlib.contextmanager

@@ -87,10 +87,17 @@ def _is_wide_png(image: Image.Image) -> bool:
 
 
 def squared(image: np.ndarray, size: int) -> np.ndarray:
-    """(size, size, 3), bicubic: the shorter side becomes `size`, the centre square is kept."""
+    """(size, size, 3), bicubic: the shorter side becomes `size`, the centre square is kept.
+
+    Raises:
+        UnreadableImage: so long a picture would have more pixels than any may have.
+    """
     picture = Image.fromarray(image)
     scale = size / min(picture.size)
     width, height = (max(size, round(side * scale)) for side in picture.size)
+    if width * height > MAX_PIXELS:
+        words = f"must have at most {MAX_PIXELS} pixels once its shorter side has resize = {size}"
+        raise UnreadableImage(f"{words}, got {width} x {height}")
     left, top = (width - size) // 2, (height - size) // 2
     resized = picture.resize((width, height), Image.Resampling.BICUBIC)
     return np.asarray(resized.crop((left, top, left + size, top + size)))
@@ -131,5 +138,12 @@ class Pictures:
         images = []
         for row, data in zip(rows.tolist(), self.fetch(rows), strict=True):
             image = decode(data, self.where(row), self.max_pixels)
-            images.append(image if self.resize is None else squared(image, self.resize))
+            images.append(image if self.resize is None else self._squared(image, row))
         return stack_images(images, rows.tolist(), f"{self.source} (or pass --resize)")
+
+    def _squared(self, image: np.ndarray, row: int) -> np.ndarray:
+        assert self.resize is not None
+        try:
+            return squared(image, self.resize)
+        except UnreadableImage as error:
+            raise UnreadableImage(f"{self.where(row)} {error}") from error

@@ -1,5 +1,6 @@
 """How a source of images is to be read: what a user says beside its place."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,3 +44,6 @@ class Reading:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
+        most = math.isqrt(MAX_PIXELS)
+        if self.resize is not None and self.resize > most:
+            raise ValueError(f"resize must be <= {most}, got {self.resize}")

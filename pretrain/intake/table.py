@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.datasets import SPLITS, UNLABELLED, ImageSet
+from pretrain.datasets import MOST_CLASSES, SPLITS, UNLABELLED, ImageSet
 from pretrain.intake.decode import Pictures
 from pretrain.intake.reading import Reading
 from pretrain.names import encode_names
 
 OTHER_WORDS = {"training": "train", "validation": "val", "valid": "val", "dev": "val"}
-MOST_CLASSES = 1 << 20  # that are counted from numbers
 INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 
 

@@ -52,7 +52,7 @@ class Evaluate:
     scheme: Literal["own", "iid"] = "own"
     """Who holds which rows: as the set says, or a simulated partition."""
     users: int | None = None
-    """Number of simulated users."""
+    """Number of simulated users; 1 also says that a set without users is one user's."""
     noise: Noise = "discrete"
     """`discrete` is for release; `float` is for simulations."""
     seed: int | None = None
@@ -143,7 +143,14 @@ class Evaluate:
         from train_distributed.privacy.ledger import hash_of
 
         if self.scheme == "own":
-            if self.users is not None:
+            unnamed = embeddings.users is None
+            if unnamed and self.users != 1:
+                raise ValueError(
+                    "users must be named by the embedding set, or be 1 for one user's own rows "
+                    "(--users 1), or be simulated (--scheme iid --users N); "
+                    f"got {self.users or 'none'} for {self.embeddings}"
+                )
+            if not unnamed and self.users is not None:
                 raise ValueError(f"users must be left out for scheme 'own', got {self.users}")
             return None, None
         generator = torch.Generator()

@@ -55,8 +55,7 @@ class Export:
                         f"got {getattr(self, name)}"
                     )
         out = default_directory("export") if self.out is None else self.out
-        weights = None if self.weights is None else Path(self.weights)
-        refuse_inputs(out, (self.model, weights))
+        refuse_inputs(out, (self.model, self.encoder, self.weights))
         with new_directory(out, overwrite=self.overwrite) as partial:
             told = self._into(partial)
         for name in ("input", "output", "largest_difference"):

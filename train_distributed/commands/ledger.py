@@ -62,6 +62,8 @@ class Show(Place):
         Raises:
             ValueError: the chain is broken, or a report has seen lines that are missing.
         """
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
         ledger = self.open()
         if not ledger.path.exists():
             raise ValueError(f"ledger must exist, got {ledger.path}")

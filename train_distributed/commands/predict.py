@@ -64,9 +64,7 @@ class Predict:
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
         out = default_directory("predict") if self.out is None else self.out
-        pictures = Path(self.data) if self.data is not None else None
-        weights = None if self.weights is None else Path(self.weights)
-        refuse_inputs(out, (self.model, self.embeddings, pictures, weights))
+        refuse_inputs(out, (self.model, self.embeddings, self.data, self.encoder, self.weights))
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial)
         print(f"{'written':26} {out}")

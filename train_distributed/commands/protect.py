@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory, refuse_existing, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.choices import Cost
 
@@ -98,6 +98,7 @@ class Protect:
 
         out = default_directory("protect") if self.out is None else self.out
         refuse_existing(out, overwrite=self.overwrite)
+        refuse_inputs(out, (self.embeddings, self.public, self.images))
         preference, settings = self._preference(), self._settings()
         similarity = Similarity("ssim" if self.images else "cosine", self.threshold)
         federation = self._federation()
@@ -135,6 +136,10 @@ class Protect:
             self.noise_levels,
             self.variance_models,
         )
+        if self.clients < 1:
+            raise ValueError(f"clients must be >= 1, got {self.clients}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be in [0, 2^32), got {self.seed}")
         settings.validate(self.clients)
         for name, least in (("models", 1), ("attacks", 1), ("steps", 0), ("seeds", 1)):
             value = self.seeds if name == "seeds" else self._or(name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 
@@ -55,6 +55,7 @@ class Sweep:
             FileExistsError: the directory exists.
         """
         out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
+        refuse_inputs(out, (self.embeddings, self.public))
         with new_directory(out, overwrite=self.overwrite) as partial:  # nobody else's meanwhile
             text, journal = self._into(partial, out)
         journal.path.unlink(missing_ok=True)
@@ -91,6 +92,7 @@ class Sweep:
     def _sets(self) -> tuple["EmbeddingSet | None", "EmbeddingSet | None"]:
         from embed import EmbeddingSet
         from embed.fit import refuse_leak
+        from embed.store import TEST
 
         needed = self.experiment != "convergence"
         for name in ("embeddings", "public"):
@@ -104,6 +106,11 @@ class Sweep:
         private.need_labels()
         private.check_finite()
         public.check_finite("public")
+        if self.conditions.folds is None and not (private.split == TEST).any():
+            raise ValueError(
+                f"embeddings must hold test rows (split 1), or folds be given, "
+                f"got {self.embeddings} without any"
+            )
         if not private.meta.get("class_names"):
             raise ValueError("embeddings must name their classes (meta.json, class_names)")
         if public.dim != private.dim:
@@ -154,7 +161,10 @@ class Plot:
         if not isinstance(result, dict) or result.get("experiment") not in EXPERIMENTS:
             raise ValueError(f"results must be the JSON of a sweep, got another file: {path}")
         out = path.with_name("figure.png") if self.out is None else self.out
-        text = tell(result)
+        try:
+            text = tell(result)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"results must be whole, got {path} without: {error}") from error
         draw(result, out)
         print(f"{text}\n\nwritten: {out}")
 

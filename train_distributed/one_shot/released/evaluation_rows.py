@@ -139,8 +139,10 @@ def _check(embeddings: EmbeddingSet, rows: np.ndarray, release: Release) -> None
     for block in _blocks(embeddings, embeddings.split == EVALUATION):
         finite = np.isfinite(block).all(1)
         if not finite.all():
-            place = rows[start + int(finite.argmin())]
-            raise ValueError(f"embeddings must be finite, got row {place} that is not")
+            bad = int(finite.argmin())
+            value = block[bad][~np.isfinite(block[bad])][0]
+            place = embeddings.place(int(rows[start + bad]))
+            raise ValueError(f"embeddings must be finite, got {value} in {place}")
         start += len(block)
 
 

@@ -162,7 +162,7 @@ def test_rows_that_no_evaluation_looks_at(released: Release, rows: EmbeddingSet)
     for odd, words in [
         (_changed(rows, split=np.zeros(400, np.uint8)), "got none; `embed hold-out --share 0.2`"),
         (_changed(rows, embeddings=x[:, :5].copy()), "must have the model's 6 columns, got 5"),
-        (_changed(rows, embeddings=x), f"must be finite, got row {held[5]} that is not"),
+        (_changed(rows, embeddings=x), f"must be finite, got nan in row {held[5]}"),
         (_changed(rows, labels=labels, meta={}), r"must lie in \[0, 3\), got 7 and 1 outside"),
         (
             _changed(rows, meta={"class_names": ["dog", "cat", "owl"]}),

@@ -1,0 +1,94 @@
+"""One bad input: what is typed, what is spoilt before, and how the one line must read."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+OUT = {  # commands that write a directory: it is told to replace a model, which it must not do
+    *("embed run", "embed hold-out", "embed exclude", "embed fit-transform", "embed plot"),
+    *("embed import-reference", "pretrain simclr", "pretrain probe", "pretrain convert", "run"),
+    *("predict", "evaluate", "export", "card", "select", "sweep", "audit", "protect"),
+}
+Spoil = Callable[[Path], object]  # of the folder that the command runs in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row of a table."""
+
+    name: str
+    typed: str  # without the program's name
+    says: str  # a regular expression: argument, rule, value
+    spoil: Spoil | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """As the shell would give them, an existing model as the directory to write."""
+        words = shlex.split(self.typed)
+        writes = words[0] in OUT or " ".join(words[:2]) in OUT
+        return words + (["--out", "old", "--overwrite"] if writes and "--out" not in words else [])
+
+
+def table(*rows: tuple[str, str, str] | tuple[str, str, str, Spoil | None]) -> list[Case]:
+    """Cases of (name, typed, says) or (name, typed, says, spoil)."""
+    return [
+        Case(name=r[0], typed=r[1], says=r[2], spoil=r[3] if len(r) > 3 else None) for r in rows
+    ]
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that is in a folder: mode and content by path; of directories and links what they are."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        content = b""
+        if path.is_symlink():
+            content = str(path.readlink()).encode()
+        elif path.is_file():
+            content = path.read_bytes()
+        found[path.relative_to(folder).as_posix()] = (mode, content)
+    return found
+
+
+def cut(name: str, keep: int = -1) -> Spoil:
+    """Truncates a file: to half of it, or to so many bytes."""
+
+    def spoil(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2 if keep < 0 else keep])
+
+    return spoil
+
+
+def put(name: str, content: str | bytes) -> Spoil:
+    """Writes a file, over the one that may be there."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def spoil(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+    return spoil
+
+
+def gone(name: str) -> Spoil:
+    """Removes a file."""
+    return lambda folder: (folder / name).unlink()
+
+
+def as_folder(name: str) -> Spoil:
+    """Puts a directory where a file was."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return spoil
+
+
+def arrays(**held: object) -> Spoil:
+    """Writes data.npz of these arrays."""
+    return lambda folder: np.savez(folder / "data.npz", **held)  # pyright: ignore[reportArgumentType]

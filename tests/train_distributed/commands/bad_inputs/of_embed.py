@@ -1,0 +1,126 @@
+"""What makes embedding sets and transforms out of others: `embed` but for `embed run`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.train_distributed.commands.bad_inputs.case import Spoil, table
+
+HOLD = "embed hold-out --embeddings train_only --share"
+FIT = "embed fit-transform --components 3 --public"
+PLOT = "embed plot --method pca --embeddings"
+IMPORT = "embed import-reference --source"
+NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
+
+
+def reference(codes: Any, labels: Any) -> Spoil:
+    """Files of the reference implementation."""
+
+    def spoil(folder: Path) -> None:
+        (folder / "reference").mkdir()
+        np.save(folder / "reference" / "code_space_train.npy", codes)
+        if labels is not None:
+            np.save(folder / "reference" / "labels_train.npy", labels)
+
+    return spoil
+
+
+CODES = np.zeros((4, 3), np.float32)
+
+CASES = table(
+    ("share of nothing", f"{HOLD} 0", r"share must be in \(0, 1\), got 0"),
+    ("share of NaN", f"{HOLD} nan", r"share must be in \(0, 1\), got nan"),
+    ("negative seed of a draw", f"{HOLD} .5 --seed -1", r"seed must be >= 0, got -1"),
+    (
+        "share below one row",
+        f"{HOLD} 1e-9",
+        r"share must hold out some of .* got 1e-09 by record, which is 0",
+    ),
+    (
+        "rows held out before",
+        "embed hold-out --embeddings private --share .5",
+        r"must hold no evaluation rows yet",
+    ),
+    (
+        "hold out of itself",
+        f"{HOLD} .5 --out train_only --overwrite",
+        r"out must not hold what the command reads",
+    ),
+    (
+        "exclude from nothing",
+        "embed exclude --public nowhere --private private",
+        r"existing directory, got nowhere",
+    ),
+    ("exclude of another width", "embed exclude --public narrow --private private", r"must .* got"),
+    ("exclude everything", "embed exclude --public public --private public", r"must .* got"),
+    (
+        "exclude of itself",
+        "embed exclude --public public --private private --out public --overwrite",
+        r"out must not hold what the command reads",
+    ),
+    ("transform of NaN", f"{FIT} public_nan", NAN_ROW.format("public_nan")),
+    ("no directions", f"{FIT} public --components 0", r"components must be in \[1, 6\], got 0"),
+    (
+        "too many directions",
+        f"{FIT} public --components 7",
+        r"components must be in \[1, 6\], got 7",
+    ),
+    (
+        "quantile above one",
+        f"{FIT} public --clip-quantile 1.5",
+        r"clip_quantile must be in \[0, 1\], got 1\.5",
+    ),
+    ("negative shrinkage", f"{FIT} public --shrinkage -1", r"shrinkage must be .* got -1"),
+    ("clip norm of NaN", f"{FIT} public --clip-norm nan", r"clip_norm must be .* got nan"),
+    (
+        "transform of itself",
+        f"{FIT} public --out public --overwrite",
+        r"out must not hold what the command reads",
+    ),
+    (
+        "transform applied to its own",
+        f"{FIT} public --apply-to public",
+        r"public must be another set",
+    ),
+    ("transform applied to others", f"{FIT} public --apply-to foreign", r"one encoder"),
+    ("nothing to plot", f"{PLOT} nowhere", r"existing directory, got nowhere"),
+    ("plot of NaN", f"{PLOT} nan", NAN_ROW.format("nan")),
+    ("plot of no rows", f"{PLOT} private --rows 0", r"rows must be .* got 0"),
+    ("plot with a negative seed", f"{PLOT} private --seed -1", r"seed must be .* got -1"),
+    (
+        "plot of itself",
+        f"{PLOT} private --out private --overwrite",
+        r"out must not hold what the command reads",
+    ),
+    (
+        "reference of nothing",
+        f"{IMPORT} pictures",
+        r"pictures must hold code_space_\*\.npy, got none",
+    ),
+    (
+        "reference without labels",
+        f"{IMPORT} reference",
+        r"labels_train\.npy must be",
+        reference(CODES, None),
+    ),
+    ("reference of NaN", f"{IMPORT} reference", r"finite", reference(CODES * np.nan, np.zeros(4))),
+    (
+        "reference of halves",
+        f"{IMPORT} reference",
+        r"whole numbers",
+        reference(CODES, np.full(4, 0.5)),
+    ),
+    (
+        "reference of a number",
+        f"{IMPORT} reference",
+        r"must .*got",
+        reference(np.float32(3), np.zeros(4)),
+    ),
+    (
+        "reference beyond the classes",
+        f"{IMPORT} reference --num-classes 2",
+        r"labels: row 2 must be >= 0 and < 2, got 2",
+        reference(CODES, np.arange(4)),
+    ),
+)

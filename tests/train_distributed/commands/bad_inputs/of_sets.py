@@ -1,0 +1,229 @@
+"""Embedding sets and transforms, in every command that takes some."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embed import EmbeddingSet
+from tests.train_distributed.commands.bad_inputs.case import (
+    Spoil,
+    as_folder,
+    cut,
+    gone,
+    put,
+    table,
+)
+
+RUN = "run --embeddings private --public public"
+FITTED = "run --embeddings private --transform"
+SELECT = "select --users 4 --rows-per-user 12 --num-classes 2 --public"
+SWEEP = "sweep accuracy --seeds 1 --users 4 --public public --embeddings"
+HOLD = "embed hold-out --embeddings train_only --share"
+FIT = "embed fit-transform --components 3 --public"
+PLOT = "embed plot --method pca --embeddings"
+IMPORT = "embed import-reference --source"
+NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
+
+
+def meta(name: str, **changes: Any) -> Spoil:
+    """Changes fields of a set's meta.json."""
+
+    def spoil(folder: Path) -> None:
+        path = folder / name / "meta.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return spoil
+
+
+def array(name: str, values: Any) -> Spoil:
+    """Puts an array in the place of a file."""
+    return lambda folder: np.save(folder / name, values)
+
+
+def one_user_everywhere(folder: Path) -> None:
+    """All rows of every split are the same user's."""
+    private = EmbeddingSet.open(folder / "private")
+    replace(private, users=np.zeros(len(private), np.int64)).save(
+        folder / "private", overwrite=True
+    )
+
+
+CASES = table(
+    (
+        "no set",
+        "run --embeddings nowhere --public public",
+        r"embeddings must be an existing directory, got nowhere",
+    ),
+    (
+        "set that is a file",
+        "run --embeddings table.csv --public public",
+        r"existing directory, got table\.csv",
+    ),
+    (
+        "set without rows",
+        RUN,
+        r"private/embeddings\.npy must be a complete npy",
+        gone("private/embeddings.npy"),
+    ),
+    (
+        "truncated set",
+        RUN,
+        r"private/embeddings\.npy must be a complete npy",
+        cut("private/embeddings.npy"),
+    ),
+    (
+        "empty set",
+        RUN,
+        r"private/labels\.npy must be a complete npy file",
+        cut("private/labels.npy", 0),
+    ),
+    (
+        "rows that are a folder",
+        RUN,
+        r"private/embeddings\.npy must be",
+        as_folder("private/embeddings.npy"),
+    ),
+    (
+        "description that is no JSON",
+        RUN,
+        r"private/meta\.json must be a readable JSON",
+        put("private/meta.json", "{"),
+    ),
+    (
+        "description that is a list",
+        RUN,
+        r"private/meta\.json must be a JSON object",
+        put("private/meta.json", "[]"),
+    ),
+    (
+        "description of bytes",
+        RUN,
+        r"private/meta\.json must be a readable JSON",
+        put("private/meta.json", b"\xff\xfe\0"),
+    ),
+    (
+        "fewer labels than rows",
+        RUN,
+        r"labels must be 96 integers, got",
+        array("private/labels.npy", np.zeros(5, int)),
+    ),
+    (
+        "rows of whole numbers",
+        RUN,
+        r"embeddings must be a float \(N, p\), got",
+        array("private/embeddings.npy", np.zeros((96, 6), int)),
+    ),
+    (
+        "rows of pickles",
+        RUN,
+        r"embeddings\.npy must be",
+        array("private/embeddings.npy", np.array([{}])),
+    ),
+    (
+        "one class name twice",
+        RUN,
+        r"class_names must be a list of distinct names, got",
+        meta("private", class_names=["a", "a", "b"]),
+    ),
+    (
+        "label beyond the classes",
+        RUN,
+        r"labels must be < 2 class names, got 2",
+        meta("private", class_names=["a", "b"]),
+    ),
+    (
+        "negative user",
+        RUN,
+        r"users must be >= 0, got -1",
+        array("private/users.npy", np.arange(96) - 1),
+    ),
+    (
+        "split seven",
+        RUN,
+        r"split must be 0, 1 or 2, got",
+        array("private/split.npy", np.full(96, 7, np.uint8)),
+    ),
+    (
+        "public of another encoder",
+        "run --embeddings private --public foreign",
+        r"public and embeddings must be embedded by one encoder, got .*network.*other|one encoder",
+    ),
+    (
+        "public cropped otherwise",
+        "run --embeddings private --public cropped",
+        r"must be .*preprocess.*|one encoder",
+    ),
+    (
+        "transform of another encoder",
+        f"{FITTED} foreign_transform.safetensors",
+        r"one encoder, got",
+    ),
+    (
+        "public of another width",
+        "run --embeddings private --public narrow",
+        r"transform must be of 6 columns, got one of 3",
+    ),
+    (
+        "truncated transform",
+        f"{FITTED} transform.safetensors",
+        r"transform\.safetensors must .*got",
+        cut("transform.safetensors"),
+    ),
+    (
+        "empty transform",
+        f"{FITTED} transform.safetensors",
+        r"transform\.safetensors",
+        cut("transform.safetensors", 0),
+    ),
+    ("no transform", f"{FITTED} nowhere.safetensors", r"nowhere\.safetensors"),
+    ("transform that is a folder", f"{FITTED} private", r"private"),
+    (
+        "transform that is a model",
+        f"{FITTED} model/model.safetensors",
+        r"model\.safetensors: transform must hold .* got",
+    ),
+    (
+        "public that is private",
+        "run --embeddings private --public private",
+        r"public must be another set",
+    ),
+    (
+        "no public",
+        "run --embeddings private",
+        r"exactly one of public and transform must be given, got neither",
+    ),
+    ("private row that is NaN", "run --embeddings nan --public public", NAN_ROW.format("nan")),
+    (
+        "public row that is NaN",
+        "run --embeddings private --public public_nan",
+        NAN_ROW.format("public_nan"),
+    ),
+    (
+        "nobody's rows",
+        "run --embeddings nobody --public public",
+        r"users must be named .* got none for nobody",
+    ),
+    (
+        "rows without labels",
+        "run --embeddings unlabelled --public public",
+        r"embeddings must have labels to learn from, got unlabelled",
+    ),
+    ("select with NaN", f"{SELECT} public_nan", NAN_ROW.format("public_nan")),
+    (
+        "select without labels",
+        f"{SELECT} public_unlabelled",
+        r"public must have labels to learn from, got public_unlabelled",
+    ),
+    ("select from nothing", f"{SELECT} nowhere", r"must be an existing directory, got nowhere"),
+    ("sweep with NaN", f"{SWEEP} nan", NAN_ROW.format("nan")),
+    ("sweep without labels", f"{SWEEP} unlabelled", r"embeddings must have labels"),
+    (
+        "sweep with other encoders",
+        "sweep accuracy --seeds 1 --users 4 --public foreign --embeddings private",
+        r"one encoder",
+    ),
+    ("sweep without test rows", f"{SWEEP} train_only", r"must .* got"),
+)

@@ -1,0 +1,60 @@
+"""Bad inputs to every command: one line that says what is wrong, and nothing is changed on disk."""
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train_distributed.commands.bad_inputs import (
+    of_embed,
+    of_encoders,
+    of_models,
+    of_pictures,
+    of_sets,
+    of_settings,
+)
+from tests.train_distributed.commands.bad_inputs.case import Case, state
+from tests.train_distributed.commands.bad_inputs.world import make
+
+CASES = [
+    *of_pictures.CASES,
+    *of_encoders.CASES,
+    *of_sets.CASES,
+    *of_embed.CASES,
+    *of_models.CASES,
+    *of_settings.CASES,
+]
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory) -> Path:
+    """What all cases copy."""
+    folder = tmp_path_factory.mktemp("world")
+    make(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_bad_input_is_one_line_and_changes_nothing(say, world, tmp_path, case: Case) -> None:
+    if case.typed.endswith("--device cuda") and torch.cuda.is_available():
+        pytest.skip("there is such a device here")
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True, symlinks=True)
+    if case.spoil is not None:
+        case.spoil(tmp_path)
+    before = state(tmp_path)
+    code, printed, error = say(*case.arguments)
+    assert (code, printed) == (2, ""), error
+    assert re.fullmatch(r"error: [^\n]+\n", error), error
+    assert re.search(case.says, error), error
+    after = state(tmp_path)
+    assert after.keys() == before.keys()
+    assert [name for name in after if after[name] != before[name]] == []
+
+
+def test_there_are_many_and_no_two_are_one() -> None:
+    assert len(CASES) >= 120
+    assert max(Counter(case.name for case in CASES).values()) == 1
+    assert len({(case.typed, case.spoil, case.says) for case in CASES}) == len(CASES)

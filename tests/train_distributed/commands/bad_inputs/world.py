@@ -1,0 +1,133 @@
+"""A folder as a user's would be: pictures, embedding sets, transforms, models, ledgers; all tiny.
+
+Every case of the tables gets a copy of its own, and spoils what it likes in it.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from embed import EmbeddingSet, PublicTransform
+from embed.run import Run as EmbedRun
+from pretrain.encoder import save_encoder
+from pretrain.resnet import ResNetConfig, SmallResNet
+from train_distributed import Privacy, release
+from train_distributed.privacy.ledger import Entry, Ledger, Limit
+
+COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 50), "red": (220, 30, 20)}
+SIZE, TRAIN, EVALUATION, TEST = 8, 48, 24, 24
+PRIVACY = Privacy(50.0, 1e-5)
+
+
+def make(root: Path) -> None:
+    """Everything, below `root`."""
+    for name, seed in (("network", 0), ("other", 1)):
+        generator = torch.Generator().manual_seed(seed)
+        network = SmallResNet(ResNetConfig((4, 6), (1, 1)), generator)
+        save_encoder(network, root / f"{name}.safetensors")
+    _pictures(root)
+    rng = np.random.default_rng(0)
+    _npz(root / "private.npz", rng, users=True)
+    _npz(root / "public.npz", rng, users=False)
+    for name, data, encoder, crop in (
+        ("private", "private", "network", None),
+        ("public", "public", "network", None),
+        ("foreign", "public", "other", None),
+        ("cropped", "public", "network", 0.75),
+    ):
+        EmbedRun(
+            data=str(root / f"{data}.npz"),
+            encoder=str(root / f"{encoder}.safetensors"),
+            crop=crop,
+            out=root / name,
+        ).run()
+    _sets(root)
+    _models(root)
+    _ledgers(root)
+
+
+def _pictures(root: Path) -> None:
+    rng = np.random.default_rng(3)
+    lines = ["path,label,user,split"]
+    for name, colour in COLOURS.items():
+        (root / "pictures" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.clip(rng.normal(colour, 40, (SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
+            path = root / "pictures" / name / f"{number}.png"
+            Image.fromarray(pixels).save(path)
+            part = "test" if number == 2 else "train"
+            lines.append(f"{path.relative_to(root)},{name},user{number},{part}")
+    (root / "table.csv").write_text("\n".join(lines) + "\n")
+
+
+def _npz(path: Path, rng: np.random.Generator, *, users: bool) -> None:
+    arrays = {"names": np.array(list(COLOURS))}
+    for part, rows in (("train", TRAIN), ("test", TEST), ("evaluation", EVALUATION)):
+        labels = np.arange(rows) % len(COLOURS)
+        means = np.array(list(COLOURS.values()))[labels, None, None]
+        pixels = rng.normal(means, 40, (rows, SIZE, SIZE, 3))
+        arrays |= {f"x_{part}": np.clip(pixels, 0, 255).astype(np.uint8), f"y_{part}": labels}
+        if users:
+            first = 100 if part == "test" else 0
+            arrays[f"writer_{part}"] = first + np.arange(rows) // 3 % 4
+    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def _sets(root: Path) -> None:
+    private, public = EmbeddingSet.open(root / "private"), EmbeddingSet.open(root / "public")
+    replace(private, users=None).save(root / "nobody")
+    replace(private, labels=np.full(len(private), -1)).save(root / "unlabelled")
+    replace(public, labels=np.full(len(public), -1)).save(root / "public_unlabelled")
+    meta = {"class_names": list(COLOURS)}
+    narrow = np.ascontiguousarray(public.embeddings[:, :3])
+    EmbeddingSet(embeddings=narrow, labels=public.labels, meta=meta).save(root / "narrow")
+    train = private.subset(private.split == 0)
+    train.save(root / "train_only")
+    for name, source in (("nan", private), ("public_nan", public)):
+        rows = np.array(source.embeddings)
+        rows[[7, -1], 1] = np.nan
+        rest = {k: v for k, v in source.meta.items() if k != "content_hash"}
+        replace(source, embeddings=rows, meta=rest).save(root / name)
+
+
+def _models(root: Path) -> None:
+    transforms = {}
+    for name, source in (("transform", "public"), ("foreign_transform", "foreign")):
+        fitted = PublicTransform.fit(EmbeddingSet.open(root / source), components=4)
+        fitted.save(root / f"{name}.safetensors")
+        transforms[name] = fitted
+    private = EmbeddingSet.open(root / "private")
+    model = release(private, "least-squares", PRIVACY, transform=transforms["transform"])
+    model.save(root / "model")
+    shutil.copytree(root / "model", root / "bare")  # without its encoder
+    shutil.copy(root / "network.safetensors", root / "model" / "encoder.safetensors")
+    shutil.copytree(root / "model", root / "old")  # what a command must not lose
+
+
+def _ledgers(root: Path) -> None:
+    ledger = Ledger(root / "spent.ledger")
+    for result in ("one", "two"):
+        entry = Entry(
+            data="rows",
+            kind="release",
+            method="other",
+            noise="discrete",
+            unit="record",
+            epsilon=1.0,
+            delta=1e-5,
+            result=result,
+        )
+        kept = ledger.reserve(entry)
+    ledger.spend(kept)
+    (root / "spent.id").write_text(kept)
+    limited = Ledger(root / "limited.ledger")
+    limited.limit(Limit(epsilon=0.01, delta=1e-5))
+    lines = ledger.path.read_bytes().replace(b'"one"', b'"own"')
+    (root / "broken").mkdir()  # a ledger's neighbours are read as well
+    (root / "broken" / "broken.ledger").write_bytes(lines)
+    (root / "report.json").write_text(json.dumps({"ledger": {"entry": "0" * 16}}))

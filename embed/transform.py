@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from embed.class_scatter import class_scatter
 from embed.clip import CHUNK, add_constant_and_clip, check_bounds, check_finite
 from embed.identity import known_rows
 from embed.moments import moments, norm_quantile, principal_directions, whitening_scale
@@ -41,6 +42,8 @@ class PublicTransform:
     constant: float  # a
     row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
     second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
+    within_class: Tensor | None = None  # (q, q) covariance of a class's public features; None: no labels
+    between_class: Tensor | None = None  # (q, q) covariance of public class means
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # rows left out of the public set because they were private ones
@@ -158,7 +161,14 @@ class PublicTransform:
             dropped=public.dropped_rows if isinstance(public, EmbeddingSet) else 0,
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
-        return replace(fitted, row_mean=row_mean, second_moment=second_moment)
+        within, between = _scatter(public, fitted)
+        return replace(
+            fitted,
+            row_mean=row_mean,
+            second_moment=second_moment,
+            within_class=within,
+            between_class=between,
+        )
 
     @classmethod
     def identity(
@@ -215,7 +225,7 @@ class PublicTransform:
     def tensors(self) -> dict[str, Tensor]:
         """What makes rows, without what it was fitted on: for a file that holds more than it."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
-        return {
+        tensors = {
             "mean": self.mean,
             "basis": self.basis,
             "scale": self.scale,
@@ -223,6 +233,9 @@ class PublicTransform:
             "row_mean": self.row_mean,
             "second_moment": self.second_moment,
         }
+        if self.within_class is not None and self.between_class is not None:
+            tensors |= {"within_class": self.within_class, "between_class": self.between_class}
+        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
@@ -237,6 +250,7 @@ class PublicTransform:
         fields: dict[str, Any] = {name: tensors[name] for name in names - {"bounds"}}
         if tensors["bounds"].shape != (2,) or fields["basis"].ndim != 2:
             raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
+        fields |= {n: tensors[n] for n in ("within_class", "between_class") if n in tensors}
         clip_norm, constant = tensors["bounds"].tolist()
         p, q = fields["basis"].shape
         expected = {"mean": (p,), "scale": (q,), "row_mean": (q + 1,)}
@@ -278,6 +292,20 @@ def content_hash(rows: Tensor | np.ndarray | EmbeddingSet) -> str:
     if isinstance(rows, EmbeddingSet):
         return rows.content_hash()
     return hash_rows([rows.cpu().numpy() if isinstance(rows, Tensor) else rows])
+
+
+def _scatter(
+    public: Tensor | np.ndarray | EmbeddingSet, transform: PublicTransform
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    if not isinstance(public, EmbeddingSet):
+        return None, None
+    labels = torch.from_numpy(np.asarray(public.labels))
+    starts = range(0, len(public), CHUNK)
+    parts = (slice(start, start + CHUNK) for start in starts)
+    found = class_scatter(
+        (transform(np.asarray(public.embeddings[part]))[:, 1:], labels[part]) for part in parts
+    )
+    return (None, None) if found is None else found
 
 
 def _checked_blocks(

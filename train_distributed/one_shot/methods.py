@@ -9,12 +9,13 @@ from embed import PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Reach
 
 HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
-STATISTICS = {"class-sums": ClassSums, "least-squares": LeastSquares}
+STATISTICS = {"discriminant": Discriminant, "class-sums": ClassSums, "least-squares": LeastSquares}
 METHODS = (*STATISTICS, *HEADS)
 L2_REG = 1.0  # Λ where none is given
 
@@ -75,7 +76,7 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
             those of METHODS, which does not say for which rows it is.
     """
     method.validate()
-    if isinstance(method, ClassSums | LeastSquares):
+    if isinstance(method, Discriminant | ClassSums | LeastSquares):
         stated = method.transform
         if not stated.same_rows(transform):
             raise ValueError(

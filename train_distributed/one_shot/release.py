@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import (
     Method,
@@ -133,7 +134,7 @@ def release(
         raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
     if generator is not None and noise == "discrete":
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
-    if transform is None and isinstance(method, ClassSums | LeastSquares):
+    if transform is None and isinstance(method, ClassSums | Discriminant | LeastSquares):
         transform = method.transform
     discrete = noise == "discrete" and privacy.private
     source = Source.of(embeddings, transform, partition, num_classes)

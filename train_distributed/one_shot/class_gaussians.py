@@ -1,0 +1,153 @@
+"""What noised sums show of Gaussian classes: posterior means and covariance under a public prior.
+
+Features u | class k ~ N(μ_k, W) and μ_k ~ N(g, t B): an empirical-Bayes model (Efron and Morris
+1973) whose B and a first guess of W come from public data, while t, and how far W is moved, come
+from the noised sums. All of it is post-processing of sums that are private already.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
+LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
+LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
+LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Class means given noisy ones, less their common centre: N(mean_k, V_k)."""
+
+    means: Tensor  # (q, K)
+    covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+
+
+@dataclass(frozen=True)
+class Prior:
+    """N(g, t B) of class means, B = U diag(b) Uᵀ."""
+
+    values: Tensor  # (q,) b >= 0
+    vectors: Tensor  # (q, q) U
+
+    @classmethod
+    def of(cls, covariance: Tensor) -> "Prior":
+        """Of a (q, q) covariance B; negative eigenvalues, which rounding leaves, become 0."""
+        values, vectors = torch.linalg.eigh(covariance.double())
+        return cls(values.clamp(min=0), vectors)
+
+    def evidence(self, deviations: Tensor, noise: Tensor, scales: Tensor) -> Tensor:
+        """(m,) log marginal likelihood of noisy class means under each scale t, less a constant.
+
+        Deviations from their own mean have K − 1 degrees of freedom, so the determinant counts
+        (K − 1)/K times.
+
+        Args:
+            deviations: (q, K) noisy class means less their common centre.
+            noise: (K,) standard deviation τ_k of an entry of a noisy mean.
+            scales: (m,) t.
+        """
+        classes = deviations.shape[1]
+        squares = (self.vectors.T @ deviations).square()
+        variance = scales[:, None, None] * self.values[:, None] + noise.square()
+        variance = variance.clamp(min=torch.finfo(torch.float64).tiny)
+        freedom = (classes - 1) / classes
+        return -0.5 * (freedom * variance.log() + squares / variance).sum((1, 2))
+
+    def fitted(self, deviations: Tensor, noise: Tensor) -> tuple[float, float]:
+        """The scale t of most evidence, at least `LEAST_SCALE`, and its evidence.
+
+        Sought on a grid of a tenth of a decade, then between the neighbours of its best point.
+        """
+        low, high = -DECADES, DECADES
+        for points in (121, 41, 41):
+            scales = torch.logspace(low, high, points, dtype=torch.float64)
+            found = self.evidence(deviations, noise, scales)
+            best, step = int(found.argmax()), (high - low) / (points - 1)
+            centre = low + best * step
+            low, high = centre - step, centre + step
+        return max(float(scales[best]), LEAST_SCALE), float(found[best])
+
+    def posterior(
+        self, deviations: Tensor, noise: Tensor, scale: float, shares: Tensor
+    ) -> Posterior:
+        """N(g + U diag(tb/(tb + τ_k²)) Uᵀ d_k, U diag(tb τ_k²/(tb + τ_k²)) Uᵀ) for every class.
+
+        Args:
+            deviations: (q, K) d, noisy class means less their common centre.
+            noise: (K,) τ_k.
+            scale: t; infinite: no prior.
+            shares: (K,) n_k/N.
+        """
+        variance = noise.square()
+        prior = scale * self.values[:, None].expand(-1, len(noise))
+        kept = torch.where(prior.isinf(), 1.0, prior / (prior + variance).clamp(min=1e-300))
+        means = self.vectors @ (kept * (self.vectors.T @ deviations))
+        spread = (kept * variance) @ shares
+        return Posterior(means, self.vectors * spread @ self.vectors.T)
+
+
+def within_class(
+    moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor
+) -> Tensor:
+    """(q, q) W_priv = M/N − g gᵀ − Σ (n_k/N)(μ_k − g)(μ_k − g)ᵀ − Σ (n_k/N) V_k.
+
+    Args:
+        moments: (q, q) M/N, mean of u uᵀ, noised.
+        centre: (q,) g, the mean of all rows.
+        posterior: of the class means less g.
+        shares: (K,) n_k/N.
+    """
+    between = posterior.means * shares @ posterior.means.T
+    return moments - torch.outer(centre, centre) - between - posterior.covariance
+
+
+def trusted_share(difference: Tensor, public: Tensor, noise: float) -> float:
+    """ρ in [0, 1]: how far to go from the public covariance to the noised one.
+
+    keep = (1 − E‖noise‖²/‖difference‖²)₊ in Frobenius norms where the public one is white, the
+    James-Stein share; ρ = keep², because classification trusts a noisy covariance less than
+    squared error does. With P = W_pub⁻¹ and E a symmetric matrix of independent N(0, s²) entries,
+    2s² on the diagonal, E tr(P E P E) = s² (tr(P)² + ‖P‖²_F).
+
+    Args:
+        difference: (q, q) the noised covariance less the public one.
+        public: (q, q) W_pub, positive definite.
+        noise: s, of an entry off the diagonal.
+    """
+    white = torch.linalg.solve(public, difference)
+    moved = (white * white.T).sum()
+    if not moved > 0:
+        return 0.0
+    precision = torch.linalg.inv(public)
+    explained = noise**2 * (precision.trace() ** 2 + precision.square().sum())
+    return float((1 - explained / moved).clamp(min=0)) ** 2
+
+
+def conditioned(covariance: Tensor, shrinkage: float) -> Tensor:
+    """(q, q) with eigenvalues of at least 10⁻³ of their mean, shrunk towards their mean."""
+    values, vectors = torch.linalg.eigh(covariance)
+    mean = values.mean().clamp(min=LEAST_MEAN)
+    values = values.clamp(min=LEAST_EIGENVALUE * float(mean))
+    mean = values.mean()
+    values = (1 - shrinkage) * values + shrinkage * mean
+    return vectors * values @ vectors.T
+
+
+def noise_floor(noise: float, dimension: int) -> float:
+    """2 s √q: the largest eigenvalue of q x q symmetric noise (Wigner), s off the diagonal."""
+    return 2 * noise * math.sqrt(dimension)
+
+
+def linear_discriminant(means: Tensor, covariance: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """(q, K) Σ⁻¹μ_k and (K,) log π_k − ½ μ_kᵀ Σ⁻¹ μ_k: Bayes' rule for Gaussian classes.
+
+    Args:
+        means: (q, K) μ.
+        covariance: (q, q) Σ, of every class.
+        shares: (K,) prior probability π_k.
+    """
+    directions = torch.linalg.solve(covariance, means)
+    return directions, shares.log() - 0.5 * (means * directions).sum(0)

@@ -26,7 +26,7 @@ class Run:
     out: Path | None = None
     """Directory to write."""
     splits: tuple[str, ...] = ()
-    """Of train, test, val; all that are there by default."""
+    """Of train, test, val, evaluation; all that are there by default."""
     limit: int | None = None
     """Only so many images, from the start."""
     image_size: int | None = None

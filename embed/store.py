@@ -11,7 +11,7 @@ import numpy as np
 
 from pretrain.cli.output import new_directory
 
-TRAIN, TEST = 0, 1
+TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: held out for a private one
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 INFERRED = "inferred"  # classes counted from the labels that occur
 BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
@@ -28,7 +28,7 @@ class EmbeddingSet:
     embeddings: np.ndarray  # (N, p) float16, float32 or float64; memory-mapped if opened
     labels: np.ndarray  # (N,) int64
     users: np.ndarray | None = None  # (N,) int64
-    split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # 0 train, 1 test
+    split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # TRAIN, TEST, …
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,8 +45,8 @@ class EmbeddingSet:
                 raise ValueError(
                     f"{name} must be {len(x)} integers, got {values.dtype} {values.shape}"
                 )
-            if values.min() < 0 or (name == "split" and values.max() > TEST):
-                rule = "0 or 1" if name == "split" else ">= 0"
+            if values.min() < 0 or (name == "split" and values.max() > EVALUATION):
+                rule = "0, 1 or 2" if name == "split" else ">= 0"
                 raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
             target = np.uint8 if name == "split" else np.int64
             object.__setattr__(self, name, values.astype(target, copy=False))

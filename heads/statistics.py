@@ -159,6 +159,20 @@ def least_squares_sensitivity(
     return max(_same_label_sensitivity(math.sqrt(reach2), alpha), other_label)
 
 
+def least_squares_norm(clip_norm: float, alpha: float, constant: float) -> float:
+    """The largest L2 norm of what one record [a, u] adds to (class sums, α·svec(Σ u uᵀ)).
+
+    √(c² + α²r⁴), r² = c² − a²: how far the pair moves when a record is taken out, no other one put
+    in its place, and the published number of rows stays. Class sums alone move by c.
+
+    Raises:
+        ValueError: as `least_squares_sensitivity`.
+    """
+    require_scale("alpha", alpha)
+    class_sums_sensitivity(clip_norm, constant)  # checks both
+    return math.hypot(clip_norm, alpha * (clip_norm**2 - constant**2))
+
+
 def _same_label_sensitivity(length: float, alpha: float) -> float:
     if alpha * length <= math.sqrt(0.5):
         return 2 * length

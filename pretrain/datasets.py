@@ -10,8 +10,8 @@ from PIL import Image, UnidentifiedImageError
 
 from pretrain.npz import Npz, Rows
 
-TRAIN, TEST = 0, 1
-SPLITS = {"train": TRAIN, "test": TEST, "val": TEST}
+TRAIN, TEST, EVALUATION = 0, 1, 2
+SPLITS = {"train": TRAIN, "test": TEST, "val": TEST, "evaluation": EVALUATION}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class ImageSet:
 
     name: str
     labels: np.ndarray  # (N,) int64
-    split: np.ndarray  # (N,) uint8: 0 train, 1 test
+    split: np.ndarray  # (N,) uint8: 0 train, 1 test, 2 evaluation
     class_names: tuple[str, ...]
     read: Callable[[np.ndarray], np.ndarray]  # (b,) row numbers -> (b, h, w, 3) uint8
     users: np.ndarray | None = None  # (N,) int64
@@ -115,7 +115,8 @@ def open_npz(path: Path, splits: Sequence[str] = (), classes: Sequence[str] = ()
 
     Args:
         path: the archive; its checksums are verified.
-        splits: which of train, test, val to read, in this order; all that are there by default.
+        splits: which of train, test, val, evaluation to read, in this order; all that are there if
+            left out.
         classes: names of the classes, where the archive has none.
 
     Raises:

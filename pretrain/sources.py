@@ -35,10 +35,11 @@ def open_images(
     """Opens an image set.
 
     Args:
-        source: an `.npz` file; a folder of class folders (or of train/, test/, val/ with those);
-            or `cifar10:DIR`, `cifar100:DIR`, `emnist:DIR` (by class), `fed-emnist:PATH` (the
-            directory of `fed_emnist_train.h5` and `_test.h5`, or LEAF's train/ and test/).
-        splits: which of train, test, val to read; all that are there by default.
+        source: an `.npz` file; a folder of class folders (or of train/, test/, val/, evaluation/
+            with those); or `cifar10:DIR`, `cifar100:DIR`, `emnist:DIR` (by class),
+            `fed-emnist:PATH` (the directory of `fed_emnist_train.h5` and `_test.h5`, or LEAF's
+            train/ and test/).
+        splits: which of train, test, val, evaluation to read; all that are there by default.
         download: let torchvision fetch a missing set.
         resize: shorter side of an image folder's pictures, cropped to a square; None: their own
             size, which must then be one and the same.
@@ -65,7 +66,9 @@ def _opened(
         raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
     kind, _, rest = source.partition(":")
     if kind in ("cifar10", "cifar100", "emnist") and rest:
-        chosen = [s for s in splits or ("train", "test") if s != "val"]
+        held = ("train", "test")
+        if not (chosen := [s for s in splits or held if s in held]):
+            raise ValueError(f"splits of {kind} must be of {held}, got {sorted(splits)}")
         return concatenate([_torchvision(kind, Path(rest), s, download) for s in chosen])
     if kind == "fed-emnist" and rest:
         return open_federated_emnist(Path(rest), splits or ("train", "test"))
@@ -120,7 +123,7 @@ def open_folder(
     resize: int | None = None,
     classes: Sequence[str] = (),
 ) -> ImageSet:
-    """Opens a folder of class folders, or of train/, test/, val/ with the same class folders.
+    """Opens a folder of class folders, or of train/, test/, val/, evaluation/ with those.
 
     The folders' names are the classes: whoever lays them out declares them, so an empty one counts
     as well. Users whose folders differ, and whoever keeps a folder only where there is a picture

@@ -77,6 +77,19 @@ def test_splits_are_chosen_in_order(tmp_path: Path) -> None:
         open_images(str(path), splits=["dev"])
 
 
+def test_rows_held_out_for_an_evaluation(tmp_path: Path) -> None:
+    archive = write(tmp_path / "set.npz", pixel_arrays(9) | pixel_arrays(4, "evaluation"))
+    assert open_npz(archive).split.tolist() == [0] * 9 + [2] * 4
+    for split, kind in (("train", "a"), ("evaluation", "a"), ("evaluation", "b")):
+        folder = tmp_path / "folder" / split / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(folder / "0.png")
+    found = open_images(str(tmp_path / "folder"), classes=("a", "b"))
+    assert (found.split.tolist(), found.labels.tolist()) == ([0, 2, 2], [0, 0, 1])
+    with pytest.raises(ValueError, match=r"splits of cifar10 must be of \('train', 'test'\), got"):
+        open_images(f"cifar10:{tmp_path}", splits=("evaluation",))
+
+
 def test_reference_archives(reference_data: Path) -> None:
     cifar = open_npz(reference_data / "data" / "cifar10_jpeg.npz")
     assert cifar.split.sum() == 10_000

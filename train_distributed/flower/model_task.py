@@ -20,7 +20,7 @@ from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.methods import Method, build_method, submissions, weights_of
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import class_names, reported, suitability
-from train_distributed.one_shot.summation import Integers
+from train_distributed.one_shot.summation import Integers, zero_out_report
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
@@ -110,7 +110,8 @@ class ModelTask:
         std = self.integers.local_std * math.sqrt(len(opened.users))
         weights = weights_of(self.method, self.integers.decode(opened.total), rows, std)
         names = class_names(self.terms.class_names, self.method.num_classes)
-        report = self.guarantee.report() | self.integers.report() | {"rows": rows, "rounds": 1}
+        report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
+        report |= self.integers.report() | {"rows": rows, "rounds": 1}
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)

@@ -111,6 +111,19 @@ class BlindAveraging:
         bound = max(self.weight_bound(int(n)) for n in (sizes.min(), sizes.max()))
         return 2 * sizes.double() * bound
 
+    def record_removal(self, sizes: Tensor) -> float:
+        """L/Λ less than `record_reach`: one gradient of norm L vanishes, no other takes its place.
+
+        A record that is taken out has no loss, and 1/n stays: the objective's gradient moves by
+        L/n instead of 2L/n, in every step of SGD too, and what solver and rounding leave is as it
+        was.
+        """
+        return self.record_reach(sizes) - self.head.lipschitz / self.head.l2_reg
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) without any record the head is zero: n_i ‖W_i‖, half of `user_reach`."""
+        return self.user_reach(sizes) / 2
+
     def weight_bound(self, n: int) -> float:
         """The largest norm that one composition of a head can have; R holds of the floats."""
         if self.solver == "exact":

@@ -65,6 +65,14 @@ class ClassSums:
         """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
         return sizes.double() * self.record_reach(sizes)
 
+    def record_removal(self, sizes: Tensor) -> float:
+        """c: a record adds one row of that norm."""
+        return self.transform.clip_norm
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) n_i rows of norm c."""
+        return sizes.double() * self.record_removal(sizes)
+
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64 sums of every user's rows by class."""
         return class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts).flatten(1)

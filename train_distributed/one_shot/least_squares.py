@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from heads import class_sums, least_squares_sensitivity, second_moments, svec_scale, symmetric
+from heads import (
+    class_sums,
+    least_squares_norm,
+    least_squares_sensitivity,
+    second_moments,
+    svec_scale,
+    symmetric,
+)
 from train_distributed.one_shot.class_sums import check_num_classes, check_share, class_counts
 from train_distributed.one_shot.users import Chunk
 
@@ -88,6 +95,14 @@ class LeastSquares:
     def user_reach(self, sizes: Tensor) -> Tensor:
         """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
         return sizes.double() * self.record_reach(sizes)
+
+    def record_removal(self, sizes: Tensor) -> float:
+        """Joint norm of what a record adds to the scaled submission."""
+        return least_squares_norm(self.transform.clip_norm, self.weight, self.transform.constant)
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) n_i times what one record adds."""
+        return sizes.double() * self.record_removal(sizes)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, dimension) float64 class sums and moments of every user, unscaled."""

@@ -22,7 +22,7 @@ from train_distributed.one_shot.methods import (
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
+from train_distributed.one_shot.summation import FloatSum, IntegerSum, zero_out_report
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
@@ -159,7 +159,8 @@ def release(
     weights = weights_of(method, opened, rows, summation.local_std * math.sqrt(survivors))
     declared = () if source.embeddings is None else source.embeddings.declared_classes
     names = class_names(declared, method.num_classes)
-    facts = guarantee.report() | summation.report() | admitted.report
+    facts = guarantee.report() | zero_out_report(guarantee, summation)
+    facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
     verdict = suitability(
         privacy,
@@ -190,7 +191,7 @@ def _summation(
     noise: Noise,
     generator: torch.Generator | None,
     bare: frozenset[int],
-) -> Summation:
+) -> FloatSum | IntegerSum:
     if noise == "float" or not guarantee.privacy.private:
         generator = system_generator() if generator is None else generator
         return FloatSum(method.dimension, guarantee.float_std, generator, bare)

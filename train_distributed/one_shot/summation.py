@@ -1,17 +1,19 @@
 """The one sum over all users, with every user's share of the noise in it."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from train_distributed import accounting
 from train_distributed.one_shot.methods import Method
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian
-from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
 from train_distributed.secure_sum import SumResult, simulate_sum
 from train_distributed.secure_sum.simulate import ADVERTISE
@@ -214,6 +216,31 @@ class IntegerSum(Integers):
             return super().report() | alone
         sent = self._result.bytes_per_client
         return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
+
+
+def zero_out_report(guarantee: Guarantee, summation: FloatSum | Integers) -> dict[str, float]:
+    """What the same noise is worth where rows are taken out instead of replaced.
+
+    Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public, are
+    the same of both, so nothing but the noised sum tells them apart ("zero-out", Kairouz et al.
+    2021; Ponomareva et al. 2023, Sec. 2.1). It is what ε under adding or removing a record, as
+    other tools state it, can be compared with: under that relation itself the published sizes
+    differ, and no ε holds.
+
+    Returns:
+        `zero_out_epsilon` at the promised δ, rounded up as all here, and `zero_out_sensitivity` of
+        one composition; nothing where there is no noise.
+    """
+    privacy = guarantee.privacy
+    if not privacy.private:
+        return {}
+    if isinstance(summation, Integers):
+        moved = replace(summation.plan, sensitivity=guarantee.joint_removal)
+        epsilon = moved.epsilon(privacy.delta)
+    else:
+        std = summation.local_std * math.sqrt(guarantee.honest)
+        epsilon = accounting.epsilon(privacy.delta, std / guarantee.joint_removal / ROUND_UP)
+    return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
 
 
 def _plan(guarantee: Guarantee, dimension: int, steps: np.ndarray | None) -> IntegerRelease:

@@ -31,6 +31,14 @@ class Reach(Protocol):
         """(users,) the same when all of a user's records are replaced."""
         ...
 
+    def record_removal(self, sizes: Tensor) -> float:
+        """L2 movement when one record is taken out and its user's published size stays."""
+        ...
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) the same when all of a user's records are taken out."""
+        ...
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -46,6 +54,7 @@ class Guarantee:
     compositions: int  # C
     sensitivity: float  # of one composition, for the stated unit and group
     noise_multiplier: float  # of one composition; 0: no noise
+    removal: float  # sensitivity where the unit's rows are taken out and all sizes stay
 
     @classmethod
     def of(
@@ -74,6 +83,12 @@ class Guarantee:
             ...
             ...     def user_reach(self, sizes):
             ...         return 2.0 * sizes
+            ...
+            ...     def record_removal(self, sizes):
+            ...         return 1.0
+            ...
+            ...     def user_removal(self, sizes):
+            ...         return 1.0 * sizes
             >>> guarantee = Guarantee.of(torch.full((10,), 50), Submission(), Privacy(1.0, 1e-5))
             >>> guarantee.honest
             5
@@ -90,18 +105,38 @@ class Guarantee:
             unit=privacy.unit,
             group_size=privacy.group_size,
         )
+        by_user = privacy.unit == "user"  # some of a user's records may turn its submission round
+        removal = group_sensitivity(
+            method.record_removal(sizes),
+            method.user_removal(sizes) if by_user else method.user_reach(sizes),
+            sizes,
+            unit=privacy.unit,
+            group_size=privacy.group_size,
+        )
         multiplier = accounting.noise_multiplier(
             privacy.epsilon, privacy.delta, method.compositions
         )
         least = users if min_survivors is None else min_survivors
         return cls(
-            privacy, users, least, honest, method.compositions, sensitivity * ROUND_UP, multiplier
+            privacy=privacy,
+            users=users,
+            min_survivors=least,
+            honest=honest,
+            compositions=method.compositions,
+            sensitivity=sensitivity * ROUND_UP,
+            noise_multiplier=multiplier,
+            removal=removal * ROUND_UP,
         )
 
     @property
     def joint_sensitivity(self) -> float:
         """Sensitivity Δ of the whole submission: √C times that of one composition."""
         return math.sqrt(self.compositions) * self.sensitivity * ROUND_UP
+
+    @property
+    def joint_removal(self) -> float:
+        """How far the whole submission moves where the unit's rows are taken out."""
+        return math.sqrt(self.compositions) * self.removal * ROUND_UP
 
     @property
     def touched_users(self) -> int:

@@ -28,6 +28,12 @@ class Submission:
     def user_reach(self, sizes: Tensor) -> Tensor:
         return (sizes.double() * self.record).clamp(max=self.user)
 
+    def record_removal(self, sizes: Tensor) -> float:
+        return self.record / 2
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        return self.user_reach(sizes) / 2
+
 
 @pytest.mark.parametrize("compositions", [1, 3, 10])
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 20.0])

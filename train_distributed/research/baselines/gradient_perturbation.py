@@ -68,6 +68,14 @@ class GradientSum:
         """(users,) n_i records' worth."""
         return sizes.double() * self.record_reach(sizes)
 
+    def record_removal(self, sizes: Tensor) -> float:
+        """L less: one gradient instead of two."""
+        return self.record_reach(sizes) - self.head.lipschitz
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) n_i records' worth."""
+        return sizes.double() * self.record_removal(sizes)
+
     def entry_bound(self, n: int) -> float:
         """n gradients of norm at most L, and what their float64 sum may be off by."""
         return n * self.head.lipschitz * (ROUNDING + n * 2.0**-52)

@@ -42,6 +42,10 @@ class AveragedMinimisers(BlindAveraging):
         largest = 2 * self.weight_bound(int(sizes.min())) / self.users
         return torch.full((len(sizes),), largest, dtype=torch.float64)
 
+    def record_removal(self, sizes: Tensor) -> float:
+        """Not more than a replacement, for which there is room for another record's gradient."""
+        return self.record_reach(sizes)
+
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64."""
         solution = fit_exact(self.head, chunk.x, chunk.y, counts=chunk.counts)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TRAIN
+from embed.store import TEST, TRAIN
 from pretrain.datasets import ImageSet
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import split
@@ -36,7 +36,7 @@ def head_federation(
     """
     generator = torch.Generator().manual_seed(seed)
     train = np.flatnonzero(private.split == TRAIN)
-    test = np.flatnonzero(private.split != TRAIN)
+    test = np.flatnonzero(private.split == TEST)
     if not len(test):
         raise ValueError("embeddings must hold test rows (split 1), got none")
     if private.users is None:
@@ -87,7 +87,7 @@ def image_federation(
     """
     if images.users is None:
         raise ValueError("images must name their writers (writer_train), got none")
-    train, test = np.flatnonzero(images.split == TRAIN), np.flatnonzero(images.split != TRAIN)
+    train, test = np.flatnonzero(images.split == TRAIN), np.flatnonzero(images.split == TEST)
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed)).numpy()
     test, public = test[order[:test_rows]], test[order[test_rows:][:PUBLIC_ROWS]]
     if not (len(test) and len(public)):

@@ -42,7 +42,9 @@ class PublicTransform:
     constant: float  # a
     row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
     second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
-    within_class: Tensor | None = None  # (q, q) covariance of a class's public features; None: no labels
+    within_class: Tensor | None = (
+        None  # (q, q) covariance of a class's public features; None: no labels
+    )
     between_class: Tensor | None = None  # (q, q) covariance of public class means
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown

@@ -5,7 +5,6 @@ Features u | class k ~ N(μ_k, W) and μ_k ~ N(g, t B): an empirical-Bayes model
 from the noised sums. All of it is post-processing of sums that are private already.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
 LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
+SCORING_STEPS = 50
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
 
@@ -89,9 +89,7 @@ class Prior:
         return Posterior(means, self.vectors * spread @ self.vectors.T)
 
 
-def within_class(
-    moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor
-) -> Tensor:
+def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor) -> Tensor:
     """(q, q) W_priv = M/N − g gᵀ − Σ (n_k/N)(μ_k − g)(μ_k − g)ᵀ − Σ (n_k/N) V_k.
 
     Args:
@@ -104,26 +102,47 @@ def within_class(
     return moments - torch.outer(centre, centre) - between - posterior.covariance
 
 
-def trusted_share(difference: Tensor, public: Tensor, noise: float) -> float:
-    """ρ in [0, 1]: how far to go from the public covariance to the noised one.
+def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """(q, q) posterior mean of W under a prior around the public covariance, and room for noise.
 
-    keep = (1 − E‖noise‖²/‖difference‖²)₊ in Frobenius norms where the public one is white, the
-    James-Stein share; ρ = keep², because classification trusts a noisy covariance less than
-    squared error does. With P = W_pub⁻¹ and E a symmetric matrix of independent N(0, s²) entries,
-    2s² on the diagonal, E tr(P E P E) = s² (tr(P)² + ‖P‖²_F).
+    Where W_pub = I, the difference W − W_pub has entries N(0, v), N(0, 2v) on the diagonal, in any
+    basis. In the eigenbasis of W_pub, noise of entry (i, j) is s²/(w_i w_j) there, so the entry is
+    kept by v/(v + s²/(w_i w_j)): what leading directions show is believed before what others do. v
+    is of maximum likelihood. Room for what is kept of the noise is the edge of its spectrum, row by
+    row 2 √(Σ_j (k_ij s)²), which is 2 k s √q where all k are alike (Wigner).
 
     Args:
-        difference: (q, q) the noised covariance less the public one.
         public: (q, q) W_pub, positive definite.
-        noise: s, of an entry off the diagonal.
+        noised: (q, q) W with independent N(0, s²) in every entry, 2s² on the diagonal.
+        noise: s.
     """
-    white = torch.linalg.solve(public, difference)
-    moved = (white * white.T).sum()
-    if not moved > 0:
-        return 0.0
-    precision = torch.linalg.inv(public)
-    explained = noise**2 * (precision.trace() ** 2 + precision.square().sum())
-    return float((1 - explained / moved).clamp(min=0)) ** 2
+    values, vectors = torch.linalg.eigh(public)
+    scale = torch.outer(values, values).sqrt()
+    difference = vectors.T @ (noised - public) @ vectors / scale
+    variance = (noise / scale).square()
+    prior = fitted_variance(difference, variance)
+    kept = prior / (prior + variance).clamp(min=torch.finfo(torch.float64).tiny)
+    moved = public + vectors @ (kept * difference * scale) @ vectors.T
+    room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
+    return moved, vectors * room @ vectors.T
+
+
+def fitted_variance(difference: Tensor, noise: Tensor) -> float:
+    """v >= 0 of maximum likelihood for symmetric entries N(0, v + noise), twice on the diagonal.
+
+    Fisher scoring, where every entry weighs 1/(v + noise)².
+
+    Args:
+        difference: (q, q) symmetric.
+        noise: (q, q) variance of the noise off the diagonal, as of such an entry on it.
+    """
+    squares = difference.square()
+    squares = squares - torch.diag(squares.diagonal() / 2)
+    found = float(squares.mean())
+    for _ in range(SCORING_STEPS):
+        weight = 1 / (found + noise).clamp(min=1e-150).square()
+        found = max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
+    return found
 
 
 def conditioned(covariance: Tensor, shrinkage: float) -> Tensor:
@@ -134,11 +153,6 @@ def conditioned(covariance: Tensor, shrinkage: float) -> Tensor:
     mean = values.mean()
     values = (1 - shrinkage) * values + shrinkage * mean
     return vectors * values @ vectors.T
-
-
-def noise_floor(noise: float, dimension: int) -> float:
-    """2 s √q: the largest eigenvalue of q x q symmetric noise (Wigner), s off the diagonal."""
-    return 2 * noise * math.sqrt(dimension)
 
 
 def linear_discriminant(means: Tensor, covariance: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

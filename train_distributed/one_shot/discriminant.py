@@ -1,5 +1,6 @@
 """Class sums and second moments, and the Gaussian discriminant that an empirical Bayes makes."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -14,8 +15,7 @@ from train_distributed.one_shot.class_gaussians import (
     Prior,
     conditioned,
     linear_discriminant,
-    noise_floor,
-    trusted_share,
+    moved_covariance,
     within_class,
 )
 from train_distributed.one_shot.class_sums import ClassSums, class_counts
@@ -24,6 +24,8 @@ from train_distributed.one_shot.users import Chunk
 
 Moments = Literal["all", "none"]
 ClassPrior = Literal["empirical", "equal"]
+PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
+SHRINKAGE = 0.02  # of what it was moved to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class Discriminant:
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """
-        transform, features = self.transform, self.transform.dim - 1
+        transform = self.transform
         split = transform.dim * self.num_classes
         sums = total[:split].unflatten(0, (transform.dim, self.num_classes))
         counts = class_counts(sums[0], transform.constant, rows, noise_std)
@@ -115,17 +117,14 @@ class Discriminant:
         centre = sums[1:].sum(1) / rows
         deviations = sums[1:] / counts - centre[:, None]
         posterior = self._posterior(deviations, noise_std / counts, shares)
-        covariance, moved = self._public_within().double(), 0.0
-        floor = 0.0
+        covariance = conditioned(self._public_within().double(), PUBLIC_SHRINKAGE)
         if isinstance(self.statistics, LeastSquares):
-            noise = noise_std / (self.statistics.weight * 2**0.5) / rows
-            moments = symmetric(total[split:], features) / rows
-            covariance, moved = _moved(
-                covariance, within_class(moments, centre, posterior, shares), noise
-            )
-            floor = moved * noise_floor(noise, features)
-        unit = torch.eye(features, dtype=torch.float64)
-        covariance = conditioned(covariance + floor * unit, 0.02 + 0.1 * (1 - moved))
+            noise = noise_std / (self.statistics.weight * math.sqrt(2)) / rows
+            moments = symmetric(total[split:], self.transform.dim - 1) / rows
+            private = within_class(moments, centre, posterior, shares)
+            moved, room = moved_covariance(covariance, private, noise)
+            covariance = moved + room
+        covariance = conditioned(covariance, SHRINKAGE)
         means = centre[:, None] + posterior.means
         equal = torch.full_like(shares, 1 / self.num_classes)
         directions, bias = linear_discriminant(
@@ -147,11 +146,3 @@ class Discriminant:
         fits = [prior.fitted(deviations, noise) for prior in priors]
         best = max(range(len(priors)), key=lambda index: fits[index][1])
         return priors[best].posterior(deviations, noise, fits[best][0], shares)
-
-
-def _moved(public: Tensor, private: Tensor, noise: float) -> tuple[Tensor, float]:
-    """(q, q) W_pub + ρ (W_priv − W_pub) without negative eigenvalues, and ρ."""
-    difference = private - public
-    share = trusted_share(difference, conditioned(public, 0.0), noise)
-    values, vectors = torch.linalg.eigh(public + share * difference)
-    return vectors * values.clamp(min=0) @ vectors.T, share

@@ -13,9 +13,9 @@ from train_distributed.one_shot.class_gaussians import (
     Posterior,
     Prior,
     conditioned,
+    fitted_variance,
     linear_discriminant,
-    noise_floor,
-    trusted_share,
+    moved_covariance,
     within_class,
 )
 
@@ -55,8 +55,10 @@ def test_posterior_is_that_of_the_joint_gaussian(rank: int | None) -> None:
     found = Prior.of(between).posterior(deviations, noise, scale, shares)
     spread = torch.zeros(3, 3, dtype=torch.float64)
     for k in range(3):
-        gain = scale * between @ torch.linalg.inv(
-            scale * between + noise[k] ** 2 * torch.eye(3, dtype=torch.float64)
+        gain = (
+            scale
+            * between
+            @ torch.linalg.inv(scale * between + noise[k] ** 2 * torch.eye(3, dtype=torch.float64))
         )
         assert torch.allclose(found.means[:, k], gain @ deviations[:, k], atol=1e-12)
         spread += shares[k] * (scale * between - scale * gain @ between)
@@ -128,26 +130,67 @@ def test_posterior_means_lose_least_on_draws_from_the_model(tau: float) -> None:
     assert fitted_risk <= 1.05 * oracle
 
 
-def test_explained_share_is_that_of_the_noise() -> None:
-    """Pure noise is not trusted, on average; a thousand times more than noise is."""
-    public, noise = covariance(20, 11) + 0.1 * torch.eye(20, dtype=torch.float64), 0.3
-    draw = torch.Generator().manual_seed(12)
-    precision = torch.linalg.inv(public)
-    explained = noise**2 * (precision.trace() ** 2 + precision.square().sum())
-    moved = []
-    for _ in range(2000):
-        half = torch.randn(20, 20, generator=draw, dtype=torch.float64) * noise / math.sqrt(2)
-        white = torch.linalg.solve(public, half + half.T)
-        moved.append(float((white * white.T).sum()))
-    assert np.mean(moved) == pytest.approx(float(explained), rel=0.02)
-    assert trusted_share(1e3 * covariance(20, 13), public, noise) > 0.99
-    assert trusted_share(torch.zeros(20, 20).double(), public, noise) == 0
+def symmetric_noise(dim: int, draw: torch.Generator) -> Tensor:
+    """Independent N(0, 1), N(0, 2) on the diagonal, as of noised second moments."""
+    half = torch.randn(dim, dim, generator=draw, dtype=torch.float64) / math.sqrt(2)
+    return half + half.T
 
 
-def test_noise_floor_is_the_edge_of_the_spectrum() -> None:
-    half = torch.randn(400, 400, generator=torch.Generator().manual_seed(14)) / math.sqrt(2)
-    largest = float(torch.linalg.eigvalsh(half + half.T).max())
-    assert largest == pytest.approx(noise_floor(1.0, 400), rel=0.03)
+def test_covariance_is_moved_as_far_as_the_likelihood_says() -> None:
+    """Draws from the model: the variance is found, and the error is the least of all shares."""
+    public, draw = conditioned(covariance(20, 11), 0.05), torch.Generator().manual_seed(12)
+    values, vectors = torch.linalg.eigh(public)
+    root = vectors * values.sqrt() @ vectors.T
+    errors = torch.zeros(4, dtype=torch.float64)
+    for _ in range(100):
+        truth = public + 0.05 * root @ symmetric_noise(20, draw) @ root
+        noised = truth + 0.03 * symmetric_noise(20, draw)
+        found, _ = moved_covariance(public, noised, 0.03)
+        shares = [0.0, 0.5, 1.0]
+        others = [public + share * (noised - public) - truth for share in shares]
+        solved = [torch.linalg.solve(public, error) for error in (found - truth, *others)]
+        errors += torch.stack([(each * each.T).sum() for each in solved])
+    assert errors[0] < 0.95 * errors[1:].min()
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.01, 4.0])
+def test_variance_of_maximum_likelihood(truth: float) -> None:
+    """Beside a fine grid of the likelihood, noise of unequal size."""
+    draw = torch.Generator().manual_seed(13)
+    size = torch.logspace(-2, 1, 30, dtype=torch.float64)
+    noise = torch.outer(size, size)
+    entries = (truth + noise).sqrt() * symmetric_noise(30, draw)
+    found = fitted_variance(entries, noise)
+    upper = torch.triu(torch.ones(30, 30)) > 0
+    double = (1 + torch.eye(30, dtype=torch.float64))[upper]
+    grid = torch.cat([torch.zeros(1), torch.logspace(-6, 2, 20_001)]).double()
+    spread = (grid[:, None] + noise[upper]) * double
+    likelihood = -(spread.log() + entries[upper].square() / spread).sum(1)
+    best = float(grid[likelihood.argmax()])
+    assert found == pytest.approx(best, rel=0.2, abs=1e-3)
+
+
+def test_covariance_stays_public_where_there_is_but_noise() -> None:
+    public, draw = conditioned(covariance(20, 14), 0.05), torch.Generator().manual_seed(15)
+    found, _ = moved_covariance(public, public + 1e3 * symmetric_noise(20, draw), 1e3)
+    moved = torch.linalg.solve(public, found - public)
+    assert float((moved * moved.T).sum().sqrt()) < 0.5 * math.sqrt(20)
+
+
+def test_covariance_is_the_noised_one_where_there_is_no_noise() -> None:
+    public, private = conditioned(covariance(6, 16), 0.05), covariance(6, 17)
+    found, room = moved_covariance(public, private, 0.0)
+    assert torch.allclose(found, private, atol=1e-12)
+    assert not room.any()
+
+
+def test_room_is_the_edge_of_the_spectrum_of_kept_noise() -> None:
+    """Far more signal than noise, so all is kept: the error's least eigenvalue is lifted to 0."""
+    draw = torch.Generator().manual_seed(18)
+    public, truth = torch.eye(300, dtype=torch.float64), symmetric_noise(300, draw)
+    found, room = moved_covariance(public, truth + 0.05 * symmetric_noise(300, draw), 0.05)
+    lowest = float(torch.linalg.eigvalsh(found - truth)[0])
+    assert lowest == pytest.approx(-float(room[0, 0]), rel=0.05)
 
 
 def test_conditioned_covariance_keeps_its_trace_where_it_is_positive() -> None:

@@ -1,6 +1,7 @@
 """The discriminant: what is submitted is least squares', what is made of it withstands noise."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Discriminant
+from train_distributed.one_shot.discriminant import Discriminant, Moments
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 
@@ -41,7 +42,9 @@ def test_what_is_submitted_has_the_sensitivity_of_its_statistics(
     labels = torch.arange(40)[None] % K
     x = transform(rows_of(40, K, 2).embeddings)[None]
     chunk = Chunk(torch.zeros(1).long(), x, labels, torch.tensor([40]))
-    for moments, of in (("all", LeastSquares), ("none", ClassSums)):
+    kinds: tuple[tuple[Moments, type[LeastSquares | ClassSums]], ...]
+    kinds = (("all", LeastSquares), ("none", ClassSums))
+    for moments, of in kinds:
         found = Discriminant(num_classes=K, transform=transform, moments=moments)
         same = of(num_classes=K, transform=transform)
         assert torch.equal(found.submit(chunk), same.submit(chunk))
@@ -58,7 +61,7 @@ def test_what_is_submitted_has_the_sensitivity_of_its_statistics(
 def test_it_is_no_worse_than_the_nearest_noisy_mean(
     transform: PublicTransform, epsilon: float, moments: str
 ) -> None:
-    data, options = rows_of(4000, K, 3), {"transform": transform, "noise": "float"}
+    data = rows_of(4000, K, 3)
     privacy = Privacy(epsilon, 1e-5)
 
     def accuracy(method: str, **more: str) -> float:
@@ -70,8 +73,8 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
                 method,
                 privacy,
                 generator=draw,
-                vouch_for_transform=True,
-                **options,  # type: ignore[arg-type]
+                transform=transform,
+                noise="float",
                 **more,
             )
             found.append(made.report["test_accuracy"])
@@ -83,9 +86,9 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
 @pytest.mark.parametrize("std", [0.0, 1.0, 1e9])
 @pytest.mark.parametrize("moments", ["all", "none"])
 def test_any_noise_gives_finite_weights(
-    transform: PublicTransform, std: float, moments: str
+    transform: PublicTransform, std: float, moments: Moments
 ) -> None:
-    method = Discriminant(num_classes=K, transform=transform, moments=moments)  # type: ignore
+    method = Discriminant(num_classes=K, transform=transform, moments=moments)
     noise = torch.randn(method.dimension, generator=torch.Generator().manual_seed(4)).double()
     weights = method.classifier(noise * std / method.scale, 100, std)
     assert weights.shape == (transform.dim, K)
@@ -119,6 +122,6 @@ def test_a_transform_without_labels_serves_with_what_it_has() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("moments", "some"), ("prior", "flat")])
-def test_unknown_words_are_refused(transform: PublicTransform, name: str, value: str) -> None:
+def test_unknown_words_are_refused(transform: PublicTransform, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} must be one of .*{value}"):
         Discriminant(num_classes=K, transform=transform, **{name: value}).validate()

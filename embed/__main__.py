@@ -11,6 +11,7 @@ MENU = Menu(
     entries=(
         Entry("run", "embed.run:Run"),
         Entry("exclude", "embed.run:Exclude"),
+        Entry("hold-out", "embed.hold_out:HoldOut"),
         Entry("fit-transform", "embed.run:FitTransform"),
         Entry("import-reference", "embed.run:ImportReference"),
         Entry("plot", "embed.run:Plot"),

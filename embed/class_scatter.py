@@ -1,9 +1,31 @@
 """How public rows of one class scatter, and how class means do: what labels of public data show."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from embed.clip import CHUNK
+from embed.store import EmbeddingSet
+
+
+def scatter_of(
+    public: object, transform: Callable[[np.ndarray], Tensor]
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """`class_scatter` of a labelled set's transformed rows, the constant left out.
+
+    Returns:
+        (q, q) W and B; None and None where there are no labels, or too few.
+    """
+    if not isinstance(public, EmbeddingSet) or not public.labelled:
+        return None, None
+    labels = torch.from_numpy(np.asarray(public.labels))
+    parts = (slice(start, start + CHUNK) for start in range(0, len(public), CHUNK))
+    found = class_scatter(
+        (transform(np.asarray(public.embeddings[part]))[:, 1:], labels[part]) for part in parts
+    )
+    return (None, None) if found is None else found
 
 
 def class_scatter(blocks: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:

@@ -1,6 +1,7 @@
 """Rows [a, clip(x)] whose stored floats have norm at most c."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -71,16 +72,19 @@ def _clip(x: Tensor, bound: float, dtype: torch.dtype) -> Tensor:
     return scaled
 
 
-def check_finite(x: Tensor, name: str, first_row: int = 0) -> None:
+def check_finite(
+    x: Tensor, name: str, first_row: int = 0, place: Callable[[int], str] = "row {}".format
+) -> None:
     """Raises ValueError naming the first row of `x` that holds a NaN or an infinity.
 
     Args:
         x: (n, p).
         name: what x is called in the error.
         first_row: number of the row at which x starts.
+        place: which row a number is, for the error.
     """
     bad = ~torch.isfinite(x).all(1)
     if bad.any():
         row = int(bad.nonzero()[0])
         value = x[row][~torch.isfinite(x[row])][0].item()
-        raise ValueError(f"{name} must be finite, got {value} in row {first_row + row}")
+        raise ValueError(f"{name} must be finite, got {value} in {place(first_row + row)}")

@@ -66,6 +66,7 @@ class Compression:
             labels=np.array(embeddings.labels),
             users=embeddings.users,
             split=np.array(embeddings.split),
+            names=embeddings.names,
             meta=kept,
         )
 

@@ -1,42 +1,33 @@
 """Images to embeddings on disk: streaming, sharded, resumable after a kill at any moment.
 
-Rows are written in place into a preallocated file below `<out>.partial`; an empty file per
-finished shard records progress; the finished set is renamed to `<out>`.
+Rows are written in place into a preallocated file below `<out>.partial`; a file per finished shard
+records progress; the finished set is renamed to `<out>`. A skipped image leaves its place empty
+until then, so that shards and batches are the same whether or not a run was interrupted.
 """
 
-import contextlib
-import fcntl
-import json
-import os
-import shutil
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import nn
 
+from embed.encoding import UNKNOWN
 from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
-from embed.store import (
-    INFERRED,
-    EmbeddingSet,
-    hash_rows,
-    read_blocks,
-    write_companions,
-    write_header,
-)
-from pretrain.cli.output import new_file, refuse_existing
+from embed.partial import Partial, as_planned, changed
+from embed.store import INFERRED, EmbeddingSet, hash_rows
+from embed.stream import embedded, spans
+from pretrain.cli.output import refuse_existing
+from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
+from pretrain.intake.decode import UnreadableImage
+from pretrain.intake.shares import users_in_both
 from pretrain.preprocess import Preprocess
 
-AHEAD = 3  # batches decoded while one is computed
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -52,6 +43,7 @@ class ExtractOptions:
     device: str = "cpu"
     compiled: bool | None = None  # None: on a GPU, for large sets
     overwrite: bool = False  # replace a finished set of another extraction
+    skip_unreadable: bool = False  # leave out images that cannot be decoded, and say which
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -75,10 +67,13 @@ def extract(
     encoder_name: str,
     preprocess: Preprocess,
     options: ExtractOptions,
+    weights: str = UNKNOWN,
 ) -> EmbeddingSet | None:
     """Embeds all images into the directory `out`, or this process's share of them.
 
-    A later call with the same arguments goes on where an interrupted one stopped.
+    A later call with the same arguments goes on where an interrupted one stopped. `encoder_name`
+    and `weights` (see `pretrain.encoder.origin`) are for meta.json. Skipped images are counted
+    there as `unreadable` and named, with the reason, in `unreadable.txt`.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -94,16 +89,18 @@ def extract(
     compiled = options.compiled
     if compiled is None:
         compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
+    ends = _ends(images, skip=options.skip_unreadable)
     meta = {
         "data": images.name,
-        "data_hash": _data_hash(images),
+        "data_hash": _data_hash(images, ends),
         "rows": len(images),
         "class_names": list(images.class_names),
-        "classes": INFERRED if images.inferred else "declared",
+        "classes": _classes(images),
         "encoder": encoder_name,
         "encoder_hash": encoder_hash(encoder),
-        "preprocess": asdict(preprocess),
-        "image_shape": list(images.images(slice(0, 1)).shape[1:]),
+        "weights": weights,
+        "preprocess": preprocess.to_json(),
+        "image_shape": list(ends.shape[1:]),
         "dtype": options.dtype,
         "compute": str(dtype).removeprefix("torch."),
         "compiled": compiled,
@@ -111,172 +108,82 @@ def extract(
         "shard_rows": options.shard_rows,
         "versions": {name: version(name) for name in ("torch", "timm", "numpy", "pillow")},
     }
+    meta |= {name: value for name, value in _known(images).items() if value}
     if out.exists() and not out.with_name(out.name + ".partial").exists():
         held = EmbeddingSet.open(out) if (out / "meta.json").exists() else None
-        if held is not None and not _changed(_without_hash(held.meta), meta):
-            return held
+        if held is not None:
+            planned = as_planned(held.meta, skip=options.skip_unreadable)
+            if not changed(planned, meta):
+                return held
         refuse_existing(out, overwrite=options.overwrite)
-    job = _Job(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    shards = partial.open(options.shard, skip=options.skip_unreadable)
     forward = fast_forward(encoder, device, dtype, compiled=compiled)
-    return job.run(lambda pixels: forward(preprocess(pixels.to(device))), options.shard)
-
-
-class _Job:
-    """The partial directory of one extraction: `set/`, `finished/`, `meta.json`, `lock`."""
-
-    def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
-        self.out, self.meta, self.images, self.dim = out, meta, images, dim
-        self.partial = out.with_name(out.name + ".partial")
-        self.rows, self.dtype = self.partial / "set" / "embeddings.npy", np.dtype(meta["dtype"])
-        self.finished = self.partial / "finished"
-        self.shards = -(-len(images) // meta["shard_rows"])
-
-    def run(self, forward: Callable[[Tensor], Tensor], share: tuple[int, int]) -> Any:
-        self.partial.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            self._prepare()
-        index, count = share
-        mine = [s for s in range(index, self.shards, count) if not self._marker(s).exists()]
-        total = sum(len(range(*self._range(s))) for s in mine)
-        with tqdm(total=total, unit="image", disable=None, smoothing=0.05) as bar:
-            for shard, block in self._computed(mine, forward, bar):
-                self._write(shard, block)
-        with self._locked():
-            return self._finish()
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.partial / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _marker(self, shard: int) -> Path:
-        return self.finished / f"{shard:06d}"
-
-    def _range(self, shard: int) -> tuple[int, int]:
-        size = self.meta["shard_rows"]
-        return shard * size, min(len(self.images), (shard + 1) * size)
-
-    def _prepare(self) -> None:
-        """Creates the empty set, or checks that the existing one is of this extraction."""
-        plan = self.partial / "meta.json"
-        if plan.exists():
-            found = json.loads(plan.read_text())
-            if changed := _changed(found, self.meta):
-                raise ValueError(
-                    f"{self.partial} must be of the same extraction (or be removed), "
-                    f"got another {', '.join(changed)}"
-                )
-            return
-        for directory in (self.rows.parent, self.finished):
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir()
-        try:
-            write_companions(
-                self.rows.parent,
-                labels=self.images.labels,
-                users=self.images.users,
-                split=self.images.split,
-                meta=self.meta,
-            )
-            with self.rows.open("wb") as file:
-                write_header(file, (len(self.images), self.dim), self.dtype)
-                row = self.dim * self.dtype.itemsize
-                os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
-        except OSError as error:
-            shutil.rmtree(self.partial)
-            needed = len(self.images) * self.dim * self.dtype.itemsize
-            reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
-            raise OSError(error.errno, reason) from error
-        with new_file(plan) as partial:
-            partial.write_text(json.dumps(self.meta))
-
-    def _computed(
-        self, shards: list[int], forward: Callable[[Tensor], Tensor], bar: Any
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        size = self.meta["batch_size"]
-        spans = [
-            (shard, start, min(stop, start + size))
-            for shard in shards
-            for begin, stop in [self._range(shard)]
-            for start in range(begin, stop, size)
-        ]
+    batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
+    with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
         block: list[np.ndarray] = []
-        for (shard, start, stop), pixels in _decoded_ahead(self.images, spans):
-            if list(pixels.shape[1:]) != self.meta["image_shape"]:
-                expected = tuple(self.meta["image_shape"])
-                raise ValueError(
-                    f"{self.images.name}: all images must have shape {expected}, "
-                    f"got {pixels.shape[1:]} in rows {start} to {stop - 1}"
-                )
-            with np.errstate(over="ignore"):  # reported below, with its row
-                rows = forward(torch.from_numpy(pixels)).numpy().astype(self.dtype)
-            bad = ~np.isfinite(rows).all(1)
-            if bad.any():
-                row = start + int(bad.argmax())
-                raise ValueError(
-                    f"embeddings must be finite in {self.dtype}, got others in row {row}, "
-                    f"{self.images.place(row)}"
-                )
+        skipped: dict[int, str] = {}
+        for (_, stop), rows in embedded(
+            images,
+            batches,
+            lambda pixels: forward(preprocess(pixels.to(device))),
+            shape=tuple(meta["image_shape"]),
+            dtype=partial.dtype,
+            skipped=skipped if options.skip_unreadable else None,
+        ):
             block.append(rows)
-            bar.update(len(rows))
-            if stop == self._range(shard)[1]:
-                yield shard, np.concatenate(block)
-                block = []
-
-    def _write(self, shard: int, block: np.ndarray) -> None:
-        with self.rows.open("r+b") as file:
-            header = os.fstat(file.fileno()).st_size - len(self.images) * block[0].nbytes
-            file.seek(header + self._range(shard)[0] * block[0].nbytes)
-            file.write(np.ascontiguousarray(block).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        self._marker(shard).touch()
-
-    def _finish(self) -> EmbeddingSet | None:
-        """Renames the set once every shard is there; the last process of all does it."""
-        if self.rows.exists():
-            if not all(self._marker(s).exists() for s in range(self.shards)):
-                return None
-            meta = {**self.meta, "content_hash": hash_rows(read_blocks(self.rows))}
-            with new_file(self.rows.parent / "meta.json") as partial:
-                partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
-            if self.out.exists():  # --overwrite: the old set stays until the new one is whole
-                self.out.rename(self.partial / "replaced")
-            self.rows.parent.rename(self.out)
-        shutil.rmtree(self.partial, ignore_errors=True)
-        return EmbeddingSet.open(self.out)
+            shard = (stop - 1) // options.shard_rows
+            if stop == partial.span(shard)[1]:
+                partial.write(shard, np.concatenate(block), skipped)
+                block.clear()
+                skipped.clear()
+            progress.update(len(rows))
+    return partial.finish()
 
 
-def _decoded_ahead(
-    images: ImageSet, spans: list[tuple[int, int, int]]
-) -> Iterator[tuple[tuple[int, int, int], np.ndarray]]:
-    """Each span with its pixels, in order, decoded by threads while earlier ones are used."""
-    waiting: deque[tuple[tuple[int, int, int], Future[np.ndarray]]] = deque()
-    with ThreadPoolExecutor(AHEAD, "decode") as pool:
+def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:
+    """The first and the last image, (2, 3, h, w); with `skip` the outermost readable ones.
+
+    Raises:
+        ValueError: none is readable, or they differ in size.
+    """
+    if not skip:
+        return images.images(np.array([0, len(images) - 1]))
+    ends = [_readable(images, range(len(images))), _readable(images, range(len(images))[::-1])]
+    return images.images(np.array(ends))
+
+
+def _readable(images: ImageSet, rows: Iterable[int]) -> int:
+    """The first of the rows whose image can be decoded."""
+    first: UnreadableImage | None = None
+    for row in rows:
         try:
-            for span in spans:
-                waiting.append((span, pool.submit(images.images, slice(span[1], span[2]))))
-                if len(waiting) > AHEAD:
-                    ready, future = waiting.popleft()
-                    yield ready, future.result()
-            while waiting:
-                ready, future = waiting.popleft()
-                yield ready, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            images.images(slice(row, row + 1))
+            return row
+        except UnreadableImage as error:
+            first = first or error
+    raise ValueError(f"{images.name} must hold a readable image, got none; the first: {first}")
 
 
-def _data_hash(images: ImageSet) -> str:
-    """Of labels, splits, users and the first and last image."""
-    ends = images.images(np.array([0, len(images) - 1]))
+def _data_hash(images: ImageSet, ends: np.ndarray) -> str:
+    """Of labels, splits, users, names and the first and last image."""
     columns = [images.labels, images.split, *([] if images.users is None else [images.users])]
+    if images.names is not None:
+        columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
     return hash_rows([ends, *columns])
 
 
-def _changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
-    return sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
+def _known(images: ImageSet) -> dict[str, Any]:
+    """What else meta.json says of the images, where there is anything to say."""
+    return {
+        "user_names": list(images.user_names),
+        "users_in_both_splits": len(users_in_both(images)),
+        "files_skipped": len(images.skipped),
+    }
 
 
-def _without_hash(meta: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in meta.items() if key != "content_hash"}
+def _classes(images: ImageSet) -> str:
+    """Whether somebody declared the classes, or nobody labelled the images."""
+    if not images.labelled:
+        return "none"
+    return INFERRED if images.inferred else "declared"

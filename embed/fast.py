@@ -19,9 +19,9 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def choose_batch_size(device: torch.device) -> int:
+def choose_batch_size(device: torch.device | str) -> int:
     """Images per forward pass."""
-    return CPU_BATCH if device.type == "cpu" else GPU_BATCH
+    return CPU_BATCH if torch.device(device).type == "cpu" else GPU_BATCH
 
 
 def fast_forward(
@@ -29,7 +29,8 @@ def fast_forward(
 ) -> Callable[[Tensor], Tensor]:
     """A function from (n, 3, h, w) float32 pixels to (n, p) float32 embeddings on the CPU.
 
-    Channels last, in `dtype` under autocast, optionally compiled.
+    Channels last, in `dtype` under autocast, optionally compiled. The function raises ValueError
+    where the network refuses a batch.
     """
     model = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     run = torch.compile(model) if compiled else model
@@ -38,6 +39,17 @@ def fast_forward(
         pixels = images.contiguous(memory_format=torch.channels_last)
         reduced = dtype != torch.float32
         with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=reduced):
-            return run(pixels).float().cpu()
+            try:
+                return run(pixels).float().cpu()
+            except (RuntimeError, AssertionError, ValueError) as error:
+                raise ValueError(_refusal(error, tuple(pixels.shape))) from error
 
     return forward
+
+
+def _refusal(error: Exception, shape: tuple[int, ...]) -> str:
+    """Why a network refused a batch: too little memory, or a shape that it does not take."""
+    words = " ".join(str(error).split())[:200]
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in words:
+        return f"batch_size must be lower for inputs {shape[1:]}, got {shape[0]}: {words}"
+    return f"encoder must take inputs {shape[1:]} (see image_size), got: {words}"

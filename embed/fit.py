@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EmbeddingSet, write_companions, write_rows
 from embed.transform import PublicTransform
@@ -20,11 +21,12 @@ def shared_rows(public: EmbeddingSet, private: EmbeddingSet) -> int:
 
 
 def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
-    """Checks that what counts as public holds no row of the private set.
+    """Checks that what counts as public is of the same encoder and holds no private row.
 
     Raises:
-        ValueError: some row is in both.
+        ValueError: another encoder or preprocessing, or some row is in both.
     """
+    refuse_other(public.encoding, private.encoding)
     shared = 0 if public.dim != private.dim else shared_rows(public, private)
     if shared:
         raise ValueError(
@@ -63,6 +65,7 @@ def exclude(
             labels=public.labels[kept],
             users=None if public.users is None else public.users[kept],
             split=public.split[kept],
+            names=None if public.names is None else public.names[kept],
             meta=meta,
         )
     return EmbeddingSet.open(out), dropped
@@ -106,8 +109,10 @@ def fit_and_apply(
     """
     public = EmbeddingSet.open(public_directory)
     private = None if private_directory is None else EmbeddingSet.open(private_directory)
-    if private is not None and not leak:
-        refuse_leak(public, private)
+    if private is not None:
+        refuse_other(public.encoding, private.encoding)
+        if not leak:
+            refuse_leak(public, private)
     transform = PublicTransform.fit(public, **options)
     report = {
         "public": public.meta.get("data"),
@@ -150,5 +155,6 @@ def _write_transformed(
         labels=private.labels,
         users=private.users,
         split=private.split,
+        names=private.names,
         meta=kept | {"transform": made_by},
     )

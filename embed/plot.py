@@ -41,7 +41,7 @@ def plot_embeddings(
     chosen = np.sort(rng.permutation(len(whole))[:rows])
     shown = whole.subset(chosen)
     points = project(shown.embeddings.astype(np.float32), method, seed)
-    names = shown.meta.get("class_names") or [str(k) for k in range(shown.labels.max() + 1)]
+    names = list(shown.meta.get("class_names") or map(str, range(shown.labels.max() + 1)))
     report = {
         "embeddings": whole.meta.get("data"),
         "content_hash": whole.content_hash(),
@@ -62,8 +62,9 @@ def _draw(points: np.ndarray, labels: np.ndarray, names: list[str], method: str)
     few = len(names) <= COLOURS
     for label in np.unique(labels):
         mine = points[labels == label]
-        colour = f"C{label}" if len(names) <= 10 else None
-        axes.scatter(*mine.T, s=5, color=colour, label=names[label] if few else None)
+        colour = f"C{label}" if label >= 0 and len(names) <= 10 else None
+        name = "without label" if label < 0 else names[label]
+        axes.scatter(*mine.T, s=5, color=colour, label=name if few else None)
     if few:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), markerscale=3, frameon=False)
     axes.set_title(f"{len(points)} embeddings, {'PCA' if method == 'pca' else 't-SNE'}")

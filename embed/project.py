@@ -16,12 +16,12 @@ def project(x: Tensor, mean: Tensor, basis: Tensor | None, scale: Tensor) -> Ten
 
     Args:
         x: (n, p) finite floats.
-        mean: (p,) float32 m.
-        basis: (p, q) float32 P; None: the identity.
-        scale: (q,) float32 s > 0.
+        mean: (p,) m, in the precision to compute in.
+        basis: (p, q) P; None: the identity.
+        scale: (q,) s > 0.
 
     Returns:
-        (n, q) float32, or float64 if a row has overflowed.
+        (n, q) in that precision, or float64 if a row has overflowed.
     """
     centred = x.to(mean.dtype) - mean
     direct = (centred if basis is None else centred @ basis) / scale

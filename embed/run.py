@@ -3,10 +3,11 @@
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from embed.image_options import ImageOptions
 from embed.transform_options import TransformOptions
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
@@ -14,37 +15,32 @@ from pretrain.cli.output import default_directory, refuse_existing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """Embed an image set; an interrupted run goes on when the same command is given again."""
+class Run(ImageOptions):
+    """Embed an image set; an interrupted run goes on when the same command is given again.
 
-    data: str
-    """An npz file, a folder, cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH."""
+    An npz file holds x_train (N, h, w) or (N, h, w, 3) uint8, y_train (N,) labels or nothing, and
+    writer_train (N,) users if they are known, the same with _test, _val and _evaluation, and
+    `names` of the classes. docs/data.md has all formats. For example:
+
+    embed run --data csv:xrays/table.csv --path-column file --label-column finding
+    --user-column hospital --class-names normal pneumonia --resize 224 --test-share 0.2 --out xrays
+    """
+
     encoder: str = "simclr-small"
-    """timm:NAME, simclrv2:NAME, a checkpoint's path, or the encoder shipped here."""
+    """timm:NAME, hf:NAME, hf:DIR, open_clip:NAME, open_clip:DIR, simclrv2:NAME, resnet50-v1, a
+    checkpoint's path, or the encoder shipped here."""
     weights: str | None = None
-    """For timm: a file, "package" or "hub". For simclrv2: a converted file."""
+    """Of a network named by its architecture: a file, "random" for an untrained one, "hub", or for
+    timm "package". Checkpoints, hf models and the encoder shipped here have their own."""
     out: Path | None = None
     """Directory to write."""
-    splits: tuple[str, ...] = ()
-    """Of train, test, val, evaluation; all that are there by default."""
-    limit: int | None = None
-    """Only so many images, from the start."""
     image_size: int | None = None
-    """Pixels of the encoder's square input; as stored by default."""
-    crop: float = 1.0
-    """Share of the shorter side kept (SimCLRv2: 0.875)."""
-    num_classes: int | None = None
-    """K, where the data names no classes: labels 0 to K - 1. It is public, so it is declared;
-    counted from the labels that occur it serves simulations only."""
-    class_names: tuple[str, ...] = ()
-    """Names of the classes in the order of their labels, instead of num_classes; of class folders
-    those that there may be, present or not."""
+    """Pixels of the encoder's square input. Where neither it nor crop is given, pictures are
+    scaled and cut as the encoder's own configuration states, or left as stored without any."""
+    crop: float | None = None
+    """Share of the shorter side kept (SimCLRv2: 0.875); all of it by default."""
     invert: bool = False
     """Embed 1 - x, as the paper does for EMNIST."""
-    resize: int | None = None
-    """Shorter side to which an image folder's pictures are brought."""
-    download: bool = False
-    """Let torchvision fetch a missing data set."""
     dtype: Literal["float32", "float16"] = "float32"
     """Of the stored rows."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -65,42 +61,39 @@ class Run:
     def run(self) -> int:
         """Embeds, or this process's share; prints where the rows are."""
         from embed.extract import ExtractOptions, extract
-        from pretrain import build_encoder
-        from pretrain.datasets import declared_classes
-        from pretrain.preprocess import Preprocess
-        from pretrain.sources import open_images
+        from embed.fast import choose_batch_size
+        from pretrain.encoder import build_encoder, origin, without_directory
+        from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
+        device = usual_device(self.device)
         options = ExtractOptions(
             dtype=self.dtype,
             compute=self.compute,
             batch_size=self.batch_size,
             shard_rows=self.shard_rows,
             shard=_share(self.shard),
-            device=usual_device(self.device),
+            device=device,
             compiled=self.compiled,
             overwrite=self.overwrite,
+            skip_unreadable=self.skip_unreadable,
         )
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be >= 1, got {self.limit}")
-        preprocess = Preprocess(image_size=self.image_size, crop=self.crop, invert=self.invert)
-        images = open_images(
-            self.data,
-            splits=self.splits,
-            download=self.download,
-            resize=self.resize,
-            classes=declared_classes(self.num_classes, self.class_names),
-        ).take(slice(0, self.limit))
-        weights = {} if self.weights is None else {"weights": self.weights}
-        encoder = build_encoder(self.encoder, **weights)
+        crop = 1.0 if self.crop is None else self.crop
+        asked = Preprocess(image_size=self.image_size, crop=crop, invert=self.invert)
+        refuse_too_large(self.image_size, self.batch_size or choose_batch_size(device))
+        images = self.images()
+        encoder = build_encoder(self.encoder, weights=self.weights, image_size=self.image_size)
+        own = self.image_size is None and self.crop is None
+        preprocess = replace(encoder.preprocess, invert=self.invert) if own else asked
         try:
             done = extract(
                 images,
                 encoder,
                 out,
-                encoder_name=self.encoder,
+                encoder_name=without_directory(self.encoder),
                 preprocess=preprocess,
                 options=options,
+                weights=origin(self.encoder, self.weights),
             )
         except KeyboardInterrupt:
             print(f"interrupted; finished shards are kept in {out}.partial", file=sys.stderr)
@@ -109,6 +102,8 @@ class Run:
             print(f"this share is done; other shards are missing in {out}.partial")
         else:
             print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+            if skipped := done.meta.get("unreadable"):
+                print(f"{skipped} unreadable images skipped: {out / 'unreadable.txt'}")
         return 0
 
 

@@ -39,7 +39,11 @@ class SplitByWriter:
         source.subset(kept).save(self.private)
         given = source.subset(np.flatnonzero(donated))
         EmbeddingSet(
-            embeddings=given.embeddings, labels=given.labels, users=given.users, meta=given.meta
+            embeddings=given.embeddings,
+            labels=given.labels,
+            users=given.users,
+            names=given.names,
+            meta=given.meta,
         ).save(self.public)
         users = len(np.unique(source.users[source.split == TRAIN]))
         print(f"{users} private users, {len(kept)} private and test rows, {len(given)} public rows")

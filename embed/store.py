@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from embed.encoding import Encoding
 from pretrain.cli.output import new_directory
+from pretrain.names import decode_name, encode_names
 
 TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: held out for a private one
+UNLABELLED = -1  # the label of every row, or of none
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 INFERRED = "inferred"  # classes counted from the labels that occur
 BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
@@ -21,15 +24,19 @@ BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
 class EmbeddingSet:
     """N embedded images.
 
+    Images without labels, which a model is to classify, have the label -1, all of them.
+
     Raises:
         ValueError: at construction, where the arrays do not fit together.
     """
 
     embeddings: np.ndarray  # (N, p) float16, float32 or float64; memory-mapped if opened
-    labels: np.ndarray  # (N,) int64
+    labels: np.ndarray  # (N,) int64; all -1 where nobody labelled them
     users: np.ndarray | None = None  # (N,) int64
     split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # TRAIN, TEST, …
     meta: dict[str, Any] = field(default_factory=dict)
+    names: np.ndarray | None = None  # (N,) of the images, as str or UTF-8 bytes
+    directory: Path | None = field(default=None, init=False, compare=False)  # it was opened from
 
     def __post_init__(self) -> None:
         x = self.embeddings
@@ -45,11 +52,19 @@ class EmbeddingSet:
                 raise ValueError(
                     f"{name} must be {len(x)} integers, got {values.dtype} {values.shape}"
                 )
-            if values.min() < 0 or (name == "split" and values.max() > EVALUATION):
-                rule = "0, 1 or 2" if name == "split" else ">= 0"
+            unlabelled = name == "labels" and (values == UNLABELLED).all()
+            unknown = name == "split" and values.max() > EVALUATION
+            if unknown or (values.min() < 0 and not unlabelled):
+                rules = {"split": "0, 1 or 2", "labels": ">= 0, or -1 in every row"}
+                rule = rules.get(name, ">= 0")
                 raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
             target = np.uint8 if name == "split" else np.int64
             object.__setattr__(self, name, values.astype(target, copy=False))
+        if self.names is not None and (
+            self.names.shape != (len(x),) or self.names.dtype.kind not in "SU"
+        ):
+            kind = f"{self.names.dtype} {self.names.shape}"
+            raise ValueError(f"names must be {len(x)} strings, got {kind}")
         names = self.meta.get("class_names", [])
         if not isinstance(names, list | tuple) or len(set(map(str, names))) < len(names):
             raise ValueError(f"class_names must be a list of distinct names, got {names}")
@@ -62,6 +77,40 @@ class EmbeddingSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether its rows have labels; without them nothing can be learned or measured."""
+        return bool(self.labels[0] != UNLABELLED)
+
+    def need_labels(self, called: str = "embeddings") -> None:
+        """Raises ValueError unless its rows have labels; `called` names it in the error."""
+        if not self.labelled:
+            where = self.directory or f"a set of {len(self)} rows"
+            raise ValueError(f"{called} must have labels to learn from, got {where} without any")
+
+    def check_finite(self, called: str = "embeddings") -> None:
+        """Raises ValueError naming the first row that holds NaN or infinity, and its file."""
+        start = 0
+        for block in self.blocks():
+            finite = np.isfinite(block)
+            if not finite.all():
+                row = int(finite.all(1).argmin())
+                value = block[row][~finite[row]][0]
+                raise ValueError(
+                    f"{called} must be finite, got {value} in {self.place(start + row)}"
+                )
+            start += len(block)
+
+    def name(self, row: int) -> str:
+        """The name of a row's image, such as its path below the data; else the row's number."""
+        return f"row {row}" if self.names is None else decode_name(self.names[row])
+
+    def place(self, row: int) -> str:
+        """Which row it is, for errors: number, file and image, as far as they are known."""
+        image = "" if self.names is None else f" ({self.name(row)})"
+        file = "" if self.directory is None else f" of {self.directory / 'embeddings.npy'}"
+        return f"row {row}{file}{image}"
 
     @property
     def declared_classes(self) -> tuple[str, ...]:
@@ -81,6 +130,11 @@ class EmbeddingSet:
         """Whether its rows are raw, or were made by a transform that has seen none of them."""
         made_by = self.meta.get("transform")
         return made_by is None or (isinstance(made_by, dict) and made_by.get("compared") is True)
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What made the rows out of pictures; None where nobody says."""
+        return Encoding.of(self.meta)
 
     @property
     def dropped_rows(self) -> int:
@@ -105,12 +159,15 @@ class EmbeddingSet:
         meta = _read_meta(path / "meta.json")
         arrays = {name: _read_array(path / f"{name}.npy") for name in ("embeddings", "labels")}
         arrays["split"] = _read_array(path / "split.npy")
-        if (path / "users.npy").exists():
-            arrays["users"] = _read_array(path / "users.npy")
+        for name in ("users", "names"):
+            if (path / f"{name}.npy").exists():
+                arrays[name] = _read_array(path / f"{name}.npy")
         try:
-            return cls(**arrays, meta=meta)
+            opened = cls(**arrays, meta=meta)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+        object.__setattr__(opened, "directory", path)
+        return opened
 
     def subset(self, rows: np.ndarray | slice) -> "EmbeddingSet":
         """The rows selected by a mask, indices or a slice, in memory unless it is a slice."""
@@ -120,6 +177,7 @@ class EmbeddingSet:
             labels=self.labels[rows],
             users=None if self.users is None else self.users[rows],
             split=self.split[rows],
+            names=None if self.names is None else self.names[rows],
             meta=meta,
         )
 
@@ -142,6 +200,7 @@ class EmbeddingSet:
                 labels=self.labels,
                 users=self.users,
                 split=self.split,
+                names=self.names,
                 meta={**self.meta, "content_hash": self.content_hash()},
             )
 
@@ -191,12 +250,16 @@ def write_companions(
     users: np.ndarray | None,
     split: np.ndarray,
     meta: dict[str, Any],
+    names: np.ndarray | None = None,
 ) -> None:
     """Everything of a set beside the embeddings themselves."""
     np.save(directory / "labels.npy", labels.astype(np.int64))
     np.save(directory / "split.npy", split.astype(np.uint8))
     if users is not None:
         np.save(directory / "users.npy", users.astype(np.int64))
+    if names is not None:
+        encoded = encode_names(names.tolist()) if names.dtype.kind == "U" else names
+        np.save(directory / "names.npy", encoded)
     (directory / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
 
 

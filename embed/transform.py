@@ -1,6 +1,5 @@
 """From embeddings to rows [a, clip(x)] of norm at most c, with public statistics only."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +11,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from embed.class_scatter import class_scatter
+from embed.class_scatter import scatter_of
 from embed.clip import CHUNK, add_constant_and_clip, check_bounds, check_finite
+from embed.encoding import Encoding
 from embed.identity import known_rows
 from embed.moments import moments, norm_quantile, principal_directions, whitening_scale
 from embed.project import project
-from embed.store import EmbeddingSet, hash_rows
+from embed.public_rows import as_tensor, checked_blocks, content_hash
+from embed.store import EmbeddingSet
 from pretrain.cli.output import new_file
 
 
@@ -49,6 +50,7 @@ class PublicTransform:
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # rows left out of the public set because they were private ones
+    encoding: Encoding | None = None  # what made the public rows; None: nobody says
 
     def __post_init__(self) -> None:
         check_bounds(self.clip_norm, self.constant)
@@ -128,7 +130,7 @@ class PublicTransform:
                     [1.0000, 0.5000, 0.0000],
                     [1.0000, 0.0000, 0.5000]])
         """
-        blocks = _checked_blocks(public)
+        blocks = checked_blocks(public)
         p = next(iter(blocks())).shape[1]
         q = p if components is None else components
         if not 1 <= q <= p:
@@ -161,16 +163,12 @@ class PublicTransform:
             fitted_on=content_hash(public),
             seen=known_rows(b.numpy() for b in blocks()) if remember else None,
             dropped=public.dropped_rows if isinstance(public, EmbeddingSet) else 0,
+            encoding=public.encoding if isinstance(public, EmbeddingSet) else None,
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
-        within, between = _scatter(public, fitted)
-        return replace(
-            fitted,
-            row_mean=row_mean,
-            second_moment=second_moment,
-            within_class=within,
-            between_class=between,
-        )
+        of_all = {"row_mean": row_mean, "second_moment": second_moment}
+        within, between = scatter_of(public, fitted)
+        return replace(fitted, **of_all, within_class=within, between_class=between)
 
     @classmethod
     def identity(
@@ -198,17 +196,21 @@ class PublicTransform:
         out = torch.empty(len(x), self.dim, dtype=dtype)
         for start in range(0, len(x), CHUNK):
             rows = slice(start, start + CHUNK)
-            features = self.features(_tensor(x[rows]), first_row=start)
+            features = self.features(as_tensor(x[rows]), first_row=start)
             out[rows] = add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
         return out
 
-    def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
-        """Pᵀ(x - m)/s before clipping, (n, q), finite; `first_row` is where x starts, for errors.
+    def features(
+        self, x: Tensor, *, first_row: int = 0, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Pᵀ(x - m)/s before clipping, (n, q), finite, computed in `dtype`.
 
-        See `embed.project.project` for rows whose features no float holds.
+        `first_row` is where x starts, for errors. See `embed.project.project` for rows whose
+        features no float holds.
         """
         check_finite(x, "x", first_row)
-        return project(x, self.mean, self.basis if self._rotates else None, self.scale)
+        basis = self.basis.to(dtype) if self._rotates else None
+        return project(x, self.mean.to(dtype), basis, self.scale.to(dtype))
 
     @cached_property
     def _rotates(self) -> bool:
@@ -221,6 +223,8 @@ class PublicTransform:
         if self.seen is not None:
             tensors["seen"] = torch.from_numpy(self.seen.view(np.int64))
         metadata = {"fitted_on": self.fitted_on, "dropped": str(self.dropped)}
+        if self.encoding is not None:
+            metadata |= self.encoding.metadata()
         with new_file(path) as partial:
             save_file(tensors, partial, metadata)
 
@@ -241,7 +245,11 @@ class PublicTransform:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
-        """Reads what `tensors` gave; `provenance`: `fitted_on`, `seen` and `dropped`, where known.
+        """Reads what `tensors` gave.
+
+        Args:
+            tensors: by name.
+            **provenance: `fitted_on`, `seen`, `dropped` and `encoding`, where known.
 
         Raises:
             ValueError: a tensor is missing or the shapes do not fit together.
@@ -264,7 +272,7 @@ class PublicTransform:
 
     @classmethod
     def load(cls, path: Path) -> "PublicTransform":
-        """Reads what `save` wrote; of an older file it stays unknown which rows it has seen.
+        """Reads what `save` wrote; what an older file does not say stays unknown.
 
         Raises:
             ValueError: missing, damaged or something else.
@@ -286,45 +294,5 @@ class PublicTransform:
             fitted_on=metadata.get("fitted_on", ""),
             seen=None if seen is None else seen.numpy().view(np.uint64),
             dropped=int(dropped),
+            encoding=Encoding.in_metadata(metadata, path),
         )
-
-
-def content_hash(rows: Tensor | np.ndarray | EmbeddingSet) -> str:
-    """SHA-256 of the embedding values, however they are held."""
-    if isinstance(rows, EmbeddingSet):
-        return rows.content_hash()
-    return hash_rows([rows.cpu().numpy() if isinstance(rows, Tensor) else rows])
-
-
-def _scatter(
-    public: Tensor | np.ndarray | EmbeddingSet, transform: PublicTransform
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    if not isinstance(public, EmbeddingSet):
-        return None, None
-    labels = torch.from_numpy(np.asarray(public.labels))
-    starts = range(0, len(public), CHUNK)
-    parts = (slice(start, start + CHUNK) for start in starts)
-    found = class_scatter(
-        (transform(np.asarray(public.embeddings[part]))[:, 1:], labels[part]) for part in parts
-    )
-    return (None, None) if found is None else found
-
-
-def _checked_blocks(
-    public: Tensor | np.ndarray | EmbeddingSet,
-) -> Callable[[], Iterator[Tensor]]:
-    rows = public.embeddings if isinstance(public, EmbeddingSet) else public
-    if rows.ndim != 2 or len(rows) < 2:
-        raise ValueError(f"public must be (n, p) with n >= 2, got {tuple(rows.shape)}")
-
-    def blocks() -> Iterator[Tensor]:
-        for start in range(0, len(rows), CHUNK):
-            block = _tensor(rows[start : start + CHUNK])
-            check_finite(block, "public", start)
-            yield block
-
-    return blocks
-
-
-def _tensor(x: Tensor | np.ndarray) -> Tensor:
-    return x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))

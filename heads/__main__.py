@@ -141,6 +141,8 @@ def _read(directory: Path) -> tuple["Tensor", "Tensor"]:
             "embeddings.npy must be (n, d) and labels.npy (n,), "
             f"got {tuple(x.shape)} and {tuple(y.shape)}"
         )
+    if len(y) and (y == -1).all():
+        raise ValueError(f"data must have labels to learn from, got {directory} without any")
     wide = np.float64 if x.dtype.itemsize > 4 else np.float32
     return torch.from_numpy(np.array(x, wide)), torch.from_numpy(np.array(y, np.int64))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from torch import Tensor, nn
 
     from pretrain.datasets import ImageSet
+    from pretrain.encoders.base import Encoder
 
 
 def _versions() -> dict[str, str]:
@@ -131,6 +132,7 @@ def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]"
 
     from pretrain.probe import embed_all, knn_accuracy
 
+    images.need_labels()
     keys, queries = np.flatnonzero(images.split == 0), np.flatnonzero(images.split == 1)
     if not len(queries):
         keys, queries = keys[: len(keys) * 5 // 6], keys[len(keys) * 5 // 6 :]
@@ -205,7 +207,7 @@ class Probe:
     weights: str | None = None
     """As in `python -m embed run`."""
     image_size: int | None = None
-    """Pixels of the encoder's square input; as stored by default."""
+    """Pixels of the encoder's square input; as in `python -m embed run` by default."""
     baselines: bool = True
     """Also measure the same network untrained, and PCA of pixels with as many dimensions."""
     l2_reg: float | None = None
@@ -221,7 +223,7 @@ class Probe:
         """Measures and prints percentages."""
         import torch
 
-        from pretrain.encoder import build_encoder, encoder_hash
+        from pretrain.encoder import build_encoder, encoder_hash, origin
         from pretrain.resnet import SmallResNet
         from pretrain.sources import open_images
 
@@ -230,11 +232,11 @@ class Probe:
         if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):
             raise ValueError(f"l2_reg must be >= 0 and finite, got {self.l2_reg}")
         images = open_images(self.data)
+        images.need_labels()
         train, test = (images.take(images.split == split) for split in (0, 1))
         if not (len(train) and len(test)):
             raise ValueError(f"{self.data} must have a training and a test split, got one")
-        weights = {} if self.weights is None else {"weights": self.weights}
-        encoder = build_encoder(self.encoder, **weights)
+        encoder = build_encoder(self.encoder, weights=self.weights, image_size=self.image_size)
         scores = {"encoder": self._score(encoder, train, test)}
         if self.baselines and isinstance(encoder, SmallResNet):
             untrained = SmallResNet(encoder.config, torch.Generator().manual_seed(0))
@@ -247,6 +249,7 @@ class Probe:
             "rows": [len(train), len(test)],
             "encoder": Path(self.encoder).name,
             "encoder_hash": encoder_hash(encoder),
+            "weights": origin(self.encoder, self.weights),
             "image_size": self.image_size,
             "l2_reg": self.l2_reg,
             "accuracy": scores,
@@ -256,15 +259,17 @@ class Probe:
             (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         print(json.dumps(scores, indent=2))
 
-    def _score(self, encoder: "nn.Module", train: "ImageSet", test: "ImageSet") -> dict[str, float]:
+    def _score(self, encoder: "Encoder", train: "ImageSet", test: "ImageSet") -> dict[str, float]:
         import torch
 
         from pretrain.preprocess import Preprocess
         from pretrain.probe import embed_all
 
         device = usual_device(self.device)
+        preprocess = encoder.preprocess
         encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        preprocess = Preprocess(image_size=self.image_size)
+        if self.image_size is not None:
+            preprocess = Preprocess(image_size=self.image_size)
         rows = [embed_all(encoder, _pixels(part), preprocess) for part in (train, test)]
         return self._accuracies(rows[0], rows[1], train, test)
 

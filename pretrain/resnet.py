@@ -1,9 +1,12 @@
 """Small residual networks for images of 28 to 64 pixels."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pretrain.encoders.base import Encoder
 from pretrain.recipes import ResNetConfig
 
 
@@ -28,7 +31,7 @@ class BasicBlock(nn.Module):
         return functional.relu(self.norm2(self.conv2(y)) + shortcut, inplace=True)
 
 
-class SmallResNet(nn.Module):
+class SmallResNet(Encoder):
     """(n, 3, h, w) in [0, 1] -> (n, embedding_dim); small-image stem, no max-pooling."""
 
     def __init__(self, config: ResNetConfig, generator: torch.Generator | None = None) -> None:
@@ -46,6 +49,10 @@ class SmallResNet(nn.Module):
                 width = outputs
         self.stages = nn.Sequential(*stages)
         initialise(self, generator)
+
+    def architecture(self) -> dict[str, Any]:
+        """Its configuration."""
+        return self.config.to_json()
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""

@@ -14,11 +14,13 @@ import torch
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
+from pretrain.encoders.base import Encoder
+
 MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # of ImageNet; nothing is divided by
 EPS = 1e-3  # of batch normalisation
 
 
-class ResNet50V1(nn.Module):
+class ResNet50V1(Encoder):
     """Takes pixels in [0, 1] and subtracts ImageNet's mean colour; 2,048 numbers per image."""
 
     mean: Tensor
@@ -33,6 +35,10 @@ class ResNet50V1(nn.Module):
             if isinstance(module, Bottleneck):
                 module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
+
+    def architecture(self) -> dict[str, Any]:
+        """There is one."""
+        return {"kind": "resnet50-v1"}
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, 2048)."""

@@ -6,11 +6,13 @@ the converter pairs them by counting.
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pretrain.encoders.base import Encoder
 from pretrain.resnet import initialise
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
@@ -85,11 +87,12 @@ class Bottleneck(nn.Module):
         return functional.avg_pool2d(functional.pad(x, (0, 1, 0, 1), mode), 2, self.stride)
 
 
-class SimCLRv2(nn.Module):
+class SimCLRv2(Encoder):
     """(n, 3, h, w) in [0, 1] -> (n, embedding_dim), the average-pooled last map."""
 
     def __init__(self, depth: int, width: int, *, selective: bool) -> None:
         super().__init__()
+        self.name = f"r{depth}_{width}x_sk{int(selective)}"
         base = 64 * width
         self.embedding_dim = 4 * 8 * base
         if selective:  # ResNet-D: three 3x3 convolutions
@@ -118,6 +121,10 @@ class SimCLRv2(nn.Module):
                 inputs = 4 * filters
             groups.append(nn.Sequential(*blocks))
         self.groups = nn.Sequential(*groups)
+
+    def architecture(self) -> dict[str, Any]:
+        """Its name."""
+        return {"kind": "simclrv2", "name": self.name}
 
     def stages(self, images: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The named outputs of the original network, in order: stem, four groups, pooled."""

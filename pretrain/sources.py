@@ -1,27 +1,33 @@
-"""Image sets by name: npz archives, folders, torchvision's sets, federated EMNIST."""
+"""Image sets by name: npz archives, tables, folders, shards, torchvision's sets, fed. EMNIST."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from pretrain.datasets import (
-    SPLITS,
-    TEST,
-    TRAIN,
-    ImageSet,
-    check_labels,
-    concatenate,
-    decode,
-    open_npz,
-    stack_images,
-)
+from pretrain.datasets import SPLITS, TEST, TRAIN, ImageSet, check_labels, concatenate
 from pretrain.federated import open_federated_emnist
+from pretrain.intake.archive import open_npz
+from pretrain.intake.csv_file import open_csv
+from pretrain.intake.decode import MAX_PIXELS, squared
+from pretrain.intake.folder import open_images_folder
+from pretrain.intake.hugging_face import open_hugging_face
+from pretrain.intake.parquet import open_parquet
+from pretrain.intake.reading import ColumnNames, Layout, Reading
+from pretrain.intake.web_dataset import open_web_dataset
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
+TORCHVISION = ("cifar10", "cifar100", "emnist")
 EMNIST_UPRIGHT = (0, 2, 1)  # the set's images are stored transposed
+
+TABLES: dict[str, Callable[[str, Reading], ImageSet]] = {
+    "csv": lambda place, reading: open_csv(Path(place), reading),
+    "parquet": open_parquet,
+    "hf": lambda place, reading: open_hugging_face(Path(place), reading),
+    "wds": open_web_dataset,
+}
 
 
 def open_images(
@@ -31,54 +37,95 @@ def open_images(
     download: bool = False,
     resize: int | None = None,
     classes: Sequence[str] = (),
+    max_pixels: int = MAX_PIXELS,
+    layout: Layout = "auto",
+    columns: ColumnNames | None = None,
 ) -> ImageSet:
     """Opens an image set.
 
     Args:
-        source: an `.npz` file; a folder of class folders (or of train/, test/, val/, evaluation/
-            with those); or `cifar10:DIR`, `cifar100:DIR`, `emnist:DIR` (by class),
-            `fed-emnist:PATH` (the directory of `fed_emnist_train.h5` and `_test.h5`, or LEAF's
-            train/ and test/).
+        source: an `.npz` file; a folder; `csv:FILE`, `parquet:FILES`, `hf:DIR`, `wds:SHARDS`; or
+            `cifar10:DIR`, `cifar100:DIR`, `emnist:DIR` (by class), `fed-emnist:PATH` (the directory
+            of `fed_emnist_train.h5` and `_test.h5`, or LEAF's train/ and test/).
         splits: which of train, test, val, evaluation to read; all that are there by default.
         download: let torchvision fetch a missing set.
-        resize: shorter side of an image folder's pictures, cropped to a square; None: their own
-            size, which must then be one and the same.
+        resize: shorter side of every picture, cropped to a square; None: their own size, which
+            must then be one and the same.
         classes: names of the classes as declared; needed where `source` names none, and for class
             folders, of which some may be missing; elsewhere they must be those of `source`.
+        max_pixels: most of one picture; larger ones are refused as unreadable.
+        layout: of a folder; see `pretrain.intake.folder`.
+        columns: of a table, where they have other names than path, label, user and split.
 
     Raises:
         ValueError: nothing of the kind, damaged, or mislabelled.
     """
-    images = _opened(source, splits, download, resize, classes)
+    reading = Reading(
+        splits=tuple(splits),
+        download=download,
+        resize=resize,
+        classes=tuple(classes),
+        max_pixels=max_pixels,
+        layout=layout,
+        columns=columns or ColumnNames(),
+    )
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow refuses what is twice as large
+    images = _opened(source, reading)
     if classes and images.class_names != tuple(classes):
         raise ValueError(f"classes must be those of {source}, {images.class_names}, got {classes}")
     return images
 
 
-def _opened(
-    source: str,
-    splits: Sequence[str],
-    download: bool,
-    resize: int | None,
-    classes: Sequence[str],
-) -> ImageSet:
-    if unknown := set(splits) - SPLITS.keys():
+def _opened(source: str, reading: Reading) -> ImageSet:
+    if unknown := set(reading.splits) - SPLITS.keys():
         raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
     kind, _, rest = source.partition(":")
-    if kind in ("cifar10", "cifar100", "emnist") and rest:
-        held = ("train", "test")
-        if not (chosen := [s for s in splits or held if s in held]):
-            raise ValueError(f"splits of {kind} must be of {held}, got {sorted(splits)}")
-        return concatenate([_torchvision(kind, Path(rest), s, download) for s in chosen])
-    if kind == "fed-emnist" and rest:
-        return open_federated_emnist(Path(rest), splits or ("train", "test"))
     path = Path(source)
+    if reading.layout != "auto" and not path.is_dir():
+        raise ValueError(f"layout must be left out for {source}, which is no folder")
+    if (given := reading.columns.given()) and kind not in TABLES:
+        raise ValueError(f"columns must be left out for {source}, which is no table, got {given}")
+    if kind in TABLES and rest:
+        return TABLES[kind](rest, reading)
+    if kind in TORCHVISION and rest:
+        held = ("train", "test")
+        if not (chosen := [s for s in reading.splits or held if s in held]):
+            raise ValueError(f"splits of {kind} must be of {held}, got {sorted(reading.splits)}")
+        parts = [_torchvision(kind, Path(rest), s, reading.download) for s in chosen]
+        return _resized(concatenate(parts), reading.resize)
+    if kind == "fed-emnist" and rest:
+        whole = open_federated_emnist(Path(rest), reading.splits or ("train", "test"))
+        return _resized(whole, reading.resize)
     if path.is_dir():
-        return open_folder(path, splits, resize=resize, classes=classes)
+        return open_images_folder(path, reading)
     if not path.is_file():
-        kinds = "an npz file, a folder, cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH"
-        raise ValueError(f"images must be {kinds}, got {source}")
-    return open_npz(path, splits, classes)
+        kinds = "an npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS"
+        named = "cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH"
+        raise ValueError(f"images must be {kinds}, {named}, got {source}")
+    return open_npz(path, reading.splits, reading.classes, reading)
+
+
+def open_folder(
+    path: Path,
+    splits: Sequence[str] = (),
+    *,
+    resize: int | None = None,
+    classes: Sequence[str] = (),
+) -> ImageSet:
+    """`open_images` of a folder: see `pretrain.intake.folder`."""
+    return open_images(str(path), splits=splits, resize=resize, classes=classes)
+
+
+def _resized(images: ImageSet, size: int | None) -> ImageSet:
+    """Arrays of pixels, brought to one size as pictures are."""
+    if size is None:
+        return images
+
+    def read(rows: np.ndarray) -> np.ndarray:
+        return np.stack([squared(np.ascontiguousarray(image), size) for image in images.read(rows)])
+
+    return replace(images, read=read)
 
 
 def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
@@ -114,69 +161,3 @@ def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
         read=read,
         where=lambda row: f"{root}: row {row} of {kind} {split}",
     )
-
-
-def open_folder(
-    path: Path,
-    splits: Sequence[str] = (),
-    *,
-    resize: int | None = None,
-    classes: Sequence[str] = (),
-) -> ImageSet:
-    """Opens a folder of class folders, or of train/, test/, val/, evaluation/ with those.
-
-    The folders' names are the classes: whoever lays them out declares them, so an empty one counts
-    as well. Users whose folders differ, and whoever keeps a folder only where there is a picture
-    for it, must give the `classes` instead, of which folders may be missing.
-
-    Raises:
-        ValueError: no images, a class that is not among the declared or the first split's, or mixed
-            sizes.
-    """
-    present = [s for s in SPLITS if (path / s).is_dir()]
-    chosen = [s for s in present if not splits or s in splits]
-    roots = [(path / s, s) for s in chosen] or [(path, "train")]
-    found = sorted(d.name for d in roots[0][0].iterdir() if d.is_dir())
-    known = list(classes) or found
-    parts = [_folder_split(root, SPLITS[split], known, resize) for root, split in roots]
-    return concatenate(parts)
-
-
-def _folder_split(root: Path, split: int, classes: list[str], resize: int | None) -> ImageSet:
-    found = sorted(d.name for d in root.iterdir() if d.is_dir())
-    if unknown := set(found) - set(classes):
-        raise ValueError(f"{root} must hold only the classes {classes}, got {sorted(unknown)}")
-    files = [
-        (file, label)
-        for label, name in enumerate(classes)
-        for file in sorted((root / name).glob("*"))
-        if file.suffix.lower() in SUFFIXES
-    ]
-    if not files:
-        raise ValueError(f"{root} must hold class folders with images, got none")
-    load: Callable[[Path], np.ndarray] = lambda file: decode(file.read_bytes(), str(file))  # noqa: E731
-
-    def read(rows: np.ndarray) -> np.ndarray:
-        images = [load(files[r][0]) for r in rows]
-        if resize is not None:
-            images = [_squared(image, resize) for image in images]
-        return stack_images(images, rows, f"{root} (or pass --resize)")
-
-    return ImageSet(
-        name=root.parent.name if root.name in SPLITS else root.name,
-        labels=np.array([label for _, label in files], np.int64),
-        split=np.full(len(files), split, np.uint8),
-        class_names=tuple(classes),
-        read=read,
-        where=lambda row: str(files[row][0]),
-    )
-
-
-def _squared(image: np.ndarray, size: int) -> np.ndarray:
-    """Bicubic: the shorter side becomes `size`, the centre square is kept."""
-    picture = Image.fromarray(image)
-    scale = size / min(picture.size)
-    width, height = (max(size, round(side * scale)) for side in picture.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    resized = picture.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(resized.crop((left, top, left + size, top + size)))

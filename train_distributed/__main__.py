@@ -25,18 +25,33 @@ FEDERATION = Menu(
         Entry("renew", f"{_FOLDER}.federation:Renew"),
     ),
 )
+LEDGER = Menu(
+    name="ledger",
+    words="What is spent on private rows: show it, reserve, note as spent, limit.",
+    entries=(
+        Entry("show", f"{_FOLDER}.ledger:Show"),
+        Entry("reserve", f"{_FOLDER}.ledger:Reserve"),
+        Entry("spend", f"{_FOLDER}.ledger:Spend"),
+        Entry("limit", f"{_FOLDER}.ledger:SetLimit"),
+    ),
+)
 MENU = Menu(
     name="train_distributed",
     words="All users: one private model, simulations, experiments, audits.",
     entries=(
         _DEMO,
         Entry("run", f"{_FOLDER}.run:Run"),
+        Entry("predict", f"{_FOLDER}.predict:Predict"),
+        Entry("evaluate", f"{_FOLDER}.evaluate:Evaluate"),
+        Entry("export", f"{_FOLDER}.export:Export"),
+        Entry("card", f"{_FOLDER}.card:Card"),
         Entry("sweep", f"{_FOLDER}.sweep:Sweep"),
         Entry("plot", f"{_FOLDER}.sweep:Plot"),
         Entry("select", f"{_FOLDER}.select:Select"),
         Entry("account", f"{_FOLDER}.account:Account"),
         Entry("audit", f"{_FOLDER}.audit:Audit"),
         Entry("protect", f"{_FOLDER}.protect:Protect"),
+        LEDGER,
         FEDERATION,
     ),
     default=_DEMO,

@@ -42,8 +42,9 @@ def run_command(parse: Callable[[], Command]) -> int:
         return command.run() or 0
     except (ValueError, OSError, ArithmeticError) as error:
         return _fail(" ".join(_message(error).split()))
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        kept = " ".join(map(str, stop.args)) or "nothing was written"
+        print(f"interrupted; {kept}", file=sys.stderr)
         return INTERRUPTED
 
 

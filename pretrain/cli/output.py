@@ -2,18 +2,21 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+
+from pretrain.cli.durable import sync_directory, sync_tree
 
 
 def default_directory(command: str) -> Path:
     """`runs/<UTC time>-<command>` below the working directory: never the same one twice."""
     stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{command}"
     path, attempt = Path("runs") / stem, 1
-    while path.exists():
+    while path.exists() or _claim(path).exists():
         attempt += 1
         path = Path("runs") / f"{stem}-{attempt}"
     return path
@@ -23,40 +26,106 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
     """Checks, before any work is done, that `path` may be created.
 
     Raises:
-        FileExistsError: `path` exists and `overwrite` is off.
+        FileExistsError: `path` exists and `overwrite` is off, or it is no directory that may be
+            replaced.
     """
     if path.exists() and not overwrite:
         raise FileExistsError(f"output directory must not exist (or pass --overwrite), got {path}")
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"output directory must not be a file, got {path}")
+    if path.exists() and Path.cwd().is_relative_to(path.resolve()):
+        raise FileExistsError(f"output directory must not hold the working directory, got {path}")
+
+
+def refuse_inputs(out: Path, given: Iterable[Path | None]) -> None:
+    """Checks that what is read does not lie in the directory that is written.
+
+    Raises:
+        ValueError: it does; replacing the directory would remove it.
+    """
+    for path in given:
+        if path is not None and path.resolve().is_relative_to(out.resolve()):
+            raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
 
 
 @contextlib.contextmanager
 def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields an empty directory beside `path`, renamed to `path` only if the block succeeds.
 
-    Open it before work that cannot be repeated: a place that cannot be written is found then. An
-    error or an interruption inside the block removes what was written, parents that were made for
-    it included. With `overwrite` an existing `path` stays as it is until the new one is complete.
+    Open it before work that cannot be repeated: a place that cannot be written, or that another
+    command is writing, is found then. An error or an interruption inside the block removes what was
+    written, parents that were made for it included. With `overwrite` an existing `path` stays as it
+    is until the new one is complete and on the disk; killed in between, both are kept, and the next
+    command that writes there ends the replacement first.
 
     Raises:
-        FileExistsError: `path` exists and `overwrite` is off. Where somebody else made it during
-            the block, what was written is kept beside it, and the error says where.
+        FileExistsError: `path` exists and `overwrite` is off, or another command is writing it.
+            Where somebody else made it during the block, what was written is kept beside it, and
+            the error says where.
     """
-    refuse_existing(path, overwrite=overwrite)
-    missing = [parent for parent in path.parents if not parent.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.mkdir()
+    place = Path(os.path.realpath(path))  # of a link, and of "..", what it stands for
+    missing = [parent for parent in place.parents if not parent.exists()]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        yield partial
-        if path.exists():
-            _replace(path, partial, overwrite=overwrite)
-        else:
-            partial.rename(path)
+        with _claimed(place):
+            _end_replacement(place)
+            refuse_existing(path, overwrite=overwrite)
+            partial.mkdir()
+            try:
+                yield partial
+                if os.path.lexists(place):
+                    _replace(place, partial, overwrite=overwrite)
+                else:
+                    partial.rename(place)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
         with contextlib.suppress(OSError):  # one that holds something is kept
             for parent in missing:
                 parent.rmdir()
+
+
+@contextlib.contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    """One command at a time writes `path`: a lock, which ends with its process however that ends.
+
+    Raises:
+        FileExistsError: another has it.
+    """
+    claim = _claim(path)
+    while True:
+        file = os.open(claim, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(file)
+            raise FileExistsError(
+                f"output directory must be written by one command at a time, another is "
+                f"writing {path}"
+            ) from error
+        except BaseException:
+            os.close(file)
+            raise
+        if _is_still(claim, file):
+            break
+        os.close(file)  # whoever held it was done with it, and took the name away
+    try:
+        yield
+    finally:
+        claim.unlink(missing_ok=True)  # while it is locked
+        os.close(file)
+
+
+def _claim(path: Path) -> Path:
+    return path.with_name(f".{path.name}.claim")
+
+
+def _is_still(claim: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(claim.stat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _replace(path: Path, partial: Path, *, overwrite: bool) -> None:
@@ -66,10 +135,27 @@ def _replace(path: Path, partial: Path, *, overwrite: bool) -> None:
         raise FileExistsError(
             f"output directory {path} was made meanwhile; the result is in {kept}"
         )
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    path.rename(old)
-    partial.rename(path)
-    shutil.rmtree(old)
+    sync_tree(partial)
+    partial.rename(_complete(path))
+    _end_replacement(path)
+
+
+def _complete(path: Path) -> Path:
+    """Where a whole new directory waits until the old one is out of its way."""
+    return path.with_name(f".{path.name}.new")
+
+
+def _end_replacement(path: Path) -> None:
+    """The steps from a complete new directory on, wherever a process was killed between them."""
+    complete, old = _complete(path), path.with_name(f".{path.name}.old")
+    if complete.exists():
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        complete.rename(path)
+        sync_directory(path.parent)
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -85,14 +171,22 @@ def reserved(directory: Path, size: int) -> Iterator[None]:
     """
     place = directory / ".reserved"
     try:
-        with place.open("xb") as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, max(1, size))
-            elif shutil.disk_usage(directory).free < size:
-                raise OSError(errno.ENOSPC, f"{size} bytes must be free", str(directory))
+        _hold(place, size)
         yield
     finally:
         place.unlink(missing_ok=True)
+
+
+def _hold(place: Path, size: int) -> None:
+    try:
+        with place.open("xb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, max(1, size))
+            elif shutil.disk_usage(place.parent).free < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        words = f"{size} bytes must be free for the result: {error.strerror}"
+        raise OSError(error.errno, words, str(place.parent)) from error
 
 
 @contextlib.contextmanager

@@ -19,14 +19,15 @@ def provenance() -> dict[str, object]:
     is_file = program.suffix == ".py"
     command = ["python", "-m", _module(program)] if is_file else [program.name]
     return {
-        "command": shlex.join([*command, *map(_public, sys.argv[1:])]),
+        "command": shlex.join([*command, *map(public_argument, sys.argv[1:])]),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version()} | {n: version(n) for n in LIBRARIES},
     }
 
 
-def _public(argument: str) -> str:
+def public_argument(argument: str) -> str:
+    """An argument of a command line, of a file outside the working directory only its name."""
     outside = argument.startswith(("/", ".."))
     return Path(argument).name if outside else argument
 

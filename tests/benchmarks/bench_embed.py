@@ -21,7 +21,8 @@ from torch import nn
 from embed import EmbeddingSet
 from embed.extract import ExtractOptions, extract
 from pretrain import build_encoder
-from pretrain.datasets import ImageSet, open_npz
+from pretrain.datasets import ImageSet
+from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 
 BLOCK, PLAIN_BATCH, BAR, TARGET, COSINE = 256, 64, 1.2, 2.0, 0.999

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain.datasets import open_npz
+from pretrain.intake.archive import open_npz
 from pretrain.lars import build_optimizer
 from pretrain.recipes import SMALL
 from pretrain.resnet import SmallResNet

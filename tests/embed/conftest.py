@@ -27,7 +27,7 @@ def archive(tmp_path: Path) -> Path:
         writer_train=np.arange(80) // 4,
         x_test=pixels[80:],
         y_test=np.arange(20) % 3,
-        writer_test=np.arange(20) // 4,
+        writer_test=20 + np.arange(20) // 4,
     )
     return path
 

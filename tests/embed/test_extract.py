@@ -17,7 +17,8 @@ from embed import EmbeddingSet
 from embed.extract import ExtractOptions, extract
 from embed.run import Run
 from pretrain import build_encoder
-from pretrain.datasets import ImageSet, open_npz
+from pretrain.datasets import ImageSet
+from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all
 
@@ -198,7 +199,7 @@ import sys, time
 from pathlib import Path
 import torch
 from embed.extract import ExtractOptions, extract
-from pretrain.datasets import open_npz
+from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 
 class Slow(torch.nn.Module):
@@ -255,7 +256,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from embed.extract import ExtractOptions, extract
-from pretrain.datasets import open_npz
+from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 
 class Wide(torch.nn.Module):

@@ -63,7 +63,7 @@ def test_content_hash_ignores_how_rows_are_stored() -> None:
         ({"labels": np.zeros(3, np.int64)}, "labels must be 4 integers"),
         ({"labels": np.zeros(4)}, "labels must be 4 integers, got float64"),
         ({"labels": np.array([0, 1, 2, 0])}, "labels must be < 2 class names, got 2"),
-        ({"labels": np.array([0, -1, 0, 0])}, "labels must be >= 0, got -1"),
+        ({"labels": np.array([0, -1, 0, 0])}, "labels must be >= 0, or -1 in every row, got -1"),
         ({"split": np.array([0, 0, 3, 1])}, "split must be 0, 1 or 2, got 0 to 3"),
         ({"users": np.array([[0, 0, 0, 0]])}, "users must be 4 integers"),
     ],

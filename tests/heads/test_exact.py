@@ -199,3 +199,12 @@ def test_a_user_does_not_see_who_else_is_solved(n: int, dim: int, dtype: torch.d
         found.append(fit_exact(head, users, y).weights[1:])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_float32_solution_states_its_rounding() -> None:
+    head = LogisticHead(num_classes=CLASSES, l2_reg=1e-3, clip_norm=1.0)
+    x, y = rows(6, 4, 0.999)
+    solution = fit_exact(head, x.float(), y, tolerance=1e-9)
+    stated = head.sensitivity(6) + (2e-9 + 2**-23 * (1 + 1e-9)) / 1e-3
+    assert solution.sensitivity(6) == pytest.approx(stated, rel=1e-12)
+    assert solution.weights.dtype == torch.float32

@@ -31,7 +31,6 @@ from heads.sgd import Method
 ROUNDING = 1 + 1e-9
 SIZES = range(1, 26)
 BATCHES = (1, 2, 3, 7, 20, 25)
-CLIP_NORMS = (1.0, 34.854)
 SETTINGS = [(l2_reg, 1.0) for l2_reg in (1e-3, 0.01, 1.0, 30.0, 1e3)]  # (Λ, c)
 SETTINGS += [(1e-3, 34.854), (10.0, 34.854)]
 DIM = 4
@@ -75,9 +74,8 @@ def direction(degrees: float) -> Tensor:
 def scenarios(n: int) -> list[tuple[Tensor, int, Tensor, int, Tensor, Tensor]]:
     """(x, y, x', y', other rows, other labels) for rows of unit length."""
     generator = torch.Generator().manual_seed(n)
-    random = functional.normalize(
-        torch.randn(n, DIM, generator=generator, dtype=torch.float64), dim=-1
-    )
+    drawn = torch.randn(n, DIM, generator=generator, dtype=torch.float64)
+    random = functional.normalize(drawn, dim=-1)
     random_labels = torch.randint(2, (n,), generator=generator)
     zeros, ones = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.int64)
     nothing, along = torch.zeros_like(random), direction(0).expand(n, DIM)
@@ -166,7 +164,7 @@ def test_every_size_with_a_batch_that_does_not_divide_it(name: str) -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_padded_users_never_exceed(name: str) -> None:
     """Users of all sizes in one call, padded with rows that must not matter."""
-    data = {clip_norm: padded(clip_norm) for clip_norm in CLIP_NORMS}
+    data = {clip_norm: padded(clip_norm) for clip_norm in (1.0, 34.854)}
     for _, head, batch_size, epochs, method in itertools.islice(schedules(name), 3, None, 29):
         x, y, counts = data[head.clip_norm]
         train = partial(fit_sgd, epochs=min(epochs, 4), batch_size=batch_size, method=method)
@@ -218,16 +216,6 @@ def test_exact_with_padding_never_exceeds(name: str) -> None:
         assert (moved / stated).max().item() <= ROUNDING
 
 
-def test_float32_solution_states_its_rounding() -> None:
-    head = LogisticHead(num_classes=2, l2_reg=1e-3, clip_norm=1.0)
-    pairs = neighbours(5, 1.0)
-    x, y = pairs.x.flatten(0, 1).float() * 0.999, pairs.y.flatten(0, 1)
-    solution = fit_exact(head, x, y, tolerance=1e-9)
-    stated = head.sensitivity(5) + (2e-9 + 2**-23 * (1 + 1e-9)) / 1e-3
-    assert solution.sensitivity(5) == pytest.approx(stated, rel=1e-12)
-    assert solution.weights.dtype == torch.float32
-
-
 @pytest.mark.parametrize("name", ["svm", "logistic"])
 def test_one_vs_rest_moves_every_class_at_once(name: str) -> None:
     """x' = −x moves all K columns together: √K times one composition, and no more."""
@@ -235,9 +223,8 @@ def test_one_vs_rest_moves_every_class_at_once(name: str) -> None:
         make = HEADS[name].func
         head = make(num_classes=classes, l2_reg=1e3, clip_norm=1.0)
         pairs = neighbours(6, 1.0)
-        weights = fit_sgd(
-            head, pairs.x.flatten(0, 1), pairs.y.flatten(0, 1), epochs=4, batch_size=3
-        ).unflatten(0, pairs.x.shape[:2])
+        x, y = pairs.x.flatten(0, 1), pairs.y.flatten(0, 1)
+        weights = fit_sgd(head, x, y, epochs=4, batch_size=3).unflatten(0, pairs.x.shape[:2])
         jointly = torch.linalg.matrix_norm(weights[0] - weights[1]).max().item()
         assert head.compositions == classes
         assert jointly == pytest.approx(math.sqrt(classes) * movement(head, weights).max().item())

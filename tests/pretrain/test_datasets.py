@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.datasets import concatenate, open_npz
+from pretrain.datasets import concatenate
+from pretrain.intake.archive import open_npz
 from pretrain.sources import open_folder, open_images
 
 RNG = np.random.default_rng(0)
@@ -129,7 +130,7 @@ def test_a_damaged_image_names_its_row(tmp_path: Path) -> None:
     blob, start = arrays["jpeg_train"].copy(), arrays["off_train"][2]
     blob[start : start + 20] = 0
     images = open_npz(write(tmp_path / "set.npz", arrays | {"jpeg_train": blob}))
-    with pytest.raises(ValueError, match=r"set\.npz: row 2 must be a readable image"):
+    with pytest.raises(ValueError, match=r"set\.npz: row 2 of train must be a readable image"):
         images.images(slice(0, 4))
 
 

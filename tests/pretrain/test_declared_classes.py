@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.datasets import declared_classes, open_npz
+from pretrain.datasets import declared_classes
+from pretrain.intake.archive import open_npz
 from pretrain.sources import open_folder, open_images
 
 

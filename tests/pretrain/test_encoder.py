@@ -7,10 +7,17 @@ import torch
 from safetensors.torch import save_file
 
 from pretrain import build_encoder
-from pretrain.encoder import encoder_hash, load_encoder, save_encoder
+from pretrain.encoder import (
+    encoder_hash,
+    load_encoder,
+    origin,
+    save_encoder,
+    without_directory,
+)
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 
+TWINS = ("efficientnet_b0.ra_in1k", "tf_efficientnet_b0.aa_in1k")  # padded differently
 SMALL = ResNetConfig((4, 8), (1, 2), stem_stride=2, pool=2)
 
 
@@ -30,13 +37,69 @@ def test_a_saved_encoder_is_the_same(tmp_path: Path, half: bool) -> None:
     assert not loaded.training
 
 
+@pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "resnet50-v1", "simclrv2:r50_1x_sk1"])
+def test_every_kind_of_encoder_is_saved_and_read(tmp_path: Path, name: str) -> None:
+    encoder = build_encoder(name, weights="random", seed=5)
+    save_encoder(encoder, tmp_path / "e.safetensors", note="five")
+    loaded = load_encoder(tmp_path / "e.safetensors")
+    assert encoder_hash(loaded) == encoder_hash(encoder)
+    assert loaded.architecture() == encoder.architecture()
+    assert not loaded.training
+    pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(loaded(pixels), encoder(pixels))
+    assert loaded.embedding_dim == encoder(pixels).shape[1]
+
+
+def test_weights_alone_do_not_make_an_encoder() -> None:
+    """Padding, and the mean that is subtracted: equal weights, other embeddings."""
+    one, other = (build_encoder(f"timm:{n}", weights="random") for n in TWINS)
+    other.load_state_dict(one.state_dict())
+    assert encoder_hash(one) != encoder_hash(other)
+
+
+def test_a_network_without_weights_is_refused() -> None:
+    for name in ("timm:resnet18", "resnet50-v1", "simclrv2:r50_1x_sk1"):
+        with pytest.raises(ValueError, match=f"weights must be given for {name}: .*random"):
+            build_encoder(name)
+
+
+@pytest.mark.parametrize("weights", ["random", "hub", "some.pth"])
+def test_an_encoder_with_weights_takes_no_others(tmp_path: Path, weights: str) -> None:
+    save_encoder(small(), tmp_path / "e.safetensors")
+    for name in ("simclr-small", str(tmp_path / "e.safetensors")):
+        with pytest.raises(ValueError, match="weights must be left out for .*, got " + weights):
+            build_encoder(name, weights=weights)
+
+
+def test_origins() -> None:
+    assert origin("simclr-small", None) == "shipped"
+    assert origin("/home/me/encoder.safetensors", None) == "file encoder.safetensors"
+    assert origin("timm:resnet18", "/home/me/weights.pth") == "file weights.pth"
+    for words in ("hub", "package", "random"):
+        assert origin("timm:resnet18", words) == words
+    assert without_directory("/home/me/encoder.safetensors") == "encoder.safetensors"
+    for name in ("simclr-small", "resnet50-v1", "timm:resnet18.a1_in1k"):
+        assert without_directory(name) == name
+
+
+@pytest.mark.parametrize(
+    "architecture", ["{", "[]", '{"kind": "none"}', '{"kind": ["timm"]}', '{"name": "resnet18"}']
+)
+def test_a_file_of_an_unknown_kind_is_named(tmp_path: Path, architecture: str) -> None:
+    path = tmp_path / "e.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {"architecture": architecture})
+    with pytest.raises(ValueError, match=r"e\.safetensors: architecture must be of kind"):
+        load_encoder(path)
+
+
 def test_hashes_tell_weights_apart() -> None:
     assert encoder_hash(small()) == encoder_hash(small())
     assert encoder_hash(small()) != encoder_hash(small(1))
 
 
 def test_timm_models_take_pixels_in_0_1() -> None:
-    encoder = build_encoder("timm:resnet18", seed=3)
+    encoder = build_encoder("timm:resnet18", weights="random", seed=3)
     assert encoder.embedding_dim == 512
     model = timm.create_model("resnet18", num_classes=0).eval()
     own = {k.removeprefix("model."): v for k, v in encoder.state_dict().items()}
@@ -49,7 +112,7 @@ def test_timm_models_take_pixels_in_0_1() -> None:
 
 def test_random_weights_leave_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    one, other = build_encoder("timm:resnet18", seed=1), build_encoder("timm:resnet18", seed=1)
+    one, other = (build_encoder("timm:resnet18", weights="random", seed=1) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     assert encoder_hash(one) == encoder_hash(other)
 
@@ -116,14 +179,14 @@ def test_files_that_are_no_encoders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "rule"),
     [
-        ("timm:resnet19", {}, "must name a timm model, got resnet19"),
+        ("timm:resnet19", {"weights": "random"}, "must name a timm model, got resnet19"),
         ("timm:resnet18", {"weights": "package"}, "weights=package must be for"),
         ("timm:resnet18", {"weights": "none.pth"}, "weights must be an existing file"),
     ],
 )
 def test_unknown_names(name: str, options: dict[str, str], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        build_encoder(name, **options)
+        build_encoder(name, **options)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

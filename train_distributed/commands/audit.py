@@ -13,6 +13,7 @@ from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.research.audit.attack import Finding
+    from train_distributed.research.audit.evaluation import EvaluationTarget
     from train_distributed.research.audit.target import Target
 
 BROKEN = 1  # exit code
@@ -27,9 +28,10 @@ ROWS, ROWS_OF_CUTS = 3, 6  # of a user, where none are given; every cut takes so
 class Audit:
     """Attack whole releases with worst-case neighbours; exit 1 if one breaks its promise."""
 
-    method: Literal["all"] | PrivateMethodName = "all"
+    method: Literal["all", "evaluation"] | PrivateMethodName = "all"
     """One method in the configuration that the options below describe, or a standing list of
-    configurations of our own ones. Of ADMM and Charter the final model is attacked."""
+    configurations of our own ones; `evaluation`: the private evaluation of a model. Of ADMM and
+    Charter the final model is attacked."""
     privacy: Privacy = field(default_factory=lambda: Privacy(3.0, 1e-5))
     options: MethodOptions = field(default_factory=MethodOptions)
     users: int = 2
@@ -87,8 +89,9 @@ class Audit:
         print(f"{lines[-1]}; written: {out}")
         return BROKEN if broken else 0
 
-    def _targets(self) -> tuple["Target", ...]:
+    def _targets(self) -> "tuple[Target | EvaluationTarget, ...]":
         from train_distributed.research.audit.configurations import standing
+        from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
         from train_distributed.research.audit.target import Target
         from train_distributed.research.audit.worst_case import WorstCase
 
@@ -98,7 +101,8 @@ class Audit:
             raise ValueError(f"releases must be >= 1, got {self.releases}")
         self.privacy.validate()
         rows = ROWS_OF_CUTS if self.method in CUTS else ROWS
-        federation = WorstCase(
+        kind = AnswersCase if self.method == "evaluation" else WorstCase
+        federation = kind(
             self.users,
             rows if self.rows is None else self.rows,
             self.features,
@@ -106,6 +110,8 @@ class Audit:
             self._promise(),
             self.min_survivors,
         )
+        if isinstance(federation, AnswersCase):
+            return (EvaluationTarget(federation, self.noise or "discrete"),)
         noise = self.noise or ("float" if self.method in FLOAT else "discrete")
         return (Target(self.method, federation, noise, self.options.given(), self.releases),)
 
@@ -127,7 +133,7 @@ HEADINGS = (
 )
 
 
-def _line(target: "Target", finding: "Finding") -> str:
+def _line(target: "Target | EvaluationTarget", finding: "Finding") -> str:
     federation, claim = target.federation, finding.claim
     curve = "-" if finding.gaussian is None else f"{finding.gaussian:.3f}"
     promised = f"({claim.epsilon:.4g}, {claim.delta:g})"
@@ -139,7 +145,7 @@ def _line(target: "Target", finding: "Finding") -> str:
     )
 
 
-def _described(target: "Target") -> dict[str, Any]:
+def _described(target: "Target | EvaluationTarget") -> dict[str, Any]:
     described = asdict(target)
     described["federation"]["privacy"] = asdict(target.federation.privacy)
     return described

@@ -23,16 +23,4 @@ PrivateMethodName = Literal[
     "charter-sum",
 ]
 MethodName = PrivateMethodName | Literal["non-private-softmax", "non-private-svm"]
-ExperimentName = Literal[
-    "frontier",
-    "selection",
-    "accuracy",
-    "users",
-    "groups",
-    "central",
-    "non-iid",
-    "unequal",
-    "cost",
-    "convergence",
-]
 Cost = Literal["megabits", "seconds"]

@@ -76,3 +76,14 @@ def _fits(value: object, hint: Any) -> bool:
     if hint is Path:
         return isinstance(value, str)
     return isinstance(value, int | float if hint is float else hint)
+
+
+def jsonable(value: Any) -> Any:
+    """Nested settings with paths and infinities as words."""
+    if isinstance(value, dict):
+        return {name: jsonable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(each) for each in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return str(value) if isinstance(value, Path) else value

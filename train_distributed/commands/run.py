@@ -1,14 +1,13 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embed.transform_options import TransformOptions
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MethodName, Noise, Scheme
-from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.configuration import Chosen, jsonable
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -17,16 +16,23 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
+    from train_distributed.commands.counted import Counted
     from train_distributed.one_shot.model import Release
     from train_distributed.partition import Partition
 
+SPARE = 1 << 22  # bytes of report and pictures
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
-DISCRETE_NUMBERS = 1 << 22  # users x length of a submission: about a minute of exact sampling
 
 
 @dataclass(frozen=True)
 class Run:
-    """Train one differentially private classifier from all users' embeddings."""
+    """Train one differentially private classifier from all users' embeddings.
+
+    Example, with a model directory that holds model.safetensors and report.json, and epsilon 1
+    counted in mine.ledger:
+
+    blind-averaging run --embeddings mine --public public --epsilon 1 --delta 1e-5 --out model
+    """
 
     embeddings: Path
     """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
@@ -49,7 +55,7 @@ class Run:
     scheme: Scheme = "own"
     """Who holds which rows: as the set says, or a simulated partition."""
     users: int | None = None
-    """Number of simulated users."""
+    """Number of simulated users; 1 also says that a set without users is one user's."""
     concentration: float | None = None
     """Of a dirichlet partition."""
     noise: Noise | None = None
@@ -58,6 +64,14 @@ class Run:
     """Makes a run reproducible, its noise float, and its model unsuitable for release."""
     min_survivors: int | None = None
     """Fewest users that a sum is opened for; all if left out."""
+    with_encoder: bool = False
+    """Carry the encoder of the embeddings in the directory, so that `predict` and `export` need
+    nothing else."""
+    encoder_weights: str | None = None
+    """Its weights, or the checkpoint itself, where its name is not enough."""
+    ledger: Path | None = None
+    """File that counts what is spent on these rows; beside the embedding set, NAME.ledger, if left
+    out. `none`: nobody counts, and the report says so."""
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""
     overwrite: bool = False
@@ -71,46 +85,75 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
+        if self.encoder_weights is not None and not self.with_encoder:
+            raise ValueError(
+                f"encoder_weights must be left out without with_encoder, got {self.encoder_weights}"
+            )
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
+        refuse_inputs(out, (self.embeddings, self.public, self.transform, self.config, self.ledger))
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
-            self._into(partial)
+            counted = self._into(partial, out)
+        counted.spend()
+        print(f"{'ledger':22} {counted.summary()}")
         print(f"{'written':22} {out}")
 
-    def _into(self, partial: Path) -> None:
+    def _into(self, partial: Path, out: Path) -> "Counted":
         import torch
 
         from embed import EmbeddingSet
+        from train_distributed.commands.counted import Counted
         from train_distributed.one_shot.report import with_reason
+        from train_distributed.privacy.ledger import Ledger, hash_of
         from train_distributed.research.baselines.learn import learn
 
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
+        private.need_labels()
         transform = self._transform(private, settings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
-        released = learn(
+        if self.with_encoder:  # before any noise is drawn: it may be the wrong one
+            from train_distributed.one_shot.released.encoder import carry_encoder
+
+            carry_encoder(private.encoding, partial, self.encoder_weights)
+        ledger = Ledger.chosen(self.ledger, self.embeddings)
+        divided = hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
+        counted = Counted(
+            ledger,
             private,
-            settings.method,
+            "train",
             self.privacy,
-            transform=transform,
-            num_classes=self.num_classes,
-            partition=partition,
-            noise=self._noise(private, transform, partition.users, settings),
-            generator=generator,
-            min_survivors=self.min_survivors,
-            vouch_for_transform=self.vouch_for_transform,
-            **settings.options,
+            method=settings.method,
+            result=out,
+            users=None if self.scheme == "own" else divided,
         )
+        with counted.told(), reserved(partial, _size(transform, private)):
+            released = learn(
+                private,
+                settings.method,
+                self.privacy,
+                transform=transform,
+                num_classes=self.num_classes,
+                partition=partition,
+                noise=self._noise(settings.method),
+                generator=generator,
+                min_survivors=self.min_survivors,
+                vouch_for_transform=self.vouch_for_transform,
+                reserve=counted.reserve,
+                **settings.options,
+            )
         if self.scheme in BY_LABEL:
             why = "a simulation: users were given rows by their labels, which no promise covers"
             released.report.update(with_reason(released.report, why))
+        released.report["ledger"] = counted.report()
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
-        released.report["configuration"] = _jsonable(
+        released.report["configuration"] = jsonable(
             asdict(self) | used | {"options": settings.options}
         )
         self._write(released, partial, settings.method)
+        return counted
 
     def _settings(self) -> Chosen:
         """Method, transform and options: as given, or from a configuration file and nowhere else.
@@ -164,7 +207,14 @@ class Run:
         from train_distributed.partition import split
 
         if self.scheme == "own":
-            for name in ("users", "concentration"):
+            unnamed = private.users is None and self.concentration is None
+            if unnamed and self.users != 1:
+                raise ValueError(
+                    "users must be named by the embedding set, or be 1 for one user's own rows "
+                    "(--users 1), or be simulated (--scheme iid --users N); "
+                    f"got {self.users or 'none'} for {self.embeddings}"
+                )
+            for name in () if unnamed else ("users", "concentration"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name} must be left out for scheme 'own', got {getattr(self, name)}"
@@ -182,40 +232,41 @@ class Run:
             generator=generator,
         )
 
-    def _noise(
-        self, private: "EmbeddingSet", transform: "PublicTransform", users: int, settings: Chosen
-    ) -> Noise | None:
-        from train_distributed.one_shot.methods import METHODS, build_method
+    def _noise(self, method: str) -> Noise | None:
+        """As asked for; None: discrete, or the only one that a method of many rounds has."""
+        from train_distributed.one_shot.methods import METHODS
         from train_distributed.research.baselines import multi_round
 
-        if self.noise is not None:
+        if self.noise is not None or method in multi_round.METHODS:
             return self.noise
-        if settings.method in multi_round.METHODS:
-            return None
-        if self.seed is not None or settings.method not in METHODS:
-            return "float"
-        classes = self.num_classes or max(2, len(private.meta.get("class_names", ())))
-        method = build_method(settings.method, transform, classes, settings.options)
-        if users * method.dimension > DISCRETE_NUMBERS:
-            raise ValueError(
-                f"noise must be chosen for more than {DISCRETE_NUMBERS} numbers: 'discrete', for "
-                f"release, takes about 16 microseconds each, 'float' is a simulation; "
-                f"got {users} users x {method.dimension}"
-            )
-        return "discrete"
+        return None if method in METHODS and self.seed is None else "float"
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
-        from train_distributed.one_shot.figure import draw_release
+        from train_distributed.one_shot.figure import draw_confusion, draw_release
+        from train_distributed.one_shot.released.metrics import brief
         from train_distributed.research.baselines import multi_round
 
         released.write(partial)
         promise = draw_rounds if method in multi_round.METHODS else None
         draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+        accuracies = ("test_accuracy", "majority_baseline")
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
-        for name in (*shown, "unsuitable_because", "users", "rows", *costs, "test_accuracy"):
+        for name in (*shown, "unsuitable_because", "users", "rows", *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
+        if metrics := released.report.get("test_metrics"):
+            for name, value in brief(metrics):
+                print(f"{name:22} {value}")
+            if (counts := metrics.get("confusion")) is not None:  # of up to 100 classes
+                draw_confusion(counts, released.class_names, partial / "confusion.png")
+
+
+def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:
+    """Bytes that a release needs on the disk, and some to spare."""
+    classes = max(2, len(private.meta.get("class_names", ())))
+    tensors = sum(t.numel() * t.element_size() for t in transform.tensors().values())
+    return tensors + 8 * transform.dim * classes + SPARE
 
 
 def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
@@ -229,12 +280,3 @@ def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
     bars = panel.bar(list(shown), list(shown.values()))
     panel.bar_label(bars, fmt="%.3g")
     panel.set(ylabel=f"ε at δ = {report['delta']:g}", yscale="log")
-
-
-def _jsonable(value: Any) -> Any:
-    """Nested settings with paths and infinities as words."""
-    if isinstance(value, dict):
-        return {name: _jsonable(each) for name, each in value.items()}
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return str(value) if isinstance(value, Path) else value

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory
 from pretrain.cli.provenance import provenance
-from train_distributed.commands.choices import ExperimentName
-from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
@@ -35,7 +35,8 @@ class Sweep:
     `select` chooses against the best of a grid. accuracy: against epsilon for several numbers of
     users. users: against the number of users. groups: heat map for more users and group privacy.
     central: one user. non-iid: partitions. unequal: local sizes. cost: seconds, memory, bytes.
-    convergence: averaged and global models of two users, and of many."""
+    rivals: one sum beside ADMM and Charter. convergence: averaged and global models of two users,
+    and of many."""
     embeddings: Path | None = None
     """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
     public: Path | None = None
@@ -53,17 +54,22 @@ class Sweep:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
+        out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
+        with new_directory(out, overwrite=self.overwrite) as partial:  # nobody else's meanwhile
+            text, journal = self._into(partial, out)
+        journal.path.unlink(missing_ok=True)
+        print(f"{text}\n\nwritten: {out}")
+
+    def _into(self, partial: Path, out: Path) -> tuple[str, "Checkpoint"]:
         from train_distributed.research.experiments.catalogue import EXPERIMENTS
         from train_distributed.research.experiments.checkpoint import Checkpoint
         from train_distributed.research.experiments.figures import draw, tell
 
-        out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
-        refuse_existing(out, overwrite=self.overwrite)
         self.conditions.validate()
         private, public = self._sets()
         work = EXPERIMENTS[self.experiment](self.conditions, private, public)
         configuration = self._identity(private, public)
-        journal = Checkpoint(out.with_name(f".{out.name}.unfinished.jsonl"), configuration)
+        journal = Checkpoint.beside(out, configuration)
         result = {
             **provenance(),
             "experiment": self.experiment,
@@ -77,12 +83,10 @@ class Sweep:
             "cells": _finish(work, journal),
         }
         text = tell(result)
-        with new_directory(out, overwrite=self.overwrite) as partial:
-            (partial / "results.json").write_text(_dump(result))
-            (partial / "table.txt").write_text(text + "\n")
-            draw(result, partial / "figure.png")
-        journal.path.unlink(missing_ok=True)
-        print(f"{text}\n\nwritten: {out}")
+        (partial / "results.json").write_text(_dump(result))
+        (partial / "table.txt").write_text(text + "\n")
+        draw(result, partial / "figure.png")
+        return text, journal
 
     def _sets(self) -> tuple["EmbeddingSet | None", "EmbeddingSet | None"]:
         from embed import EmbeddingSet
@@ -97,6 +101,9 @@ class Sweep:
         if self.embeddings is None or self.public is None:
             return None, None
         private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        private.need_labels()
+        private.check_finite()
+        public.check_finite("public")
         if not private.meta.get("class_names"):
             raise ValueError("embeddings must name their classes (meta.json, class_names)")
         if public.dim != private.dim:
@@ -157,11 +164,24 @@ def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     from tqdm import tqdm
 
     done = journal.read()
+    if done:
+        print(f"continues: {_kept(done, work)}", file=sys.stderr)
+    for path in journal.others():
+        print(f"kept: an unfinished sweep with other options, {path}", file=sys.stderr)
     fresh = work.jobs(done)
-    for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
-        journal.append(key, rows)
-        done[key] = json.loads(json.dumps(rows))
+    try:
+        for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
+            journal.append(key, rows)
+            done[key] = json.loads(json.dumps(rows))
+    except KeyboardInterrupt as stop:
+        where = f" in {journal.path}: the same command continues" if done else ""
+        raise KeyboardInterrupt(f"{_kept(done, work)}{where}") from stop
     return work.collect(done)
+
+
+def _kept(done: dict[str, "Rows"], work: "Work") -> str:
+    rows = sum(map(len, done.values()))
+    return f"{rows} rows of {len(done)} of {work.total} jobs are kept"
 
 
 def _described(embeddings: "EmbeddingSet | None") -> dict[str, Any]:

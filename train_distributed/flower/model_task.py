@@ -4,7 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from train_distributed.flower.documents.document import LARGE, read_file, shown
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms
 from train_distributed.one_shot.intake import admit, provenance
-from train_distributed.one_shot.methods import Method, build_method, submissions, weights_of
+from train_distributed.one_shot.methods import Method, build_method, model_of, submissions
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers, zero_out_report
@@ -25,6 +25,7 @@ from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.ledger_entry import Kind
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
 
@@ -45,8 +46,57 @@ class Facts:
     unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
 
 
+class SumTask:
+    """What tasks of either kind do alike: noise, and what a report says of the sum itself."""
+
+    federation: Federation
+    guarantee: Guarantee
+    integers: Integers
+
+    def noised(
+        self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
+    ) -> NDArray[np.uint64]:
+        """A submission with this user's fresh share of the noise."""
+        return self.integers.noised(encoded, sampler)
+
+    def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
+        """Who is in the sum, how it was taken, and what it cost a user."""
+        federation = self.federation
+        replicated = federation.protocol == "shares-replicated"
+        unchecked = {"unchecked_parts": list(facts.unchecked)} if replicated else {}
+        return unchecked | {
+            "protocol": federation.protocol,
+            "secure_sum": SUMS[federation.protocol],
+            "federation": federation.digest.hex(),
+            "session": facts.session,
+            "users": len(federation.users),
+            "survivors": len(opened.users),
+            "surviving_users": [federation.call(user) for user in sorted(opened.users)],
+            "missing": {federation.call(u): step for u, step in sorted(facts.missing.items())},
+            "bytes_per_user": facts.bytes_per_user,
+        }
+
+    def _collusion(self) -> dict[str, str]:
+        """With whom the operator may collude, beside the honest fraction that the noise assumes."""
+        if self.federation.protocol == "shares":
+            return {"holds_against": "all computation servers but one"}
+        share = self.federation.corrupt_fraction
+        if self.federation.protocol == "shares-replicated":
+            witnessed = len(self.federation.servers) == FEWEST_SERVERS
+            users = f", colluding with at most {share:g} of the users" if witnessed else ""
+            return {"holds_against": f"any one computation server{users}; two see every submission"}
+        return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
+
+    def _all_sessions(self) -> dict[str, float]:
+        """What a user gives away if every agreed session is run: ε of them together, same δ."""
+        sessions, guarantee = self.federation.sessions, self.guarantee
+        together = guarantee.compositions * sessions
+        epsilon = accounting.epsilon(guarantee.privacy.delta, guarantee.noise_multiplier, together)
+        return {"sessions": sessions, "epsilon_of_all_sessions": epsilon}
+
+
 @dataclass(frozen=True)
-class ModelTask:
+class ModelTask(SumTask):
     """The federation's `task`, made from public numbers and the public transform alone."""
 
     federation: Federation
@@ -55,6 +105,8 @@ class ModelTask:
     method: Method
     guarantee: Guarantee
     integers: Integers
+    kind: ClassVar[Kind] = "release"
+    part: ClassVar[str] = "train"  # the rows that it is about
 
     @staticmethod
     def of(federation: Federation, transform: Path) -> "ModelTask":
@@ -98,59 +150,21 @@ class ModelTask:
         (submission,) = submissions(self.method, chunk, self.integers.grid)
         return self.integers.encode(submission.numpy())
 
-    def noised(
-        self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
-    ) -> NDArray[np.uint64]:
-        """A submission with this user's fresh share of the noise."""
-        return self.integers.noised(encoded, sampler)
-
     def released(self, opened: Opened, facts: Facts) -> Release:
         """The model, from the sum of the survivors."""
         rows = sum(self.terms.sizes[user] for user in opened.users)
         std = self.integers.local_std * math.sqrt(len(opened.users))
-        weights = weights_of(self.method, self.integers.decode(opened.total), rows, std)
+        total = self.integers.decode(opened.total)
+        weights, temperature = model_of(self.method, total, rows, std)
         names = class_names(self.terms.class_names, self.method.num_classes)
         report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
         report |= self.integers.report() | {"rows": rows, "rounds": 1}
+        report |= {"method": self.terms.method}
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)
-        return reported(Release(weights, self.transform, names), report, verdict)
-
-    def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
-        """Who is in the sum, how it was taken, and what it cost a user."""
-        federation = self.federation
-        replicated = federation.protocol == "shares-replicated"
-        unchecked = {"unchecked_parts": list(facts.unchecked)} if replicated else {}
-        return unchecked | {
-            "protocol": federation.protocol,
-            "secure_sum": SUMS[federation.protocol],
-            "federation": federation.digest.hex(),
-            "session": facts.session,
-            "users": len(federation.users),
-            "survivors": len(opened.users),
-            "surviving_users": [federation.call(user) for user in sorted(opened.users)],
-            "missing": {federation.call(u): step for u, step in sorted(facts.missing.items())},
-            "bytes_per_user": facts.bytes_per_user,
-        }
-
-    def _collusion(self) -> dict[str, str]:
-        """With whom the operator may collude, beside the honest fraction that the noise assumes."""
-        if self.federation.protocol == "shares":
-            return {"holds_against": "all computation servers but one"}
-        share = self.federation.corrupt_fraction
-        if self.federation.protocol == "shares-replicated":
-            witnessed = len(self.federation.servers) == FEWEST_SERVERS
-            users = f", colluding with at most {share:g} of the users" if witnessed else ""
-            return {"holds_against": f"any one computation server{users}; two see every submission"}
-        return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
-
-    def _all_sessions(self) -> dict[str, float]:
-        """What a user gives away if every agreed session is run: ε of them together, same δ."""
-        sessions, guarantee = self.federation.sessions, self.guarantee
-        together = guarantee.compositions * sessions
-        epsilon = accounting.epsilon(guarantee.privacy.delta, guarantee.noise_multiplier, together)
-        return {"sessions": sessions, "epsilon_of_all_sessions": epsilon}
+        model = Release(weights, self.transform, names, temperature=temperature)
+        return reported(model, report, verdict)
 
 
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:

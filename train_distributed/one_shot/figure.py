@@ -1,6 +1,6 @@
 """One release as a figure that can be read without the text beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from train_distributed import accounting
+
+NAMED, NUMBERED, LONG = 50, 20, 24  # classes with names and with counts; letters of a name
 
 
 def draw_release(
@@ -33,12 +35,54 @@ def draw_release(
         panels[0].text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
         panels[0].set_axis_off()
     if per_class:
-        names, values = list(per_class), [100 * value for value in per_class.values()]
-        panels[1].bar(names, values)
+        names = list(map(_called, per_class))
+        values = [100 * value for value in per_class.values()]
+        panels[1].bar(range(len(names)), values, tick_label=names)
         panels[1].axhline(100 * report["test_accuracy"], color="grey", linestyle="--")
-        panels[1].set(ylabel="test accuracy / % (dashed: all classes)", xlabel="class")
+        words = "test accuracy / % (dashed: all classes"
+        if (baseline := report.get("majority_baseline")) is not None:
+            panels[1].axhline(100 * baseline, color="C3", linestyle=":")
+            words += "; dotted: always the most frequent"
+        panels[1].set(ylabel=words + ")", xlabel="class")
         panels[1].tick_params(axis="x", rotation=90 if len(names) > 10 else 30)
     figure.savefig(path, dpi=150)
+
+
+def draw_confusion(
+    confusion: Sequence[Sequence[int]] | np.ndarray, names: Sequence[str], path: Path
+) -> None:
+    """A confusion matrix as a picture: rows are labels, columns what was predicted.
+
+    Colours are shares of a row, so that classes of few rows can be read; numbers are counts.
+
+    Args:
+        confusion: (K, K) counts.
+        names: of the K classes.
+        path: of the PNG.
+    """
+    counts = np.asarray(confusion)
+    shares = counts / counts.sum(1, keepdims=True).clip(min=1)
+    side = min(16.0, max(4.5, 2.5 + 0.55 * len(names)))
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.add_subplot()
+    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(shown, label="share of the label's rows", shrink=0.8)
+    axes.set(xlabel="predicted", ylabel="label")
+    if len(names) <= NAMED:
+        called = list(map(_called, names))
+        axes.set_xticks(range(len(names)), called, rotation=90)
+        axes.set_yticks(range(len(names)), called)
+    if len(names) <= NUMBERED:
+        for (row, column), count in np.ndenumerate(counts):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def _called(name: str) -> str:
+    """A class name that fits beside an axis and is no formula."""
+    kept = name if len(name) <= LONG else name[: LONG - 1] + "…"
+    return kept.replace("$", r"\$")
 
 
 def _privacy_curve(report: dict[str, Any], panel: Axes) -> None:

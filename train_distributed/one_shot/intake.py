@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.encoding import refuse_other
 from embed.identity import BITS, false_positives, found, row_hashes
 from embed.store import INFERRED, TRAIN
 from train_distributed.partition import Partition
@@ -66,9 +67,11 @@ def admit(
         class_names: on which all users of a federation agreed, in the order of their labels.
 
     Raises:
-        ValueError: rows that are not finite or that the transform has seen, labels out of range,
-            and under discrete noise classes that nobody declared or a transform of unknown origin.
+        ValueError: rows of another encoder than those the transform was fitted on, rows that are
+            not finite or that it has seen, labels out of range, and under discrete noise classes
+            that nobody declared or a transform of unknown origin.
     """
+    refuse_other(transform.encoding, embeddings.encoding, ("transform", "embeddings"))
     _check_names(embeddings, class_names)
     classes = known_classes(embeddings, num_classes)
     inferred = num_classes is None and not embeddings.declared_classes
@@ -119,12 +122,12 @@ def check_partition(partition: Partition, rows: int) -> None:
 
 
 def spread_users(
-    embeddings: EmbeddingSet, partition: Partition, privacy: Privacy
+    embeddings: EmbeddingSet, partition: Partition, privacy: Privacy, part: int = TRAIN
 ) -> tuple[str, ...]:
     """Why a promise for users is none for those that the set names; nothing where it is one."""
     if embeddings.users is None or privacy.unit != "user":
         return ()
-    named = embeddings.users[embeddings.split == TRAIN]
+    named = embeddings.users[embeddings.split == part]
     holder = np.empty(len(named), np.int64)
     holder[partition.order.numpy()] = np.repeat(np.arange(partition.users), partition.counts)
     pairs = np.unique(np.stack([named, holder]), axis=1)
@@ -135,8 +138,10 @@ def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
     """The number of classes, declared or of the class names; counted only where a set says so.
 
     Raises:
-        ValueError: neither, both and unequal, or a label that is not in [0, K).
+        ValueError: a set without labels, neither number nor names, both and unequal, or a label
+            that is not in [0, K).
     """
+    embeddings.need_labels()
     declared = len(embeddings.declared_classes)
     if num_classes is None:
         counted = len(embeddings.meta.get("class_names", ()))
@@ -196,8 +201,8 @@ def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[st
     scan = _scan(embeddings.blocks(), seen)
     if scan.broken:
         raise ValueError(
-            f"embeddings must be finite, got {scan.value} in row {scan.first}, the first of "
-            f"{scan.broken} such rows among {len(embeddings)}; nothing is released"
+            f"embeddings must be finite, got {scan.value} in {embeddings.place(scan.first)}, "
+            f"the first of {scan.broken} such rows among {len(embeddings)}; nothing is released"
         )
     if seen is None:
         if transform.fitted_on and transform.fitted_on == embeddings.content_hash():

@@ -118,20 +118,43 @@ class LeastSquares:
         to the largest eigenvalue that the noise alone would have, σ_M √(2q), and at least to
         10⁻³ of C's mean eigenvalue.
         """
+        return self.solve(total, rows, noise_std).weights
+
+    def solve(self, total: Tensor, rows: int, noise_std: float) -> "Solved":
+        """The same with what it was made of."""
         split = self.transform.dim * self.num_classes
         sums = total[:split].unflatten(0, (self.transform.dim, self.num_classes))
         shares = class_counts(sums[0], self.transform.constant, rows, noise_std) / rows
         mean = sums[1:].sum(1) / rows
         scatter = symmetric(total[split:], self.features) - rows * torch.outer(mean, mean)
         values, vectors = torch.linalg.eigh(scatter)
-        scatter = vectors * values.clamp(min=0) @ vectors.T
-        public = rows * self.transform.covariance[1:, 1:].double()
-        scatter = (1 - self.public_share) * scatter + self.public_share * public
+        clipped = vectors * values.clamp(min=0) @ vectors.T
+        public = self.public_share * rows * self.transform.covariance[1:, 1:].double()
+        scatter, clipped = (public + (1 - self.public_share) * own for own in (scatter, clipped))
         noise = (1 - self.public_share) * noise_std / (self.weight * math.sqrt(2))
-        floor = 1e-3 * scatter.trace() / self.features
+        floor = 1e-3 * clipped.trace() / self.features
         ridge = max(2 * noise * math.sqrt(self.features), floor.item())
         ridge = ridge if self.ridge is None else self.ridge
-        regularised = scatter + ridge * torch.eye(self.features, dtype=torch.float64)
+        regularised = clipped + ridge * torch.eye(self.features, dtype=torch.float64)
         directions = torch.linalg.solve(regularised, sums[1:] - rows * mean[:, None] * shares)
         bias = shares - mean @ directions
-        return torch.cat([bias[None] / self.transform.constant, directions])
+        return Solved(
+            weights=torch.cat([bias[None] / self.transform.constant, directions]),
+            sums=sums[1:],
+            shares=shares,
+            scatter=scatter,
+            regularised=regularised,
+            moment_std=noise,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved:
+    """A ridge regression, and the statistics that it was solved for."""
+
+    weights: Tensor  # (d, K)
+    sums: Tensor  # (q, K) noised sums of the features of every class
+    shares: Tensor  # (K,) of the rows, positive, one together
+    scatter: Tensor  # (q, q) C of all rows about their mean, noised, its eigenvalues as they are
+    regularised: Tensor  # (q, q) A: the same with none below 0, and λI
+    moment_std: float  # of the noise in an entry of the scatter matrix

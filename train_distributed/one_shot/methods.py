@@ -20,13 +20,8 @@ METHODS = (*STATISTICS, *HEADS)
 L2_REG = 1.0  # Λ where none is given
 
 
-class Method(Reach, Protocol):
-    """What every user submits, how far a record moves it, what the sum is good for."""
-
-    @property
-    def num_classes(self) -> int:
-        """The number K of classes, which is public."""
-        ...
+class Submission(Reach, Protocol):
+    """A vector of numbers that every user submits, and how far a record moves it."""
 
     @property
     def dimension(self) -> int:
@@ -46,12 +41,21 @@ class Method(Reach, Protocol):
         """
         ...
 
-    def validate(self) -> None:
-        """Raises ValueError for a setting out of range."""
-        ...
-
     def entry_bound(self, n: int) -> float:
         """Largest |entry| of the scaled submission of a user with n rows."""
+        ...
+
+
+class Method(Submission, Protocol):
+    """What every user submits, how far a record moves it, what the sum is good for."""
+
+    @property
+    def num_classes(self) -> int:
+        """The number K of classes, which is public."""
+        ...
+
+    def validate(self) -> None:
+        """Raises ValueError for a setting out of range."""
         ...
 
     def submit(self, chunk: Chunk) -> Tensor:
@@ -61,6 +65,15 @@ class Method(Reach, Protocol):
     def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
         """(d, K) weights from the noised, unscaled sum; `noise_std` per entry of the scaled one."""
         ...
+
+
+def method_name(method: Method) -> str | None:
+    """The name under which `build_method` makes such a method; None for one of another kind."""
+    head = method.head if isinstance(method, BlindAveraging) else None
+    kinds = [(STATISTICS, method), (HEADS, head)]
+    return next(
+        (n for names, is_a in kinds for n, kind in names.items() if type(is_a) is kind), None
+    )
 
 
 def check_method(method: Method, transform: PublicTransform, num_classes: int) -> None:
@@ -157,3 +170,17 @@ def weights_of(method: Method, total: Tensor, rows: int, noise_std: float) -> Te
         noise_std: of the noise in one entry of it.
     """
     return method.classifier(total / method.scale, rows, noise_std)
+
+
+def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tuple[Tensor, float]:
+    """The weights of `weights_of`, and the temperature T of their probabilities.
+
+    T is found from the same sum, where the method's scores are no log-probabilities and the sum
+    shows what to do about it; else it is 1.
+    """
+    if type(method) is not LeastSquares:
+        return weights_of(method, total, rows, noise_std), 1.0
+    from train_distributed.one_shot.released.temperature import ridge_temperature
+
+    solved = method.solve(total / method.scale, rows, noise_std)
+    return solved.weights, ridge_temperature(solved, rows, noise_std, method.transform.constant)

@@ -2,18 +2,32 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from embed import EmbeddingSet, PublicTransform
+from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+from embed.encoding import Encoding
 from embed.store import TEST
 from pretrain.cli.output import new_directory
+from train_distributed.one_shot.released.files import (
+    MODEL,
+    PREFIX,
+    REPORT,
+    Stored,
+    read_directory,
+    read_field,
+    read_model,
+    write_model,
+)
+from train_distributed.one_shot.released.probabilities import probabilities, reading
+
+BLOCK = 2048  # rows scored at a time, the same wherever they come from
 
 
 @dataclass(frozen=True)
@@ -25,27 +39,107 @@ class Release:
     class_names: tuple[str, ...]
     report: dict[str, Any] = field(default_factory=dict)
     opened: Tensor | None = None  # (D,) float64: what the sums showed to whoever opened them
+    encoding: Encoding | None = None  # how pictures became the embeddings; None: unknown
+    image_shape: tuple[int, ...] | None = None  # (3, h, w) of those pictures; None: unknown
+    temperature: float = 1.0  # T > 0: probabilities are the softmax of scores / T
+
+    @property
+    def method(self) -> str | None:
+        """The name of what learned it, where its report says so."""
+        return self.report.get("method")
+
+    def scores(self, embeddings: np.ndarray | Tensor) -> Tensor:
+        """(n, K) float64 scores of raw (n, p) embeddings, which pass the public transform first.
+
+        Computed in float64 throughout, so that other programs can come to the same numbers.
+
+        Raises:
+            ValueError: another number of columns, or a row that is not finite.
+        """
+        p = len(self.transform.mean)
+        if embeddings.ndim != 2 or embeddings.shape[1] != p:
+            raise ValueError(f"embeddings must be (n, {p}), got {tuple(embeddings.shape)}")
+        parts = [self._scores(block, start) for start, block in _blocks(embeddings)]
+        return torch.cat([torch.empty(0, self.weights.shape[1], dtype=torch.float64), *parts])
 
     def predict(self, embeddings: np.ndarray | Tensor) -> Tensor:
-        """(n,) int64 classes of raw (n, p) embeddings, which pass the public transform first."""
-        return (self.transform(embeddings).double() @ self.weights).argmax(1)
+        """(n,) int64 classes of raw (n, p) embeddings: those of the largest score."""
+        return self.scores(embeddings).argmax(1)
+
+    def predict_proba(self, embeddings: np.ndarray | Tensor) -> Tensor:
+        """(n, K) float64 probabilities of raw (n, p) embeddings.
+
+        What they are worth depends on the method: the report says so under "probabilities".
+        """
+        return probabilities(self.scores(embeddings), self.temperature)
+
+    def _scores(self, block: Tensor, first_row: int) -> Tensor:
+        transform = self.transform
+        features = transform.features(block, first_row=first_row, dtype=torch.float64)
+        rows = add_constant_and_clip(features, transform.clip_norm, transform.constant)
+        return rows @ self.weights
 
     def confusion(self, embeddings: EmbeddingSet, split: int = TEST) -> Tensor:
         """(K, K) int64: rows of a split by label and predicted class.
 
         Raises:
-            ValueError: the split is empty.
+            ValueError: the split is empty, or the set has no labels.
         """
+        embeddings.need_labels()
         rows = np.flatnonzero(embeddings.split == split)
         if not len(rows):
             raise ValueError(f"split must hold rows, got none in split {split}")
         classes = self.weights.shape[1]
         counts = torch.zeros(classes * classes, dtype=torch.int64)
-        for part in np.array_split(rows, math.ceil(len(rows) / 8192)):
+        for part in np.array_split(rows, math.ceil(len(rows) / BLOCK)):
             predicted = self.predict(embeddings.embeddings[part])
             labels = torch.from_numpy(embeddings.labels[part])
             counts += torch.bincount(labels * classes + predicted, minlength=classes * classes)
         return counts.unflatten(0, (classes, classes))
+
+    @classmethod
+    def load(cls, directory: Path | str) -> "Release":
+        """Reads what `save` wrote; of an older directory it stays unknown what encoder it needs.
+
+        Raises:
+            ValueError: naming the file that is missing, damaged or does not fit.
+        """
+        return cls._of(read_directory(directory), Path(directory) / MODEL)
+
+    @classmethod
+    def load_file(cls, path: Path) -> "Release":
+        """Reads model.safetensors alone: a model without its report.
+
+        Raises:
+            ValueError: naming the file that is missing, damaged or does not fit.
+        """
+        return cls._of(read_model(path), path)
+
+    @classmethod
+    def _of(cls, stored: Stored, where: Path) -> "Release":
+        fields = {
+            name: read_field(stored.metadata, name, where)
+            for name in ("image_shape", "temperature")
+        }
+        temperature = 1.0 if fields["temperature"] is None else fields["temperature"]
+        if not isinstance(temperature, float) or not 0 < temperature < math.inf:
+            raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
+        shape = fields["image_shape"]
+        if shape is not None and not (
+            isinstance(shape, list)
+            and len(shape) == 3
+            and all(type(side) is int and side > 0 for side in shape)
+        ):
+            raise ValueError(f"{where}: image_shape must be three sizes > 0, got {shape!r}")
+        return cls(
+            weights=stored.weights,
+            transform=stored.transform,
+            class_names=stored.class_names,
+            report=stored.report,
+            encoding=Encoding.in_metadata(stored.metadata, where),
+            image_shape=None if shape is None else tuple(shape),
+            temperature=temperature,
+        )
 
     def save(self, directory: Path | str, *, overwrite: bool = False) -> None:
         """Writes model.safetensors and report.json, whole or not at all.
@@ -63,8 +157,24 @@ class Release:
     def write(self, directory: Path) -> None:
         """The files of `save`, into a directory that exists."""
         tensors = {"weights": self.weights.contiguous()}
-        tensors |= {f"transform.{k}": v.contiguous() for k, v in self.transform.tensors().items()}
-        metadata = {"class_names": json.dumps(self.class_names)}
-        save_file(tensors, directory / "model.safetensors", metadata)
+        tensors |= {PREFIX + k: v.contiguous() for k, v in self.transform.tensors().items()}
+        metadata = {
+            "class_names": json.dumps(self.class_names),
+            "temperature": json.dumps(float(self.temperature)),
+            "probabilities": reading(self.method),
+        }
+        if self.method is not None:
+            metadata["method"] = self.method
+        if self.encoding is not None:
+            metadata |= self.encoding.metadata()
+        if self.image_shape is not None:
+            metadata["image_shape"] = json.dumps(self.image_shape)
+        write_model(directory / MODEL, tensors, metadata)
         text = json.dumps(self.report, indent=2, allow_nan=False)
-        (directory / "report.json").write_text(text + "\n")
+        (directory / REPORT).write_text(text + "\n")
+
+
+def _blocks(rows: np.ndarray | Tensor) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(rows), BLOCK):
+        block = rows[start : start + BLOCK]
+        yield start, block if isinstance(block, Tensor) else torch.from_numpy(np.array(block))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +16,19 @@ from train_distributed.one_shot.methods import (
     Method,
     build_method,
     check_method,
+    method_name,
+    model_of,
     submissions,
     weights_of,
 )
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.summation import FloatSum, IntegerSum, zero_out_report
+from train_distributed.one_shot.summation import IntegerSum, one_sum, zero_out_report
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
-from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.ledger import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
 
 
@@ -77,6 +79,7 @@ def release(
     min_survivors: int | None = None,
     vouch_for_transform: bool = False,
     rehearsal: Rehearsal | None = None,
+    reserve: Reserve | None = None,
     **options: Any,
 ) -> Release:
     """One private model from all users' rows, by one sum.
@@ -99,6 +102,9 @@ def release(
         vouch_for_transform: somebody answers for it that a transform without the hashes of its
             public rows has seen no private one; the report says so.
         rehearsal: users that drop out or whose noise is known, for audits; the model is marked.
+        reserve: called once, when nothing can be refused any more and before any noise is drawn,
+            with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
+            stops it by raising. The report says "ledger": "none", until who counts says otherwise.
         **options: settings of the method, as in `methods.build_method`.
 
     Returns:
@@ -145,8 +151,13 @@ def release(
     played = Rehearsal() if rehearsal is None else rehearsal
     kept = played.surviving(len(sizes), guarantee.min_survivors)
     bare = frozenset(played.known_noise)
-    summation = _summation(method, guarantee, sizes, noise, generator, bare)
+    summation = one_sum(
+        method, guarantee, sizes, discrete=noise == "discrete", generator=generator, bare=bare
+    )
     admitted = source.admit(privacy, discrete=discrete, vouched=vouch_for_transform)
+    if reserve is not None:
+        exact = isinstance(summation, IntegerSum)
+        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     for chunk in source.chunks():
         arrived = kept[chunk.users]
         if arrived.any():
@@ -156,12 +167,17 @@ def release(
             summation.add(present.users, submissions(method, present, summation.grid))
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())
     opened = summation.total()
-    weights = weights_of(method, opened, rows, summation.local_std * math.sqrt(survivors))
+    opened_std = summation.local_std * math.sqrt(survivors)
+    if rehearsal is None:
+        weights, temperature = model_of(method, opened, rows, opened_std)
+    else:  # played many times, for the sum or the weights alone
+        weights, temperature = weights_of(method, opened, rows, opened_std), 1.0
     declared = () if source.embeddings is None else source.embeddings.declared_classes
     names = class_names(declared, method.num_classes)
     facts = guarantee.report() | zero_out_report(guarantee, summation)
     facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
+    facts |= {"method": method_name(method)}
     verdict = suitability(
         privacy,
         noise,
@@ -169,7 +185,7 @@ def release(
         rehearsed=None if rehearsal is None else rehearsal.reason,
         others=admitted.unsuitable,
     )
-    released = Release(weights, transform, names, opened=opened)
+    released = Release(weights, transform, names, opened=opened, temperature=temperature)
     return reported(released, facts, verdict, source.embeddings)
 
 
@@ -182,17 +198,3 @@ def _method(
         raise ValueError(f"options must go into the Method itself, got {sorted(options)}")
     check_method(method, transform, num_classes)
     return method
-
-
-def _summation(
-    method: Method,
-    guarantee: Guarantee,
-    sizes: Tensor,
-    noise: Noise,
-    generator: torch.Generator | None,
-    bare: frozenset[int],
-) -> FloatSum | IntegerSum:
-    if noise == "float" or not guarantee.privacy.private:
-        generator = system_generator() if generator is None else generator
-        return FloatSum(method.dimension, guarantee.float_std, generator, bare)
-    return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)

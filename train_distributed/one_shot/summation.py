@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from train_distributed import accounting
-from train_distributed.one_shot.methods import Method
+from train_distributed.one_shot.methods import Submission
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
-from train_distributed.privacy.float_noise import gaussian
+from train_distributed.privacy.float_noise import gaussian, system_generator
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
 from train_distributed.secure_sum import SumResult, simulate_sum
@@ -97,7 +97,7 @@ class Integers:
     grid: float | None  # rows must be multiples of it; None: any rows
 
     @classmethod
-    def of(cls, method: Method, guarantee: Guarantee, sizes: Tensor) -> "Integers":
+    def of(cls, method: Submission, guarantee: Guarantee, sizes: Tensor) -> "Integers":
         """The grid, noise and encoding of a method for users of these sizes.
 
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
@@ -174,7 +174,7 @@ class IntegerSum(Integers):
     @classmethod
     def of(
         cls,
-        method: Method,
+        method: Submission,
         guarantee: Guarantee,
         sizes: Tensor,
         sampler: NoiseSampler = discrete_gaussian,
@@ -216,6 +216,31 @@ class IntegerSum(Integers):
             return super().report() | alone
         sent = self._result.bytes_per_client
         return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
+
+
+def one_sum(
+    method: Submission,
+    guarantee: Guarantee,
+    sizes: Tensor,
+    *,
+    discrete: bool,
+    generator: torch.Generator | None,
+    bare: frozenset[int] = frozenset(),
+) -> FloatSum | IntegerSum:
+    """The sum of one release: discrete noise, or a simulation in floating point.
+
+    Args:
+        method: what is submitted.
+        guarantee: of its noise.
+        sizes: (users,) n_i.
+        discrete: as it is deployed; a sum without noise is always a simulation.
+        generator: of float noise; None: seeded by the operating system.
+        bare: users whose noise an attacker knows.
+    """
+    if not discrete or not guarantee.privacy.private:
+        generator = system_generator() if generator is None else generator
+        return FloatSum(method.dimension, guarantee.float_std, generator, bare)
+    return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)
 
 
 def zero_out_report(guarantee: Guarantee, summation: FloatSum | Integers) -> dict[str, float]:

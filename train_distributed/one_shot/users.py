@@ -140,16 +140,22 @@ class EmbeddingUsers:
             )
 
 
-def own_partition(embeddings: EmbeddingSet) -> Partition:
+def own_partition(embeddings: EmbeddingSet, part: int = TRAIN) -> Partition:
     """The users that an embedding set names for its training rows; without names, a single one.
 
+    Args:
+        embeddings: the set.
+        part: another split than that of the training rows.
+
     Raises:
-        ValueError: no training row.
+        ValueError: no training row, or no labels.
     """
-    train = embeddings.split == TRAIN
-    if not train.any():
-        raise ValueError("embeddings must hold training rows (split 0), got none")
-    labels = torch.from_numpy(embeddings.labels[train])
+    embeddings.need_labels()
+    rows = embeddings.split == part
+    if not rows.any():
+        what = "training" if part == TRAIN else "evaluation"
+        raise ValueError(f"embeddings must hold {what} rows (split {part}), got none")
+    labels = torch.from_numpy(embeddings.labels[rows])
     if embeddings.users is None:
         return split(labels, 1)
-    return split(labels, None, "by-writer", writers=torch.from_numpy(embeddings.users[train]))
+    return split(labels, None, "by-writer", writers=torch.from_numpy(embeddings.users[rows]))

@@ -105,12 +105,26 @@ class IntegerRelease:
         return self.log_zeta / math.log(10)
 
     @property
+    def zeta(self) -> float:
+        """ζ; 0 where it is below the smallest double."""
+        return math.exp(self.log_zeta)
+
+    @property
+    def certain_std(self) -> float:
+        """Standard deviation sqrt(H σ² - τ² max g²) of the theorem's continuous mechanism."""
+        largest = float(_steps(self.step, self.dimension).max())
+        return math.sqrt(self.honest * self.local_std**2 - (TAU * largest) ** 2)
+
+    @property
+    def charged_sensitivity(self) -> float:
+        """Its sensitivity Δ + A sqrt(Σ g_c²)."""
+        steps = _steps(self.step, self.dimension)
+        return self.sensitivity + self.rounded_users * _rounding(steps, self.dimension)
+
+    @property
     def noise_multiplier(self) -> float:
         """Of the continuous mechanism of the theorem: its standard deviation / sensitivity."""
-        steps = _steps(self.step, self.dimension)
-        variance = self.honest * self.local_std**2 - (TAU * float(steps.max())) ** 2
-        charged = self.sensitivity + self.rounded_users * _rounding(steps, self.dimension)
-        return math.sqrt(variance) / charged
+        return self.certain_std / self.charged_sensitivity
 
     @property
     def stds_in_steps(self) -> float | NDArray[np.float64]:
@@ -133,7 +147,7 @@ class IntegerRelease:
 
     def delta(self, epsilon: float) -> float:
         """δ(ε) = e^ζ δ_continuous(ε - 2ζ)."""
-        zeta = math.exp(self.log_zeta)
+        zeta = self.zeta
         if epsilon < 2 * zeta:
             return 1.0
         return min(
@@ -142,7 +156,7 @@ class IntegerRelease:
 
     def epsilon(self, delta: float) -> float:
         """ε(δ) = ε_continuous(e^-ζ δ) + 2ζ."""
-        zeta = math.exp(self.log_zeta)
+        zeta = self.zeta
         return accounting.epsilon(math.exp(-zeta) * delta, self.noise_multiplier) + 2 * zeta
 
 

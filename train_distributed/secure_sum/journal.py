@@ -10,6 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Protocol
 
+from pretrain.cli.durable import sync_directory
 from train_distributed.secure_sum.errors import AlreadyOpened
 
 
@@ -141,15 +142,6 @@ def make_durable(directory: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
         sync_directory(path)
         sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Returns once the directory's entries have reached the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _already(session: bytes, step: str) -> AlreadyOpened:

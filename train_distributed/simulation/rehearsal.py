@@ -128,8 +128,11 @@ def rehearse(
         key and cells of one job; their `seed` counts through tasks.
 
     Raises:
-        ValueError: fewer than K public classes, or a number out of range.
+        ValueError: no labels, a row that is not finite, fewer than K public classes, or a number
+            out of range.
     """
+    public.need_labels("public")
+    public.check_finite("public")
     for federation in federations:
         federation.validate()
     for task in range(tasks):

@@ -38,6 +38,7 @@ def run_jobs(
     others were run. Labels of test rows are read to report accuracies: choosing a setting by them
     costs privacy that no ε here accounts for.
     """
+    embeddings.need_labels()
     stage = _Stage(embeddings, transforms, plan, rivals)
     for job in plan.jobs():
         if job.key not in finished:

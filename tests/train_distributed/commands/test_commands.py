@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.privacy.ledger import Ledger
 
 
 def test_run_writes_model_report_and_figure(call, sets, tmp_path):
@@ -20,7 +21,10 @@ def test_run_writes_model_report_and_figure(call, sets, tmp_path):
     )
     assert code == 0
     assert "replace one record" in printed
+    for name in ("majority_baseline      0.333", "balanced_accuracy ", "macro_f1 ", "auroc "):
+        assert f"\n{name}" in printed
     assert sorted(p.name for p in out.iterdir()) == [
+        "confusion.png",
         "model.safetensors",
         "privacy.png",
         "report.json",
@@ -233,7 +237,7 @@ def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path):
 
 
 def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
-    monkeypatch.setattr("train_distributed.commands.run.DISCRETE_NUMBERS", 10)
+    monkeypatch.setattr("train_distributed.research.baselines.learn.DISCRETE_NUMBERS", 10)
     code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
     assert code == 2
     assert "noise must be chosen" in error
@@ -241,8 +245,11 @@ def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, number):
-    """A real signal while the files are being written: no directory, whole or partial, is left."""
-    before = sorted(tmp_path.rglob("*"))
+    """A real signal while the files are being written: no directory, whole or partial, is left.
+
+    What had been reserved for it counts: its noise was drawn.
+    """
+    before = sorted([*tmp_path.rglob("*"), tmp_path / "private.ledger"])
 
     def stop(*_: object) -> None:
         assert len(list(tmp_path.glob(".made.*.partial/*"))) == 2
@@ -256,6 +263,7 @@ def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, nu
     assert code == 130
     assert "interrupted" in error
     assert sorted(tmp_path.rglob("*")) == before
+    assert Ledger.open(tmp_path / "private.ledger").total().epsilon(1e-5) == pytest.approx(1.0)
 
 
 def test_the_module_runs_as_a_program():

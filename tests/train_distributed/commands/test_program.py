@@ -14,6 +14,7 @@ from train_distributed.commands.demo import Demo
 from train_distributed.one_shot import report
 from train_distributed.research.baselines import learn
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
+from train_distributed.research.experiments.conditions import ExperimentName
 from train_distributed.research.protection import recommend
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +81,7 @@ def test_it_ends_as_the_module_does(say, call, arguments: list[str]) -> None:
     ("arguments", "message"),
     [
         (["forest"], "Unrecognized options: forest"),
-        (["forest"], "audit, protect, federation, pretrain, embed"),
+        (["forest"], "audit, protect, ledger, federation, pretrain, embed"),
         (["pretrain", "forest"], "simclr, convert, probe"),
         (["embed"], "Missing"),
         (["heads", "train"], "command must be 'fit', got train"),
@@ -109,5 +110,5 @@ def test_options_offer_what_their_rooms_know() -> None:
     offered = [name for each in get_args(choices.MethodName) for name in get_args(each)]
     assert sorted(offered) == sorted(learn.ALL_METHODS)
     assert get_args(choices.Noise) == get_args(report.Noise)
-    assert list(get_args(choices.ExperimentName)) == list(EXPERIMENTS)
+    assert list(get_args(ExperimentName)) == list(EXPERIMENTS)
     assert get_args(choices.Cost) == get_args(recommend.Cost)

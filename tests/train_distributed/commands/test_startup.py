@@ -47,7 +47,7 @@ def _helped() -> list[tuple[str, ...]]:
     for menu in (PRETRAIN, EMBED, MENU):
         typed += [(menu.name, *name.split(), "--help") for name, _ in menu.lines()]
         typed += [(menu.name, "--help")]
-    typed += [("train_distributed", "federation", "--help")]
+    typed += [("train_distributed", name, "--help") for name in ("federation", "ledger")]
     typed += [("heads", "--help"), ("heads", "fit", "--help")]
     return list(dict.fromkeys(typed))
 

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,8 @@ import pytest
 
 from embed import EmbeddingSet
 from train_distributed.commands.sweep import Plot, Sweep
-from train_distributed.research.experiments.catalogue import Name
 from train_distributed.research.experiments.checkpoint import Checkpoint
-from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.heatmap import EPSILONS, GROUPS, extrapolated
 from train_distributed.research.experiments.summary import summarise, table
 from train_distributed.simulation import runner
@@ -41,7 +41,7 @@ def sets(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "private", tmp_path / "public"
 
 
-def sweep(sets: tuple[Path, Path], out: Path, name: Name = "non-iid", **changes) -> Sweep:
+def sweep(sets: tuple[Path, Path], out: Path, name: ExperimentName = "non-iid", **changes) -> Sweep:
     conditions = {"users": (10,), "epsilons": (0.5, 2.0), "seeds": 2, "lineup": ("ours",)} | changes
     return Sweep(name, *sets, Conditions(**conditions), out=out)
 
@@ -61,13 +61,15 @@ def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, cap
         return real(stage, job)
 
     monkeypatch.setattr(runner._Stage, "play", counted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=r"rows of 11 of \d+ jobs are kept in .*continues"):
         sweep(sets, tmp_path / "resumed", "accuracy", seeds=1).run()
     assert not (tmp_path / "resumed").exists()
-    unfinished = tmp_path / ".resumed.unfinished.jsonl"
+    (unfinished,) = tmp_path.glob(".resumed.*")
     with unfinished.open("a") as file:
         file.write('{"job": "torn')
+    capsys.readouterr()
     sweep(sets, tmp_path / "resumed", "accuracy", seeds=1).run()
+    assert "rows of 11 of" in capsys.readouterr().err
     twice = {key for key in played if played.count(key) > 1}
     assert twice == {played[11]}  # the interrupted one is the only one started twice
     assert cells(tmp_path / "resumed") == cells(tmp_path / "whole")
@@ -85,15 +87,14 @@ def test_killed_sweep_equals_uninterrupted(sets, tmp_path, name):
 
     subprocess.run(command("whole"), cwd=ROOT, check=True, capture_output=True)
     clock, finished = random.Random(), [[]]
-    journal = tmp_path / ".killed.unfinished.jsonl"
     for _ in range(3):
         process = subprocess.Popen(command("killed"), cwd=ROOT, stdout=subprocess.DEVNULL)
-        while process.poll() is None and len(journalled(journal)) <= len(finished[-1]):
+        while process.poll() is None and len(journalled(tmp_path)) <= len(finished[-1]):
             time.sleep(0.01)
         time.sleep(clock.uniform(0, 0.3))  # a random moment of a later job
         process.kill()
         process.wait()
-        finished.append(journalled(journal))
+        finished.append(journalled(tmp_path))
     subprocess.run(command("killed"), cwd=ROOT, check=True, capture_output=True)
     assert cells(tmp_path / "killed") == cells(tmp_path / "whole")
     for earlier, keys in itertools.pairwise(finished):
@@ -101,9 +102,10 @@ def test_killed_sweep_equals_uninterrupted(sets, tmp_path, name):
         assert len(keys) == len(set(keys))
 
 
-def journalled(journal: Path) -> list[str]:
+def journalled(folder: Path) -> list[str]:
     """Keys of the finished jobs."""
-    if not journal.exists():
+    journal = next(folder.glob(".killed.*.unfinished.jsonl"), None)
+    if journal is None:
         return []
     return [line.partition('"rows"')[0] for line in journal.read_text().split("\n")[1:-1]]
 
@@ -221,3 +223,53 @@ def test_baselines_are_another_method_with_a_name(sets, tmp_path, capsys):
     assert {alone["method"], shared["method"]} == {"dp-fl"}
     assert (alone["users"], shared["users"]) == (1, 10)
     assert alone["accuracy"] > 0.4
+
+
+def test_other_options_keep_what_an_interrupted_sweep_has_finished(
+    sets, tmp_path, monkeypatch, capsys
+):
+    played, real = [], runner._Stage.play
+
+    def counted(stage, job):
+        played.append(job.key)
+        if len(played) == 4:
+            raise KeyboardInterrupt
+        return real(stage, job)
+
+    monkeypatch.setattr(runner._Stage, "play", counted)
+    with pytest.raises(KeyboardInterrupt, match="rows of 3 of"):
+        sweep(sets, tmp_path / "out", "accuracy", seeds=1).run()
+    (unfinished,) = tmp_path.glob(".out.*")
+    before = unfinished.read_bytes()
+    sweep(sets, tmp_path / "out", "accuracy", seeds=1, epsilons=(0.5,)).run()
+    assert f"kept: an unfinished sweep with other options, {unfinished}" in capsys.readouterr().err
+    assert unfinished.read_bytes() == before
+    first = played[:3]
+    del played[:]
+    played += [""] * 4
+    Sweep.run(replace(sweep(sets, tmp_path / "out", "accuracy", seeds=1), overwrite=True))
+    assert not set(first) & set(played)
+    assert not list(tmp_path.glob(".out.*"))
+
+
+def test_two_sweeps_into_one_directory_do_not_mix(sets, tmp_path, monkeypatch):
+    met, real = [], runner._Stage.play
+
+    def meet(stage, job):
+        if not met:
+            met.append(None)
+            with pytest.raises(FileExistsError, match="one command at a time"):
+                sweep(sets, tmp_path / "out", "accuracy", seeds=1).run()
+        return real(stage, job)
+
+    monkeypatch.setattr(runner._Stage, "play", meet)
+    sweep(sets, tmp_path / "out", "accuracy", seeds=1).run()
+    assert met
+
+
+def test_a_checkpoint_that_was_changed_is_named(tmp_path):
+    checkpoint = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
+    checkpoint.append("job", [{"x": 1}])
+    checkpoint.path.write_text("nonsense\n")
+    with pytest.raises(ValueError, match=r"unfinished\.jsonl must hold a JSON line per job"):
+        Checkpoint.beside(tmp_path / "out", {"users": (1,)}).read()

@@ -59,12 +59,12 @@ def test_what_is_submitted_has_the_sensitivity_of_its_statistics(
 @pytest.mark.parametrize("epsilon", [0.3, 3.0])
 @pytest.mark.parametrize("moments", ["all", "none"])
 def test_it_is_no_worse_than_the_nearest_noisy_mean(
-    transform: PublicTransform, epsilon: float, moments: str
+    transform: PublicTransform, epsilon: float, moments: Moments
 ) -> None:
     data = rows_of(4000, K, 3)
     privacy = Privacy(epsilon, 1e-5)
 
-    def accuracy(method: str, **more: str) -> float:
+    def accuracy(method: str, **more: Any) -> float:
         found = []
         for seed in range(5):
             draw = torch.Generator().manual_seed(seed)

@@ -1,7 +1,4 @@
-"""What a release refuses: settings, rows and labels, streams that break their word."""
-
-import math
-from dataclasses import dataclass, field, replace
+"""What a release refuses: settings, rows and labels."""
 
 import numpy as np
 import pytest
@@ -10,7 +7,6 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.release import Rehearsal
-from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 
 ROWS = EmbeddingSet(
@@ -69,63 +65,3 @@ def test_bad_rows_and_labels():
     )
     with pytest.raises(ValueError, match="must hold training rows"):
         release(only_test, "svm", Privacy(1.0, 1e-5), num_classes=3)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Two users of two rows each that no transform has clipped."""
-
-    rows: torch.Tensor  # (2, 2, 3)
-    sizes: torch.Tensor = field(default_factory=lambda: torch.tensor([2, 1]))
-    dim: int = 3
-
-    def chunks(self):
-        yield Chunk(torch.arange(2), self.rows, torch.zeros(2, 2, dtype=torch.int64), self.sizes)
-
-
-@pytest.mark.parametrize("method", ["class-sums", "least-squares", "softmax"])
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ([1.0, 1.0, 0.01], "norm <= clip_norm"),
-        ([1.0, math.nan, 0.0], "finite rows|finite"),
-        ([0.5, 1.0, 0.0], "rows must begin with the constant 1.0, got 0.5"),
-    ],
-)
-def test_rows_that_stream_in_are_checked_too(method: str, row: list[float], message: str):
-    """A stream that nobody clipped would void the sensitivity of sums without a word."""
-    rows = torch.tensor([1.0, 0.6, 0.7]).expand(2, 2, 3).clone()
-    promise = Privacy(5.0, 1e-5, 1.0)
-    release(Stream(rows), method, promise, noise="float", num_classes=2)
-    rows[1, 1] = torch.tensor([9.0, 9.0, 9.0])  # padding
-    if method != "softmax":
-        release(Stream(rows), method, promise, noise="float", num_classes=2)
-    rows[1, 1] = torch.tensor([1.0, 0.6, 0.7])
-    rows[1, 0] = torch.tensor(row)
-    if method == "softmax" and row[0] == 0.5:
-        return  # a trained head needs no constant
-    with pytest.raises(ValueError, match=message):
-        release(Stream(rows), method, promise, noise="float", num_classes=2)
-
-
-@dataclass(frozen=True)
-class Liar(Stream):
-    """A stream whose users come twice, or with more rows than they said."""
-
-    twice: bool = True
-
-    def chunks(self):
-        for chunk in super().chunks():
-            yield chunk if self.twice else replace(chunk, counts=torch.tensor([2, 2]))
-            yield chunk
-
-
-@pytest.mark.parametrize(
-    ("twice", "message"),
-    [(True, "users must stream in once each"), (False, "as many rows as their sizes say")],
-)
-def test_users_come_once_with_the_rows_they_said(twice: bool, message: str):
-    rows = torch.tensor([1.0, 0.6, 0.7]).expand(2, 2, 3).clone()
-    promise = Privacy(5.0, 1e-5, 1.0)
-    with pytest.raises(ValueError, match=message):
-        release(Liar(rows, twice=twice), "class-sums", promise, noise="float", num_classes=2)

@@ -1,6 +1,7 @@
 """How a report ends: in one order, and never with a yes for a model that must not be shown."""
 
 import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.encoding import Encoding
+from pretrain.preprocess import Preprocess
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot import Rehearsal
 from train_distributed.one_shot.report import class_names, reported, suitability, with_reason
@@ -37,10 +40,17 @@ def test_facts_come_first_and_keep_their_places() -> None:
         "noise",
         "suitable_for_release",
         "unsuitable_because",
+        "ledger",
+        "encoding",
+        "probabilities",
     ]
+    assert report["ledger"] == "none"
     assert "python" in report["versions"]
     whole = reported(released, {"users": 6}, verdict, embedding_set(4)).report
-    assert list(whole)[-3:] == ["versions", "test_accuracy", "test_accuracy_per_class"]
+    measured = ["test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"]
+    verdict_keys = ["suitable_for_release", "unsuitable_because", "ledger", "versions"]
+    read = ["encoding", "probabilities"]
+    assert list(whole) == ["users", *verdict_keys, *read, *measured]
     assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report
 
 
@@ -49,6 +59,35 @@ def test_accuracy_is_counted_by_class() -> None:
     report = reported(always_a, {}, {}, embedding_set(4)).report
     assert report["test_accuracy"] == 0.5
     assert report["test_accuracy_per_class"] == {"a": 1.0, "b": 0.0}
+    assert report["majority_baseline"] == 0.5
+    assert report["test_metrics"]["confusion"] == [[2, 0], [2, 0]]
+    assert report["test_metrics"]["warnings"][0].startswith("one class only")
+    assert "no epsilon covers" in report["test_metrics"]["of"]
+    confusion = always_a.confusion(embedding_set(4)).tolist()
+    assert report["test_metrics"]["confusion"] == confusion
+
+
+def test_a_model_says_what_made_its_rows() -> None:
+    """The set says it, or where it says nothing the transform does."""
+    meta = {"encoder": "simclr-small", "encoder_hash": "a" * 64, "preprocess": asdict(Preprocess())}
+    made = Encoding.of(meta)
+    assert made is not None
+    data = embedding_set(4)
+    known = replace(data, meta=data.meta | meta | {"image_shape": [3, 8, 8]})
+    fitted = replace(TRANSFORM, encoding=replace(made, weights="shipped"))
+    for embeddings, transform, expected in (
+        (known, TRANSFORM, made),
+        (known, fitted, made),
+        (data, fitted, fitted.encoding),
+        (None, fitted, fitted.encoding),
+        (None, TRANSFORM, None),
+    ):
+        bare = Release(torch.zeros(3, 2).double(), transform, ("a", "b"))
+        released = reported(bare, {"method": "svm"}, {}, embeddings)
+        assert released.encoding == expected
+        assert released.image_shape == ((3, 8, 8) if embeddings is known else None)
+        assert released.report["encoding"] == (expected and expected.to_json())
+        assert released.report["probabilities"].endswith("not calibrated")
 
 
 @pytest.mark.parametrize(

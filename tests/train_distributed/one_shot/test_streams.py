@@ -1,7 +1,7 @@
 """Rows that stream in by themselves are held to all that a sensitivity assumes of them."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from embed import PublicTransform
 from heads import least_squares_sensitivity
 from train_distributed import Privacy, release
-from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.methods import METHODS, build_method
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk, check_stream
 from train_distributed.privacy.guarantee import Guarantee
@@ -24,10 +24,11 @@ class Stream:
 
     rows: Tensor  # (2, 2, 3)
     sizes: Tensor = field(default_factory=lambda: torch.tensor([2, 2]))
+    labels: Tensor = field(default_factory=lambda: torch.zeros(2, 2, dtype=torch.int64))
     dim: int = 3
 
     def chunks(self):
-        yield Chunk(torch.arange(2), self.rows, torch.zeros(2, 2, dtype=torch.int64), self.sizes)
+        yield Chunk(torch.arange(2), self.rows, self.labels, self.sizes)
 
 
 GOOD = [1.0, 0.6, 0.7]
@@ -57,6 +58,77 @@ def test_bad_rows_are_refused_under_either_noise(
     rows[1, 1] = torch.tensor(row)
     with pytest.raises(ValueError, match=message):
         release(Stream(rows), method, promise, noise=noise, num_classes=2)
+
+
+@pytest.mark.parametrize("method", ["class-sums", "least-squares"])
+def test_padding_may_be_anything(method: str) -> None:
+    rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
+    alone = Stream(rows, sizes=torch.tensor([2, 1]))
+    promise = Privacy(math.inf, 1e-5, 1.0)
+    before = release(alone, method, promise, noise="float", num_classes=2)
+    rows[1, 1] = 9.0
+    after = release(alone, method, promise, noise="float", num_classes=2)
+    assert torch.equal(before.weights, after.weights)
+
+
+@dataclass(frozen=True)
+class Liar(Stream):
+    """A stream whose users come twice, or with fewer rows than they said."""
+
+    twice: bool = True
+
+    def chunks(self):
+        for chunk in super().chunks():
+            yield chunk if self.twice else replace(chunk, counts=torch.tensor([2, 1]))
+            yield chunk
+
+
+@pytest.mark.parametrize(
+    ("twice", "message"),
+    [(True, "users must stream in once each"), (False, "as many rows as their sizes say")],
+)
+def test_users_come_once_with_the_rows_they_said(twice: bool, message: str) -> None:
+    rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
+    promise = Privacy(5.0, 1e-5, 1.0)
+    with pytest.raises(ValueError, match=message):
+        release(Liar(rows, twice=twice), "class-sums", promise, noise="float", num_classes=2)
+
+
+def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
+    public = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)).numpy()
+    transform = PublicTransform.fit(public, clip_norm=math.sqrt(1.25), constant=0.5)
+    held, promise = Stream(transform(public[:4]).unflatten(0, (2, 2))), Privacy(1.0, 1e-5, 1.0)
+    given: dict[str, Any] = {"transform": transform, "num_classes": 2}
+    with pytest.raises(ValueError, match="vouch_for_transform must be set for users that stream"):
+        release(held, "class-sums", promise, **given)
+    report = release(held, "class-sums", promise, noise="float", **given).report
+    assert "nobody compared private rows with the public ones" in report["unsuitable_because"]
+    given |= {"vouch_for_transform": True}
+    report = release(held, "class-sums", promise, **given).report
+    assert report["suitable_for_release"] is True
+    assert "vouched for" in report["public_transform"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_rows_that_are_not_finite_are_refused_before_their_noise(
+    method: str, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, drawn = torch.tensor(GOOD).expand(2, 2, 3).clone(), []
+    rows[1, 1, 2] = bad
+    summation = "train_distributed.one_shot.summation"
+    monkeypatch.setattr(f"{summation}.add_noise", lambda *_: drawn.append(1))
+    with pytest.raises(ValueError, match=r"rows must be finite, got 1 that are not.* of user 1"):
+        release(Stream(rows), method, Privacy(1.0, 1e-5, 1.0), num_classes=2)
+    assert not drawn
+
+
+@pytest.mark.parametrize("label", [2, -1])
+def test_labels_are_checked_as_well(label: int) -> None:
+    held = Stream(torch.tensor(GOOD).expand(2, 2, 3))
+    held.labels[0, 0] = label
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\)"):
+        release(held, "class-sums", Privacy(1.0, 1e-5, 1.0), num_classes=2)
 
 
 def one_row(row: list[float], dtype: torch.dtype) -> Chunk:

@@ -11,7 +11,6 @@ from train_distributed.research.audit.multi_round import MultiRoundAudit
 from train_distributed.research.experiments.adult.experiment import Figures
 from train_distributed.research.experiments.charter_rates.experiment import Slopes
 from train_distributed.research.experiments.charter_rates.sampling import Sampling
-from train_distributed.research.experiments.rivals import Comparison
 from train_distributed.research.protection.exact_cost import ExactCost
 from train_distributed.research.protection.rates import Rates
 
@@ -19,11 +18,6 @@ from train_distributed.research.protection.rates import Rates
 @pytest.mark.parametrize(
     ("program", "line", "expected"),
     [
-        (
-            Comparison,
-            "--embeddings a --public b --components 8 16 --users 10 --epsilon 2 --seeds 1",
-            {"embeddings": Path("a"), "components": (8, 16), "users": (10,), "epsilon": 2.0},
-        ),
         (Figures, "--data a.gz --eta-primal 2 --overwrite", {"eta_primal": 2.0, "overwrite": True}),
         (Slopes, "--output o --seeds 2 --redraw", {"output": Path("o"), "redraw": True}),
         (Sampling, "", {"output": Path("results/charter/amplification.json")}),

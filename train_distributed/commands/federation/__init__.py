@@ -35,6 +35,8 @@ class Join:
     """Training rows of a user, public; counted in `embeddings` if left out."""
     embeddings: Path | None = None
     """The user's embedding set, whose training rows are counted."""
+    held_out: bool = False
+    """Count the rows of split `evaluation` instead, for the evaluation of a model."""
     server: bool = False
     """A computation server of the protocols with shares, not a user."""
 
@@ -71,9 +73,11 @@ class Join:
             raise ValueError(f"exactly one of rows and embeddings must be given, got {given}")
         rows = self.rows
         if self.embeddings is not None:
-            from embed.store import TRAIN, EmbeddingSet
+            from embed.store import EVALUATION, TRAIN, EmbeddingSet
 
-            rows = int((EmbeddingSet.open(self.embeddings).split == TRAIN).sum())
+            own = EmbeddingSet.open(self.embeddings)
+            own.need_labels()
+            rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
         if rows is None or not 1 <= rows <= MOST_ROWS:
             raise ValueError(f"rows must be from 1 to {MOST_ROWS}, got {rows}")
         return rows
@@ -87,9 +91,9 @@ class Init:
     """The operator's own: keys, certificates, journal and runs stay in it. It must not exist."""
     parties: tuple[Path, ...]
     """The files that the parties gave: users are numbered in this order."""
-    transform: Path
-    """The public transform (`python -m embed fit-transform`)."""
-    hosts: tuple[str, ...]
+    transform: Path | None = None
+    """The public transform (`python -m embed fit-transform`), to learn a model with."""
+    hosts: tuple[str, ...] = ()
     """Names and addresses under which the parties reach the operator; they use the first."""
     port: int = 9092
     """Port under which they do."""
@@ -112,6 +116,11 @@ class Init:
     """Users that may collude with the server (`secagg`), or with one (`shares-replicated`)."""
     dropout_fraction: float = 0.2
     """Users that may drop out (`secagg`)."""
+    model: Path | None = None
+    """Directory of a released model, instead of a transform: it is evaluated on the rows that the
+    parties held out and counted with `join --held-out`."""
+    bins: int = 10
+    """With `model`: bins of confidence for its calibration; 0: none."""
 
     def run(self) -> None:
         """Writes the folder, whole or not at all, after checking that the task can be done.
@@ -144,7 +153,11 @@ class Start:
     digest: str = ""
     """A party: the federation's digest, or how it begins, as told by another way."""
     budget: float | None = None
-    """A user: epsilon of all federations of this folder; that of this one alone if left out."""
+    """A user: epsilon of all that its rows and this folder give away; that of this federation
+    alone if left out."""
+    ledger: Path | None = None
+    """File that counts what is given away. A user: beside the embedding set, NAME.ledger, if left
+    out. The operator: in its folder. `none`: nobody counts but the journals."""
     superlink: str | None = None
     """A party: HOST:PORT instead of the invitation's."""
     patience: float = 3600.0

@@ -1,22 +1,27 @@
 """`federation start` of the operator: everything is checked first, then one session is run."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
 from train_distributed.flower.documents.certificates import check_server
 from train_distributed.flower.documents.document import read_document
+from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR, TRANSFORM
+from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR
 from train_distributed.flower.documents.ledger import STATE
 from train_distributed.flower.documents.party import public_keys, read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.evaluation_task import EvaluationTask, task_of
 from train_distributed.flower.model_task import Facts, ModelTask
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate
+from train_distributed.privacy.ledger import NONE, SUFFIX, Ledger, gaussian_fields
+from train_distributed.privacy.ledger_entry import Entry
 from train_distributed.secure_sum.keys import PrivateKeys
 
 if TYPE_CHECKING:
@@ -44,18 +49,23 @@ def run_session(start: "Start") -> int:
     port = _port(folder) if start.port is None else start.port
     if not 0 < port < 2**16:
         raise ValueError(f"port must be from 1 to 65535, got {port}")
-    task = ModelTask.of(federation, folder / TRANSFORM)
+    agreed = folder / agreed_file(federation.task)
+    task = task_of(federation, agreed)
     keys = _own_keys(folder, federation)
     check_server(folder / TLS)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
-    size = 8 * federation.dimension + (folder / TRANSFORM).stat().st_size + SPARE
+    size = 8 * federation.dimension + agreed.stat().st_size + SPARE
     operation = _operation(start, port, folder, federation, keys, log)
+    opening = _Opening.of(start, folder, task)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
+            opening.reserve()
             opened, told = operate(operation)
         released = task.released(opened, _facts(federation, told))
+        released.report["ledger"] = opening.report()
         released.write(partial)
+    opening.spend()
     settle(operation.state)  # until here the sum is kept, and a new start opens it again
     for line in told.refused:
         log.keep(f"refused: {line}")
@@ -63,6 +73,58 @@ def run_session(start: "Start") -> int:
         log.say(f"{federation.call(user)} was lost at: {step}")
     log.say(f"{len(opened.users)} of {len(federation.users)} users in {out}")
     return 0
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """The next sum that this operator opens, and the ledger that counts it.
+
+    One that no model came of is the next one still: the operator has learned nothing by it. What
+    users gave away for it stands in theirs.
+    """
+
+    ledger: Ledger | None
+    entry: Entry
+
+    @classmethod
+    def of(cls, start: "Start", folder: Path, task: ModelTask | EvaluationTask) -> "_Opening":
+        """The first one that is not spent."""
+        federation, privacy = task.federation, task.guarantee.privacy
+        digest = federation.digest.hex()
+        given = folder / f"operator{SUFFIX}" if start.ledger is None else start.ledger
+        ledger = None if str(given) == NONE else Ledger.open(given)
+        records = () if ledger is None else ledger.state().records
+        opened = sum(r.spent and r.entry.reference.startswith(digest) for r in records)
+        entry = Entry(
+            **gaussian_fields(task.integers.plan),
+            kind="re-release" if opened and task.kind == "release" else task.kind,
+            data=f"federation {digest}",
+            users=digest,
+            method=task.terms.method,
+            unit=privacy.unit,
+            group_size=privacy.group_size,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            reference=f"{digest}/sum{opened}",
+        )
+        return cls(ledger, entry)
+
+    def reserve(self) -> None:
+        """Before the parties are asked."""
+        if self.ledger is not None:
+            self.ledger.reserve(self.entry)
+
+    def report(self) -> Any:
+        """What the model's report says."""
+        return NONE if self.ledger is None else self.ledger.report(self._id(self.ledger))
+
+    def spend(self) -> None:
+        """After the model was written, and before its sum is forgotten."""
+        if self.ledger is not None:
+            self.ledger.spend(self._id(self.ledger))
+
+    def _id(self, ledger: Ledger) -> str:
+        return ledger.reserve(self.entry)  # the same as before: one reference is one entry
 
 
 def _operation(

@@ -4,7 +4,7 @@
 |---|---|
 | private.json | the operator's keys |
 | tls/ | the authority, its key, the operator's certificate |
-| federation.json, transform.safetensors | what was agreed on |
+| federation.json, transform.safetensors or model.safetensors | what was agreed on |
 | nodes/ | keys of the nodes that may connect |
 | invitation/ | what every party gets |
 """
@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Literal
 
 from train_distributed.flower.documents.certificates import CA, write_certificates
 from train_distributed.flower.documents.document import LARGE, read_file
+from train_distributed.flower.documents.evaluation_terms import (
+    MODEL,
+    TRANSFORM,
+    EvaluationTerms,
+    agreed_file,
+)
 from train_distributed.flower.documents.federation import SERVERS, Federation
-from train_distributed.flower.documents.invitation import FEDERATION, TRANSFORM, Invitation
+from train_distributed.flower.documents.invitation import FEDERATION, Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, public_keys, write_party
 from train_distributed.flower.documents.terms import Terms
@@ -36,14 +42,13 @@ def fill(folder: Path, init: "Init") -> Federation:
         ValueError: a party file that is bad or given twice, or a setting out of range.
     """
     users, servers = read_parties(init.parties, init.protocol)
-    (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
-    terms = _terms(folder, init, users)
+    terms, dimension = _agreed(folder, init, users)
     keys = write_party(folder).public
     numbered = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
     count = len(users)
     federation = Federation(
         protocol=init.protocol,
-        dimension=_dimension(folder, terms),
+        dimension=dimension,
         minimum=-(-4 * count // 5) if init.minimum is None else init.minimum,
         users={i: party.verifying for i, party in enumerate(users)},
         servers=(public_keys(keys), *(_keys(party) for party in servers)),
@@ -63,7 +68,7 @@ def fill(folder: Path, init: "Init") -> Federation:
     write_certificates(folder / TLS, list(init.hosts))
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]
     invitation = Invitation(folder / INVITATION, federation, f"{host}:{init.port}")
-    invitation.write(folder / TLS / CA, folder / TRANSFORM)
+    invitation.write(folder / TLS / CA, folder / agreed_file(federation.task))
     return federation
 
 
@@ -96,6 +101,50 @@ def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Pa
     if not users:
         raise ValueError("parties must hold users, got none")
     return users, servers
+
+
+def _agreed(folder: Path, init: "Init", users: list[Party]) -> tuple[Terms | EvaluationTerms, int]:
+    """What is computed, and the numbers of a submission; writes the file that all need for it."""
+    if (init.transform is None) == (init.model is None):
+        given = "neither" if init.model is None else "both"
+        raise ValueError(f"exactly one of transform and model must be given, got {given}")
+    if init.transform is not None:
+        (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
+        terms = _terms(folder, init, users)
+        return terms, _dimension(folder, terms)
+    assert init.model is not None
+    for name, given in (
+        ("class_names", init.class_names),
+        ("num_classes", init.num_classes),
+        ("options", init.options.given()),
+    ):
+        if given:
+            raise ValueError(f"{name} must be left out with model, which has its own, got {given}")
+    return _evaluation(folder, init, users, init.model)
+
+
+def _evaluation(
+    folder: Path, init: "Init", users: list[Party], model: Path
+) -> tuple[EvaluationTerms, int]:
+    from train_distributed.flower.evaluation_task import read_model
+    from train_distributed.flower.model_task import transform_hash
+    from train_distributed.one_shot.released.evaluation import Evaluation
+
+    init.privacy.validate()
+    place = folder / MODEL
+    place.write_bytes(read_file(model / MODEL, LARGE))
+    names = read_model(place).class_names
+    method = Evaluation(num_classes=len(names), bins=init.bins)
+    method.validate()
+    terms = EvaluationTerms(
+        model=transform_hash(place),
+        bins=init.bins,
+        class_names=names,
+        sizes={i: party.rows for i, party in enumerate(users)},
+        privacy=init.privacy,
+    )
+    read = EvaluationTerms.read(terms.as_task(), set(terms.sizes), Path("federation"))
+    return read, method.dimension
 
 
 def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
@@ -132,9 +181,9 @@ def _dimension(folder: Path, terms: Terms) -> int:
 
 def _check(folder: Path, federation: Federation) -> None:
     """What every party will check, before anything is handed out."""
-    from train_distributed.flower.model_task import ModelTask
+    from train_distributed.flower.evaluation_task import task_of
 
-    ModelTask.of(federation, folder / TRANSFORM)
+    task_of(federation, folder / agreed_file(federation.task))
     federation.session(bytes(32))
 
 

@@ -1,6 +1,7 @@
 """`federation start` of a party: everything is checked first, then it answers the operator."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,8 +9,8 @@ from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDe
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import (
+    Account,
     BudgetedJournal,
-    check_budget,
     remember,
     sessions_used,
 )
@@ -17,6 +18,8 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.escape import safe
 from train_distributed.flower.supernode import Node, serve
+from train_distributed.privacy.ledger import Ledger, gaussian_fields, row_fields
+from train_distributed.privacy.ledger_entry import Entry
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
@@ -25,7 +28,10 @@ CARRIER_LOG = "carrier.log"
 MOST_SAID = 100  # refusals that are shown
 
 if TYPE_CHECKING:
+    from embed import EmbeddingSet
     from train_distributed.commands.federation import Start
+    from train_distributed.flower.evaluation_task import EvaluationTask
+    from train_distributed.flower.model_task import ModelTask
 
 
 def take_part(start: "Start") -> int:
@@ -42,16 +48,18 @@ def take_part(start: "Start") -> int:
     invitation = Invitation.read(start.invitation, start.digest)
     federation, keys = invitation.federation, read_private(start.folder)
     party = invitation.identify(keys, start.folder)
-    if party < FIRST_SERVER:
-        check_budget(start.folder, federation, start.budget)
+    user = _User.of(start, invitation, party)
+    account = None if user is None else user.account(start, federation)
+    if account is not None:
+        account.check()
     state = remember(start.folder, federation, party)
     journal = DurableJournal(state)
     journal.check()
-    if party < FIRST_SERVER:
-        journal = BudgetedJournal(start.folder, federation, start.budget, journal)
+    if account is not None:
+        journal = BudgetedJournal(account, journal)
     log = RunLog.begin(start.folder, "start")
     with log.told():
-        desk = _Told(_desk(start, invitation, party, keys, journal), log)
+        desk = _Told(_desk(federation, party, keys, journal, user), log)
         log.say(f"{federation.call(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
         address = start.superlink or invitation.superlink
@@ -84,25 +92,56 @@ class _Told:
         return answer
 
 
-def _desk(
-    start: "Start",
-    invitation: Invitation,
-    party: int,
-    keys: PrivateKeys,
-    journal: Journal,
-) -> Desk:
-    federation = invitation.federation
-    if party >= FIRST_SERVER:
-        if start.embeddings is not None:
-            raise ValueError(f"embeddings must be left out for {federation.call(party)}, got some")
-        return ComputationDesk(federation, party, keys, journal)
-    if start.embeddings is None:
-        raise ValueError(f"embeddings must be given for {federation.call(party)}, got none")
-    from embed import EmbeddingSet
-    from train_distributed.flower.model_task import ModelTask
+@dataclass(frozen=True)
+class _User:
+    """What a user computes, on what rows."""
 
-    task = ModelTask.of(federation, invitation.transform)
-    encoded = task.encoded(party, EmbeddingSet.open(start.embeddings))
+    task: "ModelTask | EvaluationTask"
+    rows: "EmbeddingSet"
+
+    @classmethod
+    def of(cls, start: "Start", invitation: Invitation, party: int) -> "_User | None":
+        """None for a computation server, which has no rows."""
+        federation = invitation.federation
+        if party >= FIRST_SERVER:
+            for name in ("embeddings", "ledger"):
+                if getattr(start, name) is not None:
+                    raise ValueError(f"{name} must be left out for {federation.call(party)}")
+            return None
+        if start.embeddings is None:
+            raise ValueError(f"embeddings must be given for {federation.call(party)}, got none")
+        from embed import EmbeddingSet
+        from train_distributed.flower.evaluation_task import task_of
+
+        task = task_of(federation, invitation.agreed)
+        return cls(task, EmbeddingSet.open(start.embeddings))
+
+    def account(self, start: "Start", federation: Federation) -> Account:
+        """What is given away, counted in the ledger beside the rows unless another is named."""
+        assert start.embeddings is not None
+        privacy = self.task.guarantee.privacy
+        entry = Entry(
+            **row_fields(self.rows, self.task.part)
+            | {"users": ""},  # to the others this is one user
+            **gaussian_fields(self.task.integers.plan),
+            kind=self.task.kind,
+            method=self.task.terms.method,
+            unit=privacy.unit,
+            group_size=privacy.group_size,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            result=f"federation {federation.digest.hex()[:16]}",
+        )
+        ledger = Ledger.chosen(start.ledger, start.embeddings)
+        return Account(start.folder, federation, entry, ledger, start.budget)
+
+
+def _desk(
+    federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: _User | None
+) -> Desk:
+    if user is None:
+        return ComputationDesk(federation, party, keys, journal)
+    task, encoded = user.task, user.task.encoded(party, user.rows)
     return UserDesk(federation, party, keys, lambda: task.noised(encoded), journal)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from train_distributed.flower.documents.certificates import CA, read_authority
 from train_distributed.flower.documents.document import read_document
+from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import KEY, NODE_KEY, node_key
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER
 
-FEDERATION, TRANSFORM, OPERATOR = "federation.json", "transform.safetensors", "operator.json"
+FEDERATION, OPERATOR = "federation.json", "operator.json"
 ADDRESS = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")
 
 
@@ -32,16 +33,16 @@ class Invitation:
         return self.folder / CA
 
     @property
-    def transform(self) -> Path:
-        """The public transform."""
-        return self.folder / TRANSFORM
+    def agreed(self) -> Path:
+        """The one file that was agreed on: the public transform, or the model to be evaluated."""
+        return self.folder / agreed_file(self.federation.task)
 
-    def write(self, ca: Path, transform: Path) -> None:
+    def write(self, ca: Path, agreed: Path) -> None:
         """Writes the folder, which must not exist."""
         self.folder.mkdir()
         self.federation.save(self.folder / FEDERATION)
         shutil.copyfile(ca, self.ca)
-        shutil.copyfile(transform, self.transform)
+        shutil.copyfile(agreed, self.agreed)
         told = {"superlink": self.superlink, "federation": self.federation.digest.hex()}
         (self.folder / OPERATOR).write_text(json.dumps(told, indent=1) + "\n")
 

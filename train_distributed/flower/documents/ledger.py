@@ -1,22 +1,26 @@
 """What a user has given away so far, over all federations that its folder took part in.
 
-Sessions of one federation are counted by its journal. The ε and δ of sessions add up, within a
-federation and across federations, which holds whatever they have in common. A budget is looked at
-twice: when a federation begins, so that nobody waits in vain, and when a session is spent, since
-other federations of the same folder may have spent theirs meanwhile.
+Sessions of one federation are counted by its journal, and what they cost together with everything
+else on the same rows by the ledger beside these (`privacy.ledger`). A budget is looked at twice:
+when a federation begins, so that nobody waits in vain, and when a session is spent, since others
+may have spent theirs meanwhile.
 """
 
 import fcntl
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from train_distributed.flower.documents.evaluation_terms import read_terms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
-from train_distributed.flower.documents.terms import Terms
+from train_distributed.privacy.ledger import TOLERANCE, Ledger
+from train_distributed.privacy.ledger_entry import Entry, Total
+from train_distributed.privacy.promise import Privacy, Unit
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER
 
@@ -33,12 +37,32 @@ class LedgerEntry:
     user: bool  # computation servers give nothing away
     used: int  # sessions in which the party may have revealed its vector
     sessions: int  # that were agreed
-    epsilon: float  # of one session
+    privacy: Privacy  # of one session
+    method: str
+
+    @property
+    def epsilon(self) -> float:
+        """Of one session."""
+        return self.privacy.epsilon
 
     @property
     def spent(self) -> float:
-        """ε of the sessions used."""
+        """ε of the sessions used, added up: at least what they come to."""
         return self.used * self.epsilon if self.user else 0.0
+
+    @property
+    def stated(self) -> Entry:
+        """One session as an entry of a ledger, of which only the promise is known."""
+        return Entry(
+            kind="release",
+            data=f"federation {self.digest}",
+            method=self.method,
+            noise="discrete",
+            unit=self.privacy.unit,
+            group_size=self.privacy.group_size,
+            epsilon=self.privacy.epsilon,
+            delta=self.privacy.delta,
+        )
 
 
 def remember(folder: Path, federation: Federation, party: int) -> Path:
@@ -72,7 +96,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     verifying, found = read_private(folder).public.verifying.hex(), []
     for path in sorted((folder.resolve() / STATE).glob(f"*/{FEDERATION}")):
         federation = Federation.load(path)
-        terms = Terms.read(federation.task, set(federation.users), path)
+        terms = read_terms(federation.task, set(federation.users), path)
         party = federation.holder(verifying)
         if party is None:
             raise ValueError(f"{path} must list the keys in {folder}, does not")
@@ -80,43 +104,99 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
         digest, called = federation.digest.hex(), federation.call(party)
         user = party < FIRST_SERVER
         found.append(
-            LedgerEntry(digest, called, user, used, federation.sessions, terms.privacy.epsilon)
+            LedgerEntry(
+                digest, called, user, used, federation.sessions, terms.privacy, terms.method
+            )
         )
     return found
 
 
-def check_budget(folder: Path, federation: Federation, budget: float | None) -> None:
-    """Refuses a federation whose sessions would give away more than the user allows.
+@dataclass(frozen=True)
+class Account:
+    """What a user gives away in one federation, and what counts it.
 
-    Args:
-        folder: the user's.
-        federation: in which it is to take part; sessions it has used there are not counted twice.
-        budget: ε of all sessions of all federations; None: those of this federation alone.
-
-    Raises:
-        ValueError: naming what was spent, what would be, and what was allowed.
+    The ledger lies beside the user's rows, so it also holds what other commands have spent on them.
+    Sessions of other federations of the folder that it does not hold (of other rows, of a time
+    before it, or of a user who keeps none) are added as their journals and promises say.
     """
-    others = _spent_elsewhere(folder, federation)
-    here = federation.sessions * _epsilon(federation, folder)
-    _afford(others, here, here if budget is None else budget)
+
+    folder: Path
+    federation: Federation
+    entry: Entry  # of one session
+    ledger: Ledger | None
+    budget: float | None = None  # ε; None: that of all sessions of this federation alone
+
+    def check(self, sessions: int | None = None) -> None:
+        """Refuses what would give away more than the user allows.
+
+        Args:
+            sessions: of this federation, those it has used included; None: all agreed ones.
+
+        Raises:
+            ValueError: naming what was spent, what would be, and what was allowed.
+        """
+        here = self.spent(self.federation.sessions if sessions is None else sessions)
+        others = self._others()
+        allowed = self._total(self.federation.sessions) if self.budget is None else self.budget
+        before, after = self._total(0, *others), Total.of([here, *others], self._unit(others))
+        if after.epsilon() > allowed * (1 + TOLERANCE):
+            raise ValueError(
+                f"budget must be >= {after.epsilon():g} at delta {after.least_delta:g}, got "
+                f"{allowed:g}: epsilon {before:g} was given away by {len(others)} other sum(s), "
+                "and this federation may take the rest"
+            )
+
+    def reserve(self, place: str) -> None:
+        """Counts a session before its vector is drawn; once, however often it is asked for."""
+        if self.ledger is not None:
+            named = f"{self.federation.digest.hex()}/{place}"
+            kind = self.ledger.release_kind(self.entry.data)
+            self.ledger.reserve(replace(self.entry, kind=kind, reference=named))
+
+    def spent(self, sessions: int) -> Entry:
+        """So many sessions of this federation as one entry; at least one."""
+        if self.entry.gaussian:
+            return replace(
+                self.entry,
+                epsilon=math.inf,  # of one session it would be less than the noise gives
+                compositions=self.entry.compositions * sessions,
+                zeta=self.entry.zeta * sessions,
+            )
+        return replace(
+            self.entry, epsilon=self.entry.epsilon * sessions, delta=self.entry.delta * sessions
+        )
+
+    def _others(self) -> list[Entry]:
+        """All that was given away, but for this federation."""
+        own = self.federation.digest.hex()
+        held = () if self.ledger is None else self.ledger.state().records
+        entries = [r.entry for r in held if not r.entry.reference.startswith(own)]
+        known = [entry.reference.partition("/")[0] for entry in entries]
+        for each in read_ledger(self.folder):
+            missing = each.used - known.count(each.digest)
+            if each.user and each.digest != own and missing > 0:
+                entries += [each.stated] * missing
+        return entries
+
+    def _unit(self, others: Iterable[Entry]) -> Unit:
+        """Users where everything protects users; else records, which a user's promise covers."""
+        return "user" if all(e.unit == "user" for e in (self.entry, *others)) else "record"
+
+    def _total(self, sessions: int, *others: Entry) -> float:
+        here = [self.spent(sessions)] if sessions else []
+        return Total.of([*here, *others], self._unit(others)).epsilon()
 
 
 class BudgetedJournal:
-    """A user's journal that spends no session beyond the budget of the user's whole folder.
+    """A user's journal that spends no session beyond the budget, and none that no ledger counts.
 
     Args:
-        folder: the user's.
-        federation: whose sessions are spent.
-        budget: as for `check_budget`.
-        journal: where they are recorded.
+        account: of the user.
+        journal: where sessions are recorded.
     """
 
-    def __init__(
-        self, folder: Path, federation: Federation, budget: float | None, journal: DurableJournal
-    ) -> None:
-        self._folder, self._federation, self._journal = folder, federation, journal
-        self._epsilon = _epsilon(federation, folder)
-        self._budget = federation.sessions * self._epsilon if budget is None else budget
+    def __init__(self, account: Account, journal: DurableJournal) -> None:
+        self._account, self._journal = account, journal
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:
         """See `Journal.claim`.
@@ -124,12 +204,11 @@ class BudgetedJournal:
         Raises:
             ValueError: the step spends a session of the federation, for which nothing is left.
         """
-        if session != self._federation.digest or not step.startswith(SESSION):
+        if session != self._account.federation.digest or not step.startswith(SESSION):
             return self._journal.claim(session, step, detail)
-        with _locked(self._folder):
-            used = self._journal.count(session, SESSION)
-            others = _spent_elsewhere(self._folder, self._federation)
-            _afford(others, (used + 1) * self._epsilon, self._budget)
+        with _locked(self._account.folder):
+            self._account.check(self._journal.count(session, SESSION) + 1)
+            self._account.reserve(step)
             self._journal.claim(session, step, detail)
 
     def detail(self, session: bytes, step: str) -> bytes | None:
@@ -140,25 +219,6 @@ class BudgetedJournal:
 def sessions_used(state: Path, federation: Federation) -> int:
     """How many of the agreed sessions a journal has recorded."""
     return DurableJournal(state).count(federation.digest, SESSION)
-
-
-def _epsilon(federation: Federation, folder: Path) -> float:
-    """Of one session."""
-    return Terms.read(federation.task, set(federation.users), folder).privacy.epsilon
-
-
-def _spent_elsewhere(folder: Path, federation: Federation) -> list[float]:
-    """ε of the sessions used, of each other federation."""
-    return [e.spent for e in read_ledger(folder) if e.digest != federation.digest.hex()]
-
-
-def _afford(others: list[float], here: float, allowed: float) -> None:
-    before = sum(others)
-    if before + here > allowed * (1 + 1e-9):
-        raise ValueError(
-            f"budget must be >= {before + here:g}, got {allowed:g}: epsilon {before:g} was given "
-            f"away in {len(others)} other federation(s), and this one may take {here:g}"
-        )
 
 
 @contextmanager

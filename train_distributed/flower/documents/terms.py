@@ -14,7 +14,7 @@ from train_distributed.privacy.promise import Privacy
 MethodName = Literal["class-sums", "least-squares", "softmax", "svm", "logistic"]
 MOST_CLASSES, MOST_STEPS = 2**20, 2**31
 LONGEST_NAME = 100
-_HASH = re.compile("[0-9a-f]{64}")
+HASH = re.compile("[0-9a-f]{64}")
 _CLASS = re.compile(f".{{1,{LONGEST_NAME}}}")
 _REQUIRED = (
     *("method", "options", "num_classes", "sizes", "transform"),
@@ -66,23 +66,30 @@ class Terms:
         document = Document(path, task, "task.")
         document.only(_REQUIRED, ["class_names"])
         classes = document.whole("num_classes", 2, MOST_CLASSES)
-        sizes = document.part("sizes")
-        rows = {user: sizes.whole(name, 1, MOST_ROWS) for user, name in sizes.identities()}
-        if rows.keys() != users:
-            odd = sorted(rows.keys() ^ users)[:10]
-            document.refuse("sizes", "of the federation's users", f"others, difference {odd}")
+        rows = read_sizes(document, users)
         return Terms(
             method=_choice(document, "method", get_args(MethodName)),
             options=_options(document.part("options")),
             num_classes=classes,
-            sizes={user: rows[user] for user in sorted(users)},
-            privacy=_privacy(document),
-            transform=document.text("transform", _HASH, "a SHA-256 in hexadecimal"),
-            class_names=_class_names(document, classes) if "class_names" in task else (),
+            sizes=rows,
+            privacy=read_privacy(document),
+            transform=document.text("transform", HASH, "a SHA-256 in hexadecimal"),
+            class_names=read_class_names(document, classes) if "class_names" in task else (),
         )
 
 
-def _privacy(document: Document) -> Privacy:
+def read_sizes(document: Document, users: set[int]) -> dict[int, int]:
+    """User -> rows, of just these users, in their order."""
+    sizes = document.part("sizes")
+    rows = {user: sizes.whole(name, 1, MOST_ROWS) for user, name in sizes.identities()}
+    if rows.keys() != users:
+        odd = sorted(rows.keys() ^ users)[:10]
+        document.refuse("sizes", "of the federation's users", f"others, difference {odd}")
+    return {user: rows[user] for user in sorted(users)}
+
+
+def read_privacy(document: Document) -> Privacy:
+    """The promise of one session."""
     return Privacy(
         document.number("epsilon", 0, math.inf),
         document.number("delta", 0, 1),
@@ -92,7 +99,8 @@ def _privacy(document: Document) -> Privacy:
     )
 
 
-def _class_names(document: Document, classes: int) -> tuple[str, ...]:
+def read_class_names(document: Document, classes: int) -> tuple[str, ...]:
+    """Distinct names."""
     names = document.list("class_names", classes)
     found = tuple(names.text(place, _CLASS, "a short line of text") for place in names.values)
     if len(set(found)) != classes:

@@ -14,11 +14,11 @@ from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm
 from train_distributed.research.admm import calibration as admm_privacy
-from train_distributed.research.rows import Rows, as_columns, require_records
+from train_distributed.research.rows import Rows, as_columns
 
 GRAPHS = ("regular", "ring", "star")
 VARIANTS = {"admm-dual": "dvp", "admm-primal": "pvp"}
-_TOLERANCE = 1e-9
+TOLERANCE = 1e-9  # of a step, in units of C/B
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,18 @@ class AdmmOptions:
         """Refuses, before any row is read, a graph in pieces or of other users."""
         del dimension, problems, privacy
         self.connect(users.users, torch.Generator())
+
+    def settings(self, method: str, alpha: float) -> admm.AdmmSettings:
+        """Of a run in which every message spends α."""
+        return admm.AdmmSettings(
+            method=method,
+            iterations=self.iterations,
+            rho=self.rho,
+            eta=self.eta,
+            loss_weight=self.loss_weight,
+            alpha=alpha,
+            tolerance=TOLERANCE,
+        )
 
     def connect(self, users: int, generator: torch.Generator | None) -> admm.Graph:
         """The graph of these users; a random one is public.
@@ -86,23 +98,14 @@ def learn_by_admm(
         measure_risk: whether to find the excess risk.
 
     Raises:
-        ValueError: a promise for users or groups, constants out of range, a graph in pieces.
+        ValueError: constants out of range, a graph in pieces.
     """
-    require_records(method, privacy)
     graph = options.connect(rows.users.users, generator)
     messages = options.iterations * rows.problems
     alpha = math.inf
     if privacy.private:
-        alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, messages, _TOLERANCE)
-    settings = admm.AdmmSettings(
-        method=VARIANTS[method] if privacy.private else "none",
-        iterations=options.iterations,
-        rho=options.rho,
-        eta=options.eta,
-        loss_weight=options.loss_weight,
-        alpha=alpha,
-        tolerance=_TOLERANCE,
-    )
+        alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, messages, TOLERANCE)
+    settings = options.settings(VARIANTS[method] if privacy.private else "none", alpha)
     nodes = admm.gather(rows.x / rows.clip_norm, rows.y, rows.users, rows.num_classes)
     result = admm.run(
         nodes,
@@ -113,20 +116,7 @@ def learn_by_admm(
         measure_risk=measure_risk,
     )
     weights = as_columns(result.weights.mean(0) / rows.clip_norm)
-    kept = {name: value for name, value in result.report.items() if name in _REPORTED}
-    return weights, kept | {"who_sees_what": "neighbours see every message of a user"}
-
-
-_REPORTED = (
-    "alpha_per_problem_and_iteration",
-    "epsilon_per_iteration",
-    "epsilon_composed_pure",
-    "epsilon_composed",
-    "rounds",
-    "bits_per_user",
-    "bits_per_edge",
-    "simulation_only",
-)
+    return weights, result.report | {"who_sees_what": "neighbours see every message of a user"}
 
 
 def _listed(path: Path, users: int) -> admm.Graph:

@@ -1,15 +1,14 @@
-"""A whole ADMM run and its report."""
+"""A whole ADMM run and what it cost."""
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from train_distributed.research.admm import calibration, solver
-from train_distributed.research.admm.algorithm import AdmmSettings, State, iterations
+from train_distributed.research.admm.algorithm import AdmmSettings, iterations
 from train_distributed.research.admm.graph import Graph
 from train_distributed.research.admm.nodes import Nodes
 
@@ -28,41 +27,30 @@ def run(
     settings: AdmmSettings,
     *,
     delta: float = 1e-5,
-    test: tuple[Tensor, Tensor] | None = None,
     generator: torch.Generator | None = None,
-    observe: Callable[[State], None] | None = None,
     measure_risk: bool = True,
 ) -> AdmmResult:
-    """Trains on all nodes and reports privacy, communication and accuracy.
+    """Trains on all nodes and reports privacy and communication.
 
     Args:
         nodes: the rows, one node per node of the graph.
         graph: who talks to whom.
         settings: the method and its constants.
         delta: δ of the composed guarantee.
-        test: (n, d) rows and (n,) int64 classes; their accuracy is a mean over nodes.
         generator: of the noise; None draws from the operating system.
-        observe: called with every state, for curves and progress.
         measure_risk: whether to report the excess risk, which needs the minimiser.
 
     Raises:
         ValueError: an argument outside its range.
     """
-    private = settings.method != "none"
-    cost = account(settings, nodes.shape[1], delta) if private else {"privacy": "not private"}
     began, bits, state = time.perf_counter(), 0, None
     for state in iterations(nodes, graph, settings, generator):
         bits += 8 * state.sent[0].nbytes
-        if observe is not None:
-            observe(state)
     assert state is not None
     weights, seconds = state.sent, time.perf_counter() - began
-    report: dict[str, Any] = {
-        "configuration": asdict(settings) | {"nodes": graph.nodes, "edges": len(graph.edges)},
-        **cost,
-        "noise": "float" if private else "none",
-        "reproducible": generator is not None,
-        "unsuitable_for_release": "floating-point noise" if private else "not private",
+    private = settings.method != "none"
+    report: dict[str, Any] = account(settings, nodes.shape[1], delta) if private else {}
+    report |= {
         "rounds": settings.iterations,
         "bits_per_edge": 2 * bits,  # one message each way
         "bits_per_user": bits * float(graph.degrees.mean()),
@@ -70,8 +58,6 @@ def run(
     }
     if measure_risk:
         report["simulation_only"]["excess_risk"] = excess_risk(nodes, settings, weights)
-    if test is not None:
-        report["accuracy"] = float(accuracy(weights, *test).mean())
     return AdmmResult(weights, report)
 
 
@@ -83,20 +69,11 @@ def account(settings: AdmmSettings, problems: int, delta: float) -> dict[str, An
     alphas = [calibration.charged(alpha, settings.tolerance) for alpha in settings.alphas]
     composed = calibration.compose(problems * alphas, delta)
     return {
-        "neighbours": "one record of one node replaced",
         "alpha_per_problem_and_iteration": max(alphas),
         "epsilon_per_iteration": problems * max(alphas),
         "epsilon_composed_pure": composed.pure,
         "epsilon_composed": composed.epsilon,
-        "delta": delta,
     }
-
-
-def accuracy(weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-    """(P,), share of rows that each node's classifier (P, K, d) labels rightly; K = 1 is binary."""
-    scores = torch.einsum("pkd,nd->pnk", weights, x.double())
-    guess = (scores[..., 0] > 0).long() if weights.shape[1] == 1 else scores.argmax(-1)
-    return (guess == labels).double().mean(1)
 
 
 def excess_risk(nodes: Nodes, settings: AdmmSettings, weights: Tensor) -> float:

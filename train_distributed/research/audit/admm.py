@@ -75,42 +75,6 @@ def dual_loss(
     return densities[0] - densities[1]
 
 
-def largest_dual_loss(
-    settings: AdmmSettings, alpha: float, rows: int, neighbours: int, *, doubled: bool = False
-) -> float:
-    """The largest |privacy loss| found over pairs and outputs of one dual-perturbed step.
-
-    Args:
-        settings: ρ, η and C.
-        alpha: α of the step.
-        rows: B of the node.
-        neighbours: N of the node.
-        doubled: use the listing's ζ = α̂ instead of α̂/2: half the noise, which must be caught.
-    """
-    curvature = settings.rho + 2 * settings.eta * neighbours
-    zeta, phi = calibration.dual_noise(alpha, rows, settings.loss_weight, curvature)
-    worst = 0.0
-    for angle in (math.pi, math.pi - 1e-3, 3.1, 3.0, 2.5, 2.0, math.pi / 2, 0.1):
-        pair = worst_pair(rows, angle)
-        turn = torch.linspace(-math.pi, math.pi, 61, dtype=torch.float64)
-        reach = torch.logspace(-2, 6, 25, dtype=torch.float64)
-        outputs = (reach[:, None, None] * torch.stack([turn.cos(), turn.sin()], -1)).flatten(0, 1)
-        # Whatever the dual variable is, some linear term puts the noise across the difference.
-        for aim in (-1.0, 0.0, 1.0):
-            centre = -(curvature + phi) * outputs
-            side = torch.tensor([aim, 0.0], dtype=torch.float64) * 1e3 * settings.loss_weight / rows
-            losses = dual_loss(
-                pair,
-                outputs,
-                centre + side,
-                loss_weight=settings.loss_weight,
-                quadratic=curvature + phi,
-                zeta=2 * zeta if doubled else zeta,
-            )
-            worst = max(worst, float(losses.abs().max()))
-    return worst
-
-
 def trajectory_losses(
     pair: Pair,
     settings: AdmmSettings,

@@ -16,7 +16,7 @@ from train_distributed.research.audit.lower_bound import (
     power_and_size,
     powers_and_sizes,
 )
-from train_distributed.research.audit.target import Claim, Target
+from train_distributed.research.audit.target import Attacked, Claim
 from train_distributed.research.audit.worst_case import Neighbours
 
 TUNING = 0.2  # share of the trials that choose direction and threshold, and prove nothing
@@ -51,7 +51,7 @@ class Finding:
         return _finite(asdict(self) | {"epsilon_at_least": self.epsilon, "broken": self.broken})
 
 
-def attack(target: Target, *, trials: int, confidence: float = 0.9999) -> Finding:
+def attack(target: Attacked, *, trials: int, confidence: float = 0.9999) -> Finding:
     """A lower bound of ε for the release as a whole.
 
     The attacker knows both data sets of the worst pair and the noise of the dishonest users; it
@@ -82,7 +82,7 @@ def attack(target: Target, *, trials: int, confidence: float = 0.9999) -> Findin
     return judge(drawn[0], drawn[1], shift, claim, confidence=confidence, pair=str(pair))
 
 
-def worst_pair(target: Target) -> tuple[Neighbours, Tensor]:
+def worst_pair(target: Attacked) -> tuple[Neighbours, Tensor]:
     """The neighbours that differ most in what is opened without noise, and that difference."""
     found, reach = None, -1.0
     for pair in target.federation.neighbours():

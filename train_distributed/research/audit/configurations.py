@@ -2,6 +2,7 @@
 
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
+from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
 from train_distributed.research.audit.target import Target
 from train_distributed.research.audit.worst_case import WorstCase
 
@@ -16,7 +17,7 @@ EVERY = (
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 
 
-def standing() -> tuple[Target, ...]:
+def standing() -> tuple[Target | EvaluationTarget, ...]:
     """Configurations of correct code, none of which may be found broken."""
     tight, wide = Privacy(3.0, 1e-5), Privacy(8.0, 1e-6)
     pair, single = WorstCase(2, 3, 2, 2, tight), WorstCase(1, 3, 2, 2, wide)
@@ -50,4 +51,18 @@ def standing() -> tuple[Target, ...]:
         Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float"),
         Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),
         Target("class-sums", WorstCase(2, 1, 1, 2, tight), "float", releases=3),
+        # the evaluation of a model, with its bins and without, at the claims of a small ε too
+        *map(EvaluationTarget, _answers()),
+        EvaluationTarget(AnswersCase(2, 3, 1, 2, tight), "float"),
+    )
+
+
+def _answers() -> tuple[AnswersCase, ...]:
+    tight, users = Privacy(3.0, 1e-5), Privacy(3.0, 1e-5, unit="user")
+    return (
+        AnswersCase(2, 3, 1, 2, tight),
+        AnswersCase(1, 3, 1, 3, Privacy(8.0, 1e-6), bins=0),
+        AnswersCase(6, 1, 1, 3, tight, min_survivors=5, bins=4),
+        AnswersCase(4, 2, 1, 2, users),
+        AnswersCase(2, 3, 1, 2, Privacy(0.1, 1e-5)),
     )

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -17,16 +18,15 @@ from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research import admm, charter
+from train_distributed.research import charter
 from train_distributed.research.admm import calibration as admm_privacy
-from train_distributed.research.admm.learner import VARIANTS, AdmmOptions
+from train_distributed.research.admm.learner import TOLERANCE, VARIANTS, AdmmOptions
 from train_distributed.research.audit import admm as admm_audit
 from train_distributed.research.audit import charter as charter_audit
 from train_distributed.research.audit.lower_bound import epsilon_below
 from train_distributed.research.baselines.multi_round import check_method
 from train_distributed.research.rows import require_records
 
-_TOLERANCE = 1e-9
 AUDITED = ("admm-dual", "admm-primal", "charter")
 WEAK = 1 / 8  # of the noise: what an audit must notice
 
@@ -57,7 +57,7 @@ def audit(
     secure sum shows less, so "charter-sum" is bounded by the same messages with the same noise.
 
     Args:
-        method: one of `rounds.METHODS`.
+        method: one of `multi_round.METHODS`.
         privacy: the promise.
         replicas: runs under either data set.
         generator: of all of them.
@@ -74,65 +74,28 @@ def audit(
         raise ValueError("epsilon must be finite to be audited, got inf")
     if min(rounds, replicas) < 1:
         raise ValueError(f"rounds and replicas must be >= 1, got {rounds} and {replicas}")
-    losses = _admm_losses if method in VARIANTS else _charter_losses
+    if method in VARIANTS:
+        alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, rounds, TOLERANCE)
+        settings = AdmmOptions(iterations=rounds).settings(VARIANTS[method], alpha)
+        pair = admm_audit.worst_pair(10, math.pi - 0.1)
+        losses = partial(admm_audit.trajectory_losses, pair, settings, 2)
+    else:
+        task = charter.CharterTask(
+            clients=1,
+            rows=6 * rounds,
+            dimension=1,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            diameter=1.0,
+        )
+        plan = charter.make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
+        losses = partial(charter_audit.learning_losses, plan)
     first, second = (
-        losses(method, privacy, truth, replicas, generator, rounds, noise_scale) for truth in (0, 1)
+        losses(truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale)
+        for truth in (0, 1)
     )
     found = epsilon_below(first, second, privacy.delta)
     return MessageBound(method, privacy.epsilon, found, privacy.delta)
-
-
-def _admm_losses(
-    method: str,
-    privacy: Privacy,
-    truth: int,
-    replicas: int,
-    generator: torch.Generator,
-    rounds: int,
-    noise_scale: float,
-) -> torch.Tensor:
-    options = AdmmOptions(iterations=rounds)
-    settings = admm.AdmmSettings(
-        method=VARIANTS[method],
-        iterations=rounds,
-        rho=options.rho,
-        eta=options.eta,
-        loss_weight=options.loss_weight,
-        alpha=admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, rounds, _TOLERANCE),
-        tolerance=_TOLERANCE,
-    )
-    return admm_audit.trajectory_losses(
-        admm_audit.worst_pair(10, math.pi - 0.1),
-        settings,
-        2,
-        truth=truth,
-        replicas=replicas,
-        generator=generator,
-        noise_scale=noise_scale,
-    )
-
-
-def _charter_losses(
-    method: str,
-    privacy: Privacy,
-    truth: int,
-    replicas: int,
-    generator: torch.Generator,
-    rounds: int,
-    noise_scale: float,
-) -> torch.Tensor:
-    task = charter.CharterTask(
-        clients=1,
-        rows=6 * rounds,
-        dimension=1,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        diameter=1.0,
-    )
-    plan = charter.make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
-    return charter_audit.learning_losses(
-        plan, truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,27 @@ from train_distributed.research.baselines.learn import learn
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
 CONSTANT = 0.125  # a: small beside the features' norm of 1, which a record can turn about
+
+
+class Attacked(Protocol):
+    """What an attack must be able to ask: what two neighbours show, and what was promised."""
+
+    @property
+    def federation(self) -> WorstCase:
+        """Its users, and the neighbours to choose from."""
+        ...
+
+    def opened(self, data: EmbeddingSet) -> Tensor:
+        """(D,) all that one attack sees."""
+        ...
+
+    def noiseless(self, data: EmbeddingSet) -> Tensor:
+        """(D,) the same without noise."""
+        ...
+
+    def claim(self, data: EmbeddingSet) -> "Claim":
+        """What was promised."""
+        ...
 
 
 @dataclass(frozen=True)

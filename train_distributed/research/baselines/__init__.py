@@ -1,16 +1,19 @@
 """What blind averaging is compared with; the same arguments and reports as our own methods."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.report import with_reason
 from train_distributed.research.baselines import (
     amp,
     central,
     dp_fl,
     dual_svm,
     gradient_perturbation,
+    multi_round,
     output_perturbation,
 )
 from train_distributed.research.baselines.task import Task
@@ -30,20 +33,26 @@ BASELINES = tuple(TRAINERS)
 
 
 def train(task: Task, options: Mapping[str, Any]) -> Release:
-    """The release of the task's baseline.
+    """The release of the task's baseline or learner of many rounds, of rows that are admitted.
 
     Raises:
-        ValueError: an unknown option, or a setting out of range.
+        ValueError: an unknown option, a setting out of range, or what no release may rest on.
     """
     task.privacy.validate()
+    admitted = task.admit()
     try:
-        return TRAINERS[task.method](task, **options)
+        released = TRAINERS.get(task.method, multi_round.train)(task, **options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
         raise ValueError(
             f"options must fit method {task.method!r}, got {sorted(options)}"
         ) from error
+    report = released.report | admitted.report
+    for reason in admitted.unsuitable:
+        if reason not in report.get("unsuitable_because", ()):
+            report = with_reason(report, reason)
+    return replace(released, report=report)
 
 
 __all__ = ["BASELINES", "Task", "train"]

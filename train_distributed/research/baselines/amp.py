@@ -20,6 +20,7 @@ from train_distributed import accounting
 from train_distributed.one_shot.model import Release
 from train_distributed.privacy.guarantee import ROUND_UP
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.rows import require_records
 
 L, RELAXATION = 1.0, 0.1  # rows are scaled to norm 1, the published choice; h
 RANK = 2  # r: replacing one record changes the Hessian by two matrices of rank 1
@@ -74,7 +75,7 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
         ArithmeticError: a machine that was not solved; nothing is released then.
     """
     task.refuse_federation()
-    task.refuse_groups()
+    require_records(task.method, task.privacy)
     for name, value in {"eps_frac": eps_frac, "eps_out_frac": eps_out_frac}.items():
         if not 0 < value < 1:
             raise ValueError(f"{name} must be in (0, 1), got {value}")
@@ -92,6 +93,7 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
         num_classes=2, l2_reg=budget.regulariser / len(x), clip_norm=L, relaxation=RELAXATION
     )
     columns = []
+    task.spend()
     for k in range(task.num_classes):
         sign = torch.where(y == k, 1.0, -1.0).double()
         linear = budget.linear_std(len(x)) * _normal(unit.shape[1], generator)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from train_distributed import accounting
 from train_distributed.one_shot.model import Release
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.rows import require_records
 
 LEARNING_RATE, CLIP, EPOCHS, BATCH = 4.0, 0.1, 40, 1024  # Sec. 7.1
 FINE, COARSE = 1e-4, 1e-3  # grids of the privacy loss; both err upwards
@@ -46,7 +47,7 @@ def train(
         ValueError: a setting out of range, or Opacus is missing.
     """
     task.refuse_federation()
-    task.refuse_groups()
+    require_records(task.method, task.privacy)
     settings = {"learning_rate": learning_rate, "gradient_clip": gradient_clip}
     for name, value in (settings | {"epochs": epochs, "batch_size": batch_size}).items():
         if not (math.isfinite(value) and value > 0):
@@ -56,6 +57,8 @@ def train(
     rate, steps = 1 / batches, epochs * batches
     multiplier = noise_multiplier(task.privacy.epsilon, task.privacy.delta, rate, steps)
     users = task.partition.users
+    _opacus()  # where it is missing, nothing is spent
+    task.spend()
     weights = fit_private(
         x,
         y,

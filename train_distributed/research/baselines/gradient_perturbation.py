@@ -19,7 +19,8 @@ from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import plan
+from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
+from train_distributed.privacy.ledger import gaussian_fields, simulated_fields
 from train_distributed.research.baselines.task import Task
 
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64
@@ -113,8 +114,11 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
     generator, totals, report = task.draws, [], {}
     played = task.rehearsal or Rehearsal()
     kept = played.surviving(len(sizes), guarantee.min_survivors)
+    exact = task.noise == "discrete" and task.privacy.private
+    planned = _plan(step, guarantee) if exact else None
+    task.spend(**(simulated_fields(guarantee) if planned is None else gaussian_fields(planned)))
     for _ in range(rounds):
-        summation = _summation(task, step, guarantee, sizes, generator)
+        summation = _summation(task, step, guarantee, sizes, planned, generator)
         for chunk in task.users.chunks():
             present = chunk.select(kept[chunk.users])
             if len(present.users):
@@ -131,19 +135,28 @@ def _report(guarantee: Guarantee, of_round: dict[str, Any], rounds: int) -> dict
 
 
 def _summation(
-    task: Task, step: GradientSum, guarantee: Guarantee, sizes: Tensor, generator: torch.Generator
+    task: Task,
+    step: GradientSum,
+    guarantee: Guarantee,
+    sizes: Tensor,
+    planned: IntegerRelease | None,
+    generator: torch.Generator,
 ) -> Summation:
     bare = frozenset(task.rehearsal.known_noise if task.rehearsal else ())
-    if task.noise == "float" or not task.privacy.private:
+    if planned is None:
         return FloatSum(step.dimension, guarantee.float_std, generator, bare)
-    planned = plan(  # as one sum of all rounds' numbers: rounding and discreteness add up
-        task.privacy.epsilon,
-        task.privacy.delta,
+    code = planned.fixed_point(step.entry_bound(int(sizes.max())), guarantee.users)
+    per_round = replace(planned, dimension=step.dimension)
+    return IntegerSum(per_round, code, None, guarantee.users, guarantee.min_survivors, bare=bare)
+
+
+def _plan(step: GradientSum, guarantee: Guarantee) -> IntegerRelease:
+    """As one sum of all rounds' numbers: rounding and discreteness add up."""
+    return plan(
+        guarantee.privacy.epsilon,
+        guarantee.privacy.delta,
         sensitivity=guarantee.joint_sensitivity,
         honest=guarantee.honest,
         dimension=step.rounds * step.dimension,
         rounded_users=guarantee.touched_users,
     )
-    code = planned.fixed_point(step.entry_bound(int(sizes.max())), guarantee.users)
-    per_round = replace(planned, dimension=step.dimension)
-    return IntegerSum(per_round, code, None, guarantee.users, guarantee.min_survivors, bare=bare)

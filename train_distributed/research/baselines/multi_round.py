@@ -1,20 +1,16 @@
-"""One call for the learners of many rounds, with the report of a release."""
+"""The learners of many rounds: ADMM and Charter, with the report of a release."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embed import EmbeddingSet, PublicTransform
-from embed.store import TRAIN
-from train_distributed.one_shot.intake import admit, check_partition, known_classes
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import Noise, class_names, reported, suitability, versions
-from train_distributed.one_shot.users import own_partition
-from train_distributed.partition import Partition
+from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.admm.learner import VARIANTS, AdmmOptions, learn_by_admm
+from train_distributed.research.baselines.task import Task
 from train_distributed.research.charter.learner import SUMMED, CharterOptions, learn_by_charter
 from train_distributed.research.rows import Rows, require_records
 
@@ -22,63 +18,38 @@ METHODS = (*VARIANTS, *SUMMED)
 Options = AdmmOptions | CharterOptions
 
 
-def learn(
-    embeddings: EmbeddingSet,
-    method: str,
-    privacy: Privacy,
-    *,
-    transform: PublicTransform | None = None,
-    num_classes: int | None = None,
-    partition: Partition | None = None,
-    noise: Noise | None = None,
-    generator: torch.Generator | None = None,
-    vouch_for_transform: bool = False,
-    **options: Any,
-) -> Release:
+def train(task: Task, **options: Any) -> Release:
     """One private model from all users' rows, by many rounds of messages.
 
     Args:
-        embeddings: what users hold: the training rows; the test rows give the accuracy.
-        method: one of METHODS.
-        privacy: (ε, δ) of all rounds together, for one replaced record.
-        transform: the public transform of the rows; None: only the constant 1 and a clip to 1.
-        num_classes: K, public; None: as many as the set's class names.
-        partition: which user holds which training row; None: as the set's own users say.
-        noise: None: as the method allows; "discrete" is possible for "charter-sum" only.
-        generator: makes a simulation reproducible; None draws from the operating system.
-        vouch_for_transform: as in `train_distributed.release`.
+        task: rows, and the promise of all rounds together, for one replaced record.
         **options: fields of `AdmmOptions` or `CharterOptions`.
 
     Raises:
         ValueError: a setting out of range. Nothing has been computed then.
     """
-    privacy.validate()
-    check_method(method)
-    require_records(method, privacy)
-    noise = _noise(method, noise, seeded=generator is not None)
-    chosen = method_options(method, options)
-    transform = PublicTransform.identity(embeddings.dim) if transform is None else transform
-    classes = known_classes(embeddings, num_classes)
-    users = own_partition(embeddings) if partition is None else partition
-    chosen.check(users, transform.dim, 1 if classes == 2 else classes, privacy)
-    check_partition(users, int((embeddings.split == TRAIN).sum()))
-    discrete = noise == "discrete" and privacy.private
-    admitted = admit(
-        embeddings, transform, num_classes, discrete=discrete, vouched=vouch_for_transform
+    task.refuse_users()
+    require_records(task.method, task.privacy)
+    if task.noise != only_noise(task.method, task.generator):
+        if task.noise == "discrete":
+            raise ValueError(
+                "noise must be 'float' for all methods of many rounds but an unseeded "
+                f"'charter-sum', got 'discrete' for {task.method!r}"
+            )
+        raise ValueError("noise must be 'discrete' for 'charter-sum' without a seed, got 'float'")
+    chosen = method_options(task.method, options)
+    problems = 1 if task.num_classes == 2 else task.num_classes
+    chosen.check(task.partition, task.transform.dim, problems, task.privacy)
+    rows = Rows.of(task.embeddings, task.transform, task.partition, task.num_classes)
+    task.spend()
+    seeded = task.generator is not None  # what depends on private rows is for simulations only
+    weights, report = learn_rows(
+        rows, task.method, task.privacy, chosen, task.generator, measure_risk=seeded
     )
-    rows = Rows.of(embeddings, transform, users, classes)
-    seeded = generator is not None  # what depends on private rows is for simulations only
-    weights, costs = learn_rows(rows, method, privacy, chosen, generator, measure_risk=seeded)
-    names = class_names(embeddings.declared_classes, classes)
-    report = (
-        {"method": method} | privacy.report() | costs | {"users": users.users, "rows": len(rows.y)}
-    )
-    report |= {"noise": noise if privacy.private else "none"}
-    report |= admitted.report | {"versions": versions()}
     if not seeded:
         report.pop("simulation_only")
-    verdict = suitability(privacy, noise, seeded=seeded, others=admitted.unsuitable)
-    return reported(Release(weights, transform, names), report, verdict, embeddings)
+    noise = task.noise if task.privacy.private else "none"
+    return task.finish(weights, task.privacy.report() | report | {"noise": noise})
 
 
 def learn_rows(
@@ -103,23 +74,10 @@ def learn_rows(
     Raises:
         ValueError: a setting out of range.
     """
+    require_records(method, privacy)
     if isinstance(options, AdmmOptions):
-        learned = learn_by_admm(rows, method, privacy, options, generator, measure_risk)
-    else:
-        learned = learn_by_charter(rows, method, privacy, options, generator, measure_risk)
-    return learned
-
-
-def simulate(
-    rows: Rows,
-    method: str,
-    promises: Iterable[Privacy],
-    options: Options,
-    generator: torch.Generator,
-) -> Iterator[Tensor]:
-    """(d, K) weights, one run for every promise."""
-    for promise in promises:
-        yield learn_rows(rows, method, promise, options, generator, measure_risk=False)[0]
+        return learn_by_admm(rows, method, privacy, options, generator, measure_risk)
+    return learn_by_charter(rows, method, privacy, options, generator, measure_risk)
 
 
 def method_options(method: str, options: Mapping[str, Any]) -> Options:
@@ -141,15 +99,6 @@ def check_method(method: str) -> None:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
 
 
-def _noise(method: str, noise: Noise | None, *, seeded: bool) -> Noise:
-    discrete = method == "charter-sum" and not seeded
-    if noise is None:
-        return "discrete" if discrete else "float"
-    if noise == "discrete" and not discrete:
-        raise ValueError(
-            "noise must be 'float' for all methods of many rounds but an unseeded 'charter-sum', "
-            f"got 'discrete' for {method!r}"
-        )
-    if noise == "float" and discrete:
-        raise ValueError("noise must be 'discrete' for 'charter-sum' without a seed, got 'float'")
-    return noise
+def only_noise(method: str, generator: torch.Generator | None) -> Noise:
+    """The kind of noise that a method has."""
+    return "discrete" if method == "charter-sum" and generator is None else "float"

@@ -1,37 +1,47 @@
-"""What every baseline is given, and how it ends: rows and a promise in, a release out."""
+"""What every learner is given, and how it ends: rows and a promise in, a release out."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.intake import Admission, known_classes
 from train_distributed.one_shot.methods import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal, release
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
+from train_distributed.one_shot.source import Source
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
+from train_distributed.privacy.ledger import Reserve
 from train_distributed.privacy.promise import Privacy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The arguments of `train_distributed.release`, checked and filled in."""
+    """The arguments of `train_distributed.release`, with what was left out filled in."""
 
-    method: str  # name of the baseline, for errors and reports
+    method: str  # name of the learner, for errors and reports
     embeddings: EmbeddingSet
     transform: PublicTransform
-    num_classes: int
+    declared: int | None  # K as the caller states it
     partition: Partition
     privacy: Privacy
     noise: Noise
     generator: torch.Generator | None
-    min_survivors: int | None
+    min_survivors: int | None = None
     vouch_for_transform: bool = False
     rehearsal: Rehearsal | None = None
+    reserve: Reserve | None = None  # as in `release`
+
+    @cached_property
+    def num_classes(self) -> int:
+        """Number of classes K: declared, or of the class names."""
+        return known_classes(self.embeddings, self.declared)
 
     @property
     def users(self) -> EmbeddingUsers:
@@ -52,12 +62,27 @@ class Task:
         ]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
+    def admit(self) -> Admission:
+        """Refuses what no release may rest on; see `intake`."""
+        source = Source.of(self.embeddings, self.transform, self.partition, self.declared)
+        discrete = self.noise == "discrete" and self.privacy.private
+        return source.admit(self.privacy, discrete=discrete, vouched=self.vouch_for_transform)
+
     def as_one_user(self) -> "Task":
         """The same rows, all of them held by a single user, which trusts itself."""
         order = self.partition.order
         offsets = torch.tensor([0, len(order)])
         promise = replace(self.privacy, honest_fraction=None)
         return replace(self, partition=Partition(order, offsets), privacy=promise)
+
+    def spend(self, **noise: Any) -> None:
+        """To be called before any noise is drawn: see `release`, `reserve`.
+
+        Args:
+            **noise: what is known of it, where it is Gaussian; else the promise is all there is.
+        """
+        if self.reserve is not None:
+            self.reserve({"noise": self.noise if self.privacy.private else "none"} | noise)
 
     def refuse_federation(self) -> None:
         """Checks that nothing is asked for that only a secure sum has.
@@ -76,7 +101,10 @@ class Task:
         """
         played = self.rehearsal or Rehearsal()
         if self.min_survivors is not None or played.dropped:
-            raise ValueError(f"min_survivors and dropped must be left out for {self.method!r}")
+            raise ValueError(
+                f"min_survivors and dropped must be left out for method {self.method!r}, where all "
+                "users stay"
+            )
         if played.known_noise:
             raise ValueError(
                 f"known_noise must be empty for {self.method!r}, got {list(played.known_noise)}"
@@ -91,18 +119,6 @@ class Task:
         if self.noise != "float":
             raise ValueError(f"noise must be 'float' for {self.method!r}, got {self.noise!r}")
 
-    def refuse_groups(self) -> None:
-        """Checks that one record is protected.
-
-        Raises:
-            ValueError: users or groups.
-        """
-        if self.privacy.unit != "record" or self.privacy.group_size != 1:
-            raise ValueError(
-                f"unit must be 'record' and group_size 1 for {self.method!r}, got "
-                f"{self.privacy.unit!r} and {self.privacy.group_size}"
-            )
-
     def release(self, method: Method, **report: Any) -> Release:
         """By one secure sum, as our own methods, with additions to the report."""
         released = release(
@@ -110,13 +126,14 @@ class Task:
             method,
             self.privacy,
             transform=self.transform,
-            num_classes=self.num_classes,
+            num_classes=self.declared,
             partition=self.partition,
             noise=self.noise,
             generator=self.generator,
             min_survivors=self.min_survivors,
             vouch_for_transform=self.vouch_for_transform,
             rehearsal=self.rehearsal,
+            reserve=self.reserve,
         )
         return replace(released, report=released.report | report)
 

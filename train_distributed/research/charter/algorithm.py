@@ -1,9 +1,8 @@
 """Charter: private minimisation with few bits, by cutting planes (Salgia et al. 2025, Alg. 1)."""
 
-import math
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from train_distributed.research.charter.client import Client
 from train_distributed.research.charter.encoding import Encoder
 from train_distributed.research.charter.objectives import Objective
 from train_distributed.research.charter.plan import LARGEST, CharterPlan, check_scale
+from train_distributed.research.charter.quantise import Quantiser
 from train_distributed.research.charter.vaidya import Cutting, Vector, cutting_planes
 
 _HEADER_BITS = 64  # round number and length, beside every message
@@ -46,9 +46,7 @@ def run(
     plan: CharterPlan,
     *,
     half_width: float,
-    cutting: Cutting | None = None,
     generator: torch.Generator | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> CharterResult:
     """Learns and verifies; the server sees quantised messages, or sums if the plan has honest.
 
@@ -57,35 +55,35 @@ def run(
         objective: the loss of a record.
         plan: rounds, noise and bits, for these clients and rows.
         half_width: half the side of the cube that is searched.
-        cutting: κ and γ; None: the defaults.
         generator: of sampling, noise and rounding; None draws from the operating system.
-        progress: called with the number of every finished round.
 
     Raises:
         ValueError: data that do not fit the plan.
     """
     _check(data, objective, plan)
     check_scale("half_width", half_width)
-    began, cutting = time.perf_counter(), cutting or Cutting()
+    began = time.perf_counter()
     clients = [Client(x, y, plan, objective, generator) for x, y in data]
     exchange = _Quantised(clients) if plan.honest is None else _Summed(clients)
-    planes = [
-        cutting_planes(objective.dimension, half_width, cutting) for _ in range(objective.problems)
-    ]
+    searched = objective.dimension, half_width, Cutting()
+    planes = [cutting_planes(*searched) for _ in range(objective.problems)]
     points = torch.tensor(np.stack([next(one) for one in planes]))
     iterates = []
-    for k in range(plan.rounds):
+    for _ in range(plan.rounds):
         iterates.append(points)
         gradient = exchange.gradient(points).reshape(points.shape).numpy()
         points = torch.tensor(
             np.stack([_answer(*cut) for cut in zip(planes, gradient, points.numpy(), strict=True)])
         )
-        if progress is not None:
-            progress(k + 1)
     verified = exchange.losses(torch.stack(iterates))
     best = int(verified.argmin())
-    report = _report(plan, cutting, exchange.traffic, generator) | {
-        "chosen_round": best + 1,
+    traffic = exchange.traffic
+    report = {
+        "server_sees": "every client's messages" if plan.honest is None else "sums over clients",
+        "rounds": plan.rounds + 1,
+        "payload_bits_per_user": traffic.payload,
+        "framing_bits_per_user": traffic.framing,
+        "bits_per_user": traffic.payload + traffic.framing,
         "simulation_only": {"seconds": time.perf_counter() - began},
     }
     return CharterResult(iterates[best], report)
@@ -106,24 +104,19 @@ class _Quantised:
         self.clients, self.traffic = clients, _Traffic()
 
     def gradient(self, points: Tensor) -> Tensor:
-        total = torch.zeros(points.numel(), dtype=torch.float64)
-        quantiser = self.clients[0].gradient_quantiser
-        for number, client in enumerate(self.clients):
-            message = client.gradient(points)
-            total += quantiser.decode(message, len(total))
-            if number == 0:
-                self.traffic.count(message, len(total) * quantiser.bits)
-        return total / len(self.clients)
+        messages = [client.gradient(points) for client in self.clients]
+        return self._mean(messages, self.clients[0].gradient_quantiser, points.numel())
 
     def losses(self, iterates: Tensor) -> Tensor:
-        total = torch.zeros(len(iterates), dtype=torch.float64)
-        quantiser = self.clients[0].loss_quantiser
-        for number, client in enumerate(self.clients):
-            message = client.losses(iterates)
-            total += quantiser.decode(message, len(total))
-            if number == 0:
-                self.traffic.count(message, len(total) * quantiser.bits)
-        return total / len(self.clients)
+        messages = [client.losses(iterates) for client in self.clients]
+        return self._mean(messages, self.clients[0].loss_quantiser, len(iterates))
+
+    def _mean(self, messages: list[bytes], quantiser: Quantiser, numbers: int) -> Tensor:
+        self.traffic.count(messages[0], numbers * quantiser.bits)
+        total = torch.zeros(numbers, dtype=torch.float64)
+        for message in messages:
+            total += quantiser.decode(message, numbers)
+        return total / len(messages)
 
 
 class _Summed:
@@ -151,33 +144,6 @@ class _Summed:
         shares = [client.loss_share(iterates, self._losses) for client in self.clients]
         self.traffic.count(shares[0].tobytes(), _WORD_BITS * len(shares[0]))
         return self._losses.decode(shares) / len(self.clients)
-
-
-def _report(
-    plan: CharterPlan, cutting: Cutting, traffic: _Traffic, generator: torch.Generator | None
-) -> dict[str, Any]:
-    private = plan.gradient_std > 0
-    task = plan.task
-    discrete = plan.honest is not None and generator is None
-    reason = "seeded" if generator is not None else "floating-point noise"
-    return {
-        "configuration": asdict(plan) | asdict(cutting),
-        "neighbours": "one record of one client replaced",
-        "epsilon_composed": task.epsilon if private else math.inf,
-        "epsilon_learning": task.epsilon,
-        "epsilon_verification": task.epsilon,  # other records: the maximum, not the sum
-        "delta": task.delta,
-        "privacy": "approximate" if private else "not private",
-        "noise": ("discrete" if discrete else "float") if private else "none",
-        "reproducible": generator is not None,
-        "unsuitable_for_release": None if discrete and private else reason,
-        "server_sees": "every client's messages" if plan.honest is None else "sums over clients",
-        "rounds": plan.rounds + 1,
-        "payload_bits_per_user": traffic.payload,
-        "framing_bits_per_user": traffic.framing,
-        "bits_per_user": traffic.payload + traffic.framing,
-        "payload_bits_of_the_paper": plan.payload_bits,
-    }
 
 
 def _check(data: Sequence[tuple[Tensor, Tensor]], objective: Objective, plan: CharterPlan) -> None:

@@ -16,7 +16,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research import charter
 from train_distributed.research.charter.objectives import Objective
 from train_distributed.research.charter.plan import CharterTask, check_budget
-from train_distributed.research.rows import Rows, as_columns, require_records
+from train_distributed.research.rows import Rows, as_columns
 
 SUMMED = {"charter": False, "charter-sum": True}
 _LOSS_CLIP = 1.0  # G1: a mean over problems, ln 2 at the start
@@ -88,10 +88,8 @@ def learn_by_charter(
         measure_risk: whether to find the excess risk.
 
     Raises:
-        ValueError: a promise for users or groups, constants out of range, more rounds than the
-            smallest client's rows allow.
+        ValueError: constants out of range, more rounds than the smallest client's rows allow.
     """
-    require_records(method, privacy)
     dimension, each = rows.x.shape[1], int(rows.users.counts.min())
     objective = charter.OneVsRestLogistic(rows.num_classes, dimension)
     plan = charter.make_plan(
@@ -106,8 +104,8 @@ def learn_by_charter(
     )
     data = [_client(rows, user, each, generator) for user in range(rows.users.users)]
     result = charter.run(data, objective, plan, half_width=options.half_width, generator=generator)
-    report = _costs(result.report, plan, privacy)
-    report["simulation_only"] = dict(result.report["simulation_only"])
+    report = result.report | _promised(plan, privacy)
+    report["who_sees_what"] = f"the server sees {report.pop('server_sees')}"
     if measure_risk:
         risk = excess_risk(objective, result.points, rows, options.half_width)
         report["simulation_only"]["excess_risk"] = risk
@@ -139,24 +137,16 @@ def _client(
     return rows.x[chosen], rows.y[chosen]
 
 
-def _costs(report: dict[str, Any], plan: charter.CharterPlan, privacy: Privacy) -> dict[str, Any]:
-    kept = {name: report[name] for name in _REPORTED}
-    kept["who_sees_what"] = f"the server sees {report['server_sees']}"
+def _promised(plan: charter.CharterPlan, privacy: Privacy) -> dict[str, Any]:
+    """Of all rounds, and of one."""
+    report: dict[str, Any] = {} if plan.honest is None else {"honest_users": plan.honest}
     if privacy.private:
-        moved = 2 * plan.gradient_clip / plan.batch
-        multiplier = plan.gradient_std / moved
-        kept["epsilon_per_iteration"] = accounting.epsilon(privacy.delta, multiplier)
-        kept["cut_noise_multiplier"] = multiplier
-        kept |= {name: report[name] for name in _PRIVATE}
-    if plan.honest is not None:
-        kept["honest_users"] = plan.honest
-    return kept
-
-
-_PRIVATE = ("epsilon_composed", "epsilon_learning", "epsilon_verification")
-_REPORTED = (
-    "rounds",
-    "payload_bits_per_user",
-    "framing_bits_per_user",
-    "bits_per_user",
-)
+        multiplier = plan.gradient_std / (2 * plan.gradient_clip / plan.batch)
+        report |= {
+            "epsilon_per_iteration": accounting.epsilon(privacy.delta, multiplier),
+            "cut_noise_multiplier": multiplier,
+            "epsilon_composed": plan.task.epsilon,
+            "epsilon_learning": plan.task.epsilon,
+            "epsilon_verification": plan.task.epsilon,  # other records: the maximum, not the sum
+        }
+    return report

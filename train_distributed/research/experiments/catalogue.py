@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from embed import EmbeddingSet
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.convergence import convergence_jobs
 from train_distributed.research.experiments.cost import cost_jobs
 from train_distributed.research.experiments.lineups import (
@@ -15,22 +14,11 @@ from train_distributed.research.experiments.lineups import (
     paper_settings,
     rival_settings,
 )
+from train_distributed.research.experiments.rivals import rival_jobs
 from train_distributed.research.experiments.selected import against_choice
 from train_distributed.research.experiments.work import Sets, Work, in_order, one_after_another
 from train_distributed.simulation.scenario import Scenario
 
-Name = Literal[
-    "frontier",
-    "selection",
-    "accuracy",
-    "users",
-    "groups",
-    "central",
-    "non-iid",
-    "unequal",
-    "cost",
-    "convergence",
-]
 MORE_DATA = 67  # Table 2 of the paper
 CENTRAL_DELTA = 2e-8  # Fig. 8 of the paper, beside 1e-5
 
@@ -141,12 +129,17 @@ def cost(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) ->
     return Work(total, jobs, in_order)
 
 
+def rivals(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
+    """One sum beside ADMM and Charter, for each number of features and of users."""
+    return Work(*rival_jobs(conditions, private, public), in_order)
+
+
 def convergence(conditions: Conditions, private: None, public: None) -> Work:
     """Averaged and global models: two clouds (Fig. 4), and many users (Thm 6.2)."""
     return Work(*convergence_jobs(conditions.all_seeds), in_order)
 
 
-EXPERIMENTS: dict[str, Callable[..., Work]] = {
+EXPERIMENTS: dict[ExperimentName, Callable[..., Work]] = {
     "frontier": frontier,
     "selection": selection,
     "accuracy": accuracy,
@@ -156,5 +149,6 @@ EXPERIMENTS: dict[str, Callable[..., Work]] = {
     "non-iid": non_iid,
     "unequal": unequal,
     "cost": cost,
+    "rivals": rivals,
     "convergence": convergence,
 }

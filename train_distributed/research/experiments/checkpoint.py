@@ -1,5 +1,7 @@
 """Finished jobs of unfinished work, on disk line by line, so that a killed sweep continues."""
 
+import glob
+import hashlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -8,6 +10,7 @@ from typing import Any
 
 from pretrain.cli.output import new_file
 
+SUFFIX = ".unfinished.jsonl"
 Rows = list[dict[str, Any]]
 
 
@@ -19,8 +22,25 @@ class Checkpoint:
     identity: dict[str, Any]  # what must be equal for work to be the same
     _started: bool = field(default=False, init=False)
 
+    @classmethod
+    def beside(cls, out: Path, identity: dict[str, Any]) -> "Checkpoint":
+        """That of a directory to be written: work with another identity has a file of its own."""
+        text = json.dumps(identity, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return cls(out.with_name(f".{out.name}.{digest}{SUFFIX}"), identity)
+
+    def others(self) -> list[Path]:
+        """Files of unfinished work with other options for the same directory."""
+        stem = glob.escape(self.path.name.removesuffix(SUFFIX).rpartition(".")[0])
+        found = self.path.parent.glob(f"{stem}.*{SUFFIX}")
+        return sorted(path for path in found if path.name != self.path.name)
+
     def read(self) -> dict[str, Rows]:
-        """Rows by job; none if the file belongs to other work."""
+        """Rows by job; none if the file belongs to other work.
+
+        Raises:
+            ValueError: naming a file that was changed.
+        """
         jobs: list[Any] = self._lines()[1:]
         return {job["job"]: job["rows"] for job in jobs}
 
@@ -45,6 +65,9 @@ class Checkpoint:
         """Whole lines of the file, none if it is missing or of other work."""
         if not self.path.exists():
             return []
-        whole = [json.loads(line) for line in self.path.read_text().split("\n")[:-1]]
+        try:
+            whole = [json.loads(line) for line in self.path.read_text().split("\n")[:-1]]
+        except ValueError as error:
+            raise ValueError(f"{self.path} must hold a JSON line per job, got: {error}") from error
         mine = json.loads(json.dumps({"sweep": self.identity}))
         return whole if whole[:1] == [mine] else []

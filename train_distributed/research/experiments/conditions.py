@@ -5,6 +5,19 @@ from typing import Literal
 
 from train_distributed.privacy.promise import Privacy
 
+ExperimentName = Literal[
+    "frontier",
+    "selection",
+    "accuracy",
+    "users",
+    "groups",
+    "central",
+    "non-iid",
+    "unequal",
+    "cost",
+    "rivals",
+    "convergence",
+]
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
 
 
@@ -31,6 +44,8 @@ class Conditions:
     out."""
     lineup: tuple[Literal["ours", "paper", "dp-fl"], ...] = ("ours", "paper")
     """Methods that are compared, where the experiment does not say."""
+    components: tuple[int, ...] = (32, 128)
+    """Numbers of features that rivals learn from, beside the constant."""
     tasks: int = 3
     """Public tasks that a choice is rehearsed on."""
 
@@ -39,7 +54,7 @@ class Conditions:
         for name in ("seeds", "tasks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("users", "schemes", "lineup"):
+        for name in ("users", "schemes", "lineup", "components"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")
         if min(self.users) < 1:

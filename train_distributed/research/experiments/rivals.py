@@ -1,118 +1,96 @@
-r"""All learners on the same public features: one-shot sums, ADMM and Charter at one total ε.
+"""All learners on the same public features: one-shot sums, ADMM and Charter at one total ε."""
 
-python -m train_distributed.research.experiments.rivals \
-    --embeddings DIR --public DIR --output results/learners
-"""
-
-import csv
-import json
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from itertools import product
+from typing import IO, Any
 
 import numpy as np
 import torch
-import tyro
+from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
-from embed.fit import refuse_leak
-from pretrain.cli.command import run_command
-from pretrain.cli.output import new_directory, refuse_existing
-from pretrain.cli.provenance import provenance
+from embed.store import TEST, TRAIN
 from train_distributed import partition
-from train_distributed.one_shot.methods import build_method
-from train_distributed.partition import Partition
+from train_distributed.one_shot.methods import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
+from train_distributed.research.experiments.checkpoint import Rows
+from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.simulation.runner import accuracy
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
-ONE_SHOT = ("class-sums", "least-squares", "softmax", "svm", "logistic")
 CONSTANT = 0.5  # the constant column beside features of norm 1
+LEARNERS = {
+    name: name for name in ("class-sums", "least-squares", "softmax", "svm", "logistic")
+} | {
+    "ADMM, no noise": "admm-dual",
+    "ADMM, dual perturbation": "admm-dual",
+    "ADMM, primal perturbation": "admm-primal",
+    "Charter, no noise": "charter",
+    "Charter": "charter",
+    "Charter, secure sum": "charter-sum",
+}
 # The options' defaults and these constants were chosen by hand on the test accuracy of one seed at
 # 32 features and 10 users: the rows of ADMM and Charter are a little optimistic, the others are not
 # tuned.
 WITHOUT_NOISE: dict[str, dict[str, Any]] = {
-    "admm-dual": {},
-    "charter": {"half_width": 3.0, "gradient_clip": 0.3, "rounds_per_feature": 1.0},
+    "ADMM, no noise": {},
+    "Charter, no noise": {"half_width": 3.0, "gradient_clip": 0.3, "rounds_per_feature": 1.0},
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Rows of all users, how they are spread, and what tests them."""
+    """All users' rows in float64, and what tests them."""
 
     transform: PublicTransform
-    x: Tensor  # (N, q + 1) float64
-    y: Tensor  # (N,) int64
+    held: RowsInMemory
     test: tuple[Tensor, Tensor]
-    users: Partition
     num_classes: int
-    epsilon: float
-    delta: float
     seed: int
 
-    def generator(self) -> torch.Generator:
-        """Of the noise."""
-        return torch.Generator().manual_seed(1000 + self.seed)
+    def measure(self, name: str, promise: Privacy) -> dict[str, Any]:
+        """What a learner reaches and costs; ε composed, None without noise."""
+        learn = self._one_shot if LEARNERS[name] in METHODS else self._many_rounds
+        began = time.perf_counter()
+        try:
+            weights, costs = learn(name, promise, torch.Generator().manual_seed(1000 + self.seed))
+        except ValueError as error:
+            return {"not_possible": str(error)}
+        (reached,) = accuracy(*self.test, iter([weights]))
+        return {"accuracy": reached, **costs, "seconds": time.perf_counter() - began}
+
+    def _one_shot(
+        self, name: str, promise: Privacy, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """A statistic or blind averaging, by one secure sum."""
+        method = build_method(LEARNERS[name], self.transform, self.num_classes, {})
+        (weights,) = simulate(self.held, method, [promise], generator)
+        spent = promise.epsilon if promise.private else None
+        costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.dimension}
+        return weights, costs | {"server_sees": "the server sees one sum"}
+
+    def _many_rounds(
+        self, name: str, promise: Privacy, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """ADMM or Charter, all of whose messages together spend ε."""
+        x, users = self.held.x, self.held.partition
+        rows = multi_round.Rows(x, self.held.y, users, self.num_classes, self.transform.clip_norm)
+        options = multi_round.method_options(LEARNERS[name], WITHOUT_NOISE.get(name, {}))
+        options = affordable(options, rows)
+        weights, costs = multi_round.learn_rows(
+            rows, LEARNERS[name], promise, options, generator, measure_risk=False
+        )
+        kept = {"epsilon": costs.get("epsilon_composed"), "rounds": costs["rounds"]}
+        kept |= {"bits_per_user": costs["bits_per_user"], "server_sees": costs["who_sees_what"]}
+        return weights, kept | {"options": asdict(options)}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one learner reached and cost."""
-
-    accuracy: float
-    epsilon: float  # composed, at the setting's δ
-    rounds: int
-    bits_per_user: float
-    server_sees: str
-
-
-def one_shot(trial: Trial, name: str) -> Outcome:
-    """A statistic or blind averaging, by one secure sum with half of the users honest."""
-    method = build_method(name, trial.transform, trial.num_classes, {})
-    held = RowsInMemory(trial.x, trial.y, trial.users)
-    promise = Privacy(trial.epsilon, trial.delta)
-    (weights,) = simulate(held, method, [promise], trial.generator())
-    (reached,) = accuracy(*trial.test, iter([weights]))
-    return Outcome(reached, trial.epsilon, 1, 64 * method.dimension, "the server sees one sum")
-
-
-def many_rounds(trial: Trial, method: str) -> Outcome:
-    """ADMM or Charter, all of whose messages together spend ε."""
-    return _many_rounds(trial, method, Privacy(trial.epsilon, trial.delta), {})
-
-
-def without_noise(trial: Trial, method: str) -> Outcome:
-    """The same without noise."""
-    promise = Privacy(math.inf, trial.delta)
-    return _many_rounds(trial, method, promise, WITHOUT_NOISE[method])
-
-
-def _many_rounds(trial: Trial, method: str, promise: Privacy, options: dict[str, Any]) -> Outcome:
-    rows = multi_round.Rows(
-        trial.x, trial.y, trial.users, trial.num_classes, trial.transform.clip_norm
-    )
-    weights, costs = multi_round.learn_rows(
-        rows,
-        method,
-        promise,
-        _affordable(multi_round.method_options(method, options), rows),
-        trial.generator(),
-        measure_risk=False,
-    )
-    (reached,) = accuracy(*trial.test, iter([weights]))
-    spent = costs.get("epsilon_composed", math.inf)
-    return Outcome(reached, spent, costs["rounds"], costs["bits_per_user"], costs["who_sees_what"])
-
-
-def _affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_round.Options:
+def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_round.Options:
     """Charter with as many cut rounds as its smallest client's rows allow, where it wants more."""
     if not isinstance(options, multi_round.CharterOptions):
         return options
@@ -120,129 +98,98 @@ def _affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_r
     return replace(options, cut_rounds=min(options.rounds(rows.x.shape[1]), most))
 
 
-RIVALS: dict[str, tuple[Callable[[Trial, str], Outcome], str]] = {
-    **{name: (one_shot, name) for name in ONE_SHOT},
-    "ADMM, no noise": (without_noise, "admm-dual"),
-    "ADMM, dual perturbation": (many_rounds, "admm-dual"),
-    "ADMM, primal perturbation": (many_rounds, "admm-primal"),
-    "Charter, no noise": (without_noise, "charter"),
-    "Charter": (many_rounds, "charter"),
-    "Charter, secure sum": (many_rounds, "charter-sum"),
-}
+def rival_jobs(
+    conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet
+) -> tuple[int, Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]]:
+    """Number of jobs, and their rows: one per features, users, seed, learner and ε."""
+    clip_norm = math.sqrt(1 + CONSTANT**2)
+    transforms = [
+        PublicTransform.fit(public, components=q, clip_norm=clip_norm, constant=CONSTANT)
+        for q in conditions.components
+    ]
+    bare = [replace(conditions.promises[0], epsilon=math.inf)]
+    learners = [
+        (name, promise)
+        for name in LEARNERS
+        for promise in (bare if name in WITHOUT_NOISE else conditions.promises)
+    ]
+    places = list(product(conditions.users, range(conditions.seeds)))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Every learner x number of features x number of users, at one total privacy."""
-
-    embeddings: Path
-    public: Path
-    output: Path = Path("results/learners")
-    components: tuple[int, ...] = (32, 128)
-    users: tuple[int, ...] = (10, 1000)
-    epsilon: float = 1.2
-    delta: float = 1e-5
-    seeds: int = 3
-    overwrite: bool = False
-
-    def run(self) -> None:
-        """Writes table.csv, table.txt and report.json; prints the table."""
-        refuse_existing(self.output, overwrite=self.overwrite)
-        private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
-        refuse_leak(public, private)
-        rows: list[dict[str, Any]] = []
-        left_out: dict[str, str] = {}
-        trials = list(self._trials(private, public))
-        for trial in tqdm(trials, unit="setting", disable=None):
-            for name, (learner, variant) in RIVALS.items():
-                began = time.perf_counter()
-                try:
-                    outcome = learner(trial, variant)
-                except ValueError as error:
-                    left_out[f"{_place(trial)}, {name}"] = str(error)
-                    continue
-                rows.append(
-                    {
-                        "features": trial.x.shape[1] - 1,
-                        "users": trial.users.users,
-                        "learner": name,
-                        "seed": trial.seed,
-                        **asdict(outcome),
-                        "seconds": time.perf_counter() - began,
-                    }
-                )
-        table = tabulate(rows) + "".join(f"{k}: not possible, {v}\n" for k, v in left_out.items())
-        report = {
-            "configuration": self._configuration(),
-            **provenance(),
-            "admm": asdict(multi_round.AdmmOptions()),
-            "charter": asdict(multi_round.CharterOptions()),
-            "without_noise": WITHOUT_NOISE,
-        }
-        with new_directory(self.output, overwrite=self.overwrite) as directory:
-            with (directory / "table.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
-            (directory / "table.txt").write_text(table)
-            (directory / "report.json").write_text(json.dumps(report, indent=1))
-        print(table, end="")
-
-    def _trials(self, private: EmbeddingSet, public: EmbeddingSet) -> Iterator[Trial]:
-        train, test = private.split == 0, private.split == 1
-        labels = torch.tensor(np.asarray(private.labels))
-        for components in self.components:
-            transform = PublicTransform.fit(
-                public,
-                components=components,
-                clip_norm=math.sqrt(1 + CONSTANT**2),
-                constant=CONSTANT,
-            )
+    def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
+        train, test = private.split == TRAIN, private.split == TEST
+        labels = torch.tensor(private.labels)
+        for transform in transforms:
             x = transform(private.embeddings, dtype=torch.float64)
-            for users in self.users:
-                for seed in range(self.seeds):
-                    draw = torch.Generator().manual_seed(seed)
-                    yield Trial(
-                        transform=transform,
-                        x=x[train],
-                        y=labels[train],
-                        test=(x[test], labels[test]),
-                        users=partition.split(labels[train], users, generator=draw),
-                        num_classes=int(labels.max()) + 1,
-                        epsilon=self.epsilon,
-                        delta=self.delta,
-                        seed=seed,
-                    )
+            for users, seed in places:
+                draw = torch.Generator().manual_seed(seed)
+                split = partition.split(labels[train], users, generator=draw)
+                held = RowsInMemory(x[train], labels[train], split)
+                classes = len(private.meta["class_names"])
+                trial = Trial(transform, held, (x[test], labels[test]), classes, seed)
+                place = {"features": transform.dim - 1, "users": users, "seed": seed}
+                for name, promise in learners:
+                    asked = promise.epsilon if promise.private else None
+                    row = place | {"learner": name, "promised": asked}
+                    if str(row) not in done:
+                        yield str(row), [row | trial.measure(name, promise)]
 
-    def _configuration(self) -> dict[str, Any]:
-        places = {name: getattr(self, name).name for name in ("embeddings", "public", "output")}
-        return asdict(self) | places
+    return len(transforms) * len(places) * len(learners), jobs
 
 
-def _place(trial: Trial) -> str:
-    return f"{trial.x.shape[1] - 1} features, {trial.users.users} users"
-
-
-def tabulate(rows: list[dict[str, Any]]) -> str:
-    """One line per learner and setting, mean and sample deviation over seeds."""
-    groups: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["features"], row["users"], row["learner"]), []).append(row)
+def tell(rows: Sequence[dict[str, Any]]) -> str:
+    """A line per learner and setting, mean and sample deviation over seeds."""
     lines = [
         f"{'features':>8} {'users':>5} {'learner':26} {'accuracy / %':>13} {'epsilon':>8} "
         f"{'rounds':>6} {'bits per user':>13} {'seconds':>8}  who sees what"
     ]
-    for (features, users, learner), group in groups.items():
-        scores = 100 * np.array([row["accuracy"] for row in group])
-        spread = scores.std(ddof=1) if len(scores) > 1 else math.nan
-        first = group[0]
+    for group in _settings(rows):
+        first, (mean, std) = group[0], _accuracy(group)
+        epsilon = math.inf if first["epsilon"] is None else first["epsilon"]
         lines.append(
-            f"{features:8} {users:5} {learner:26} {scores.mean():6.2f} ± {spread:4.2f} "
-            f"{first['epsilon']:8.3g} {first['rounds']:6} {first['bits_per_user']:13,.0f} "
+            f"{first['features']:8} {first['users']:5} {first['learner']:26} {mean:6.2f} ± "
+            f"{std:4.2f} {epsilon:8.3g} {first['rounds']:6} {first['bits_per_user']:13,.0f} "
             f"{np.median([row['seconds'] for row in group]):8.1f}  {first['server_sees']}"
         )
-    return "\n".join(lines) + "\n"
+    failed = {
+        f"{row['features']} features, {row['users']} users, {row['learner']}": row["not_possible"]
+        for row in rows
+        if "not_possible" in row
+    }
+    return "\n".join([*lines, *(f"{name}: not possible, {why}" for name, why in failed.items())])
 
 
-if __name__ == "__main__":
-    sys.exit(run_command(lambda: tyro.cli(Comparison)))
+def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
+    """A panel per numbers of features and users, a bar per learner."""
+    panels: dict[tuple[int, int], list[list[dict[str, Any]]]] = {}
+    for group in _settings(rows):
+        panels.setdefault((group[0]["features"], group[0]["users"]), []).append(group)
+    figure = Figure(figsize=(3.4 * len(panels) + 2, 4.5), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, ((features, users), groups) in zip(axes, panels.items(), strict=True):
+        mean, std = zip(*map(_accuracy, groups), strict=True)
+        axis.barh([_label(group[0]) for group in groups], mean, xerr=np.nan_to_num(std))
+        axis.set(xlabel="test accuracy / %", title=f"{features} features, {users:,} users")
+        axis.grid(alpha=0.3)
+    axes[0].invert_yaxis()
+    figure.savefig(file, dpi=150)
+
+
+def _settings(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows that differ by their seed alone, together."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "not_possible" not in row:
+            key = tuple(row[name] for name in ("features", "users", "learner", "promised"))
+            groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def _accuracy(group: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Mean and sample deviation in per cent."""
+    scores = 100 * np.array([row["accuracy"] for row in group])
+    return scores.mean(), scores.std(ddof=1) if len(scores) > 1 else math.nan
+
+
+def _label(row: dict[str, Any]) -> str:
+    """Of a bar; a learner without noise has a name that says so."""
+    return row["learner"] if row["promised"] is None else f"{row['learner']}, ε {row['promised']:g}"

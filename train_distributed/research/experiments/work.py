@@ -106,12 +106,11 @@ def baselines(
             method=setting.method,
             embeddings=rows,
             transform=clipped,
-            num_classes=plan.num_classes,
+            declared=plan.num_classes,
             partition=held.partition,
             privacy=promise,
             noise="float",
             generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
-            min_survivors=None,
         )
         yield train(task, setting.options).weights
 

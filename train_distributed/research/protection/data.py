@@ -32,8 +32,9 @@ def head_federation(
     """Clients with at most `rows` training rows each: the set's own users, else a random split.
 
     Raises:
-        ValueError: fewer users or rows than clients, or no test rows.
+        ValueError: no labels, fewer users or rows than clients, or no test rows.
     """
+    private.need_labels()
     generator = torch.Generator().manual_seed(seed)
     train = np.flatnonzero(private.split == TRAIN)
     test = np.flatnonzero(private.split == TEST)
@@ -83,8 +84,9 @@ def image_federation(
     Images of three equal channels become one.
 
     Raises:
-        ValueError: images without users, or fewer users than clients.
+        ValueError: images without labels or users, or fewer users than clients.
     """
+    images.need_labels()
     if images.users is None:
         raise ValueError("images must name their writers (writer_train), got none")
     train, test = np.flatnonzero(images.split == TRAIN), np.flatnonzero(images.split == TEST)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.flower.folders.engine import Engine
 from train_distributed.commands.federation import Init, Join
 from train_distributed.privacy.promise import Privacy
 
@@ -62,3 +63,8 @@ def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[...
         return tmp_path
 
     return make
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    return Engine(monkeypatch)

@@ -1,20 +1,45 @@
 """What a user's folder gives away: counted when it is given, whatever the operators agree on."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.train_distributed.flower.folders.engine import Engine
+from train_distributed import accounting
+from train_distributed.commands.federation import Start
 from train_distributed.flower.documents import ledger
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import (
+    Account,
     BudgetedJournal,
-    check_budget,
     read_ledger,
     remember,
 )
+from train_distributed.privacy.ledger import Entry, Ledger, Limit
+from train_distributed.privacy.ledger_entry import Total
 from train_distributed.secure_sum.journal import DurableJournal
+
+SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session
+SESSION = Entry(
+    kind="release",
+    data="d" * 64,
+    method="class-sums",
+    noise="discrete",
+    unit="record",
+    epsilon=5.0,
+    delta=1e-5,
+    sigma=SIGMA,
+    sensitivity=1.0,
+)
+
+
+def epsilon(sessions: int) -> float:
+    """Of so many of them."""
+    return accounting.epsilon(1e-5, SIGMA, sessions)
 
 
 @pytest.fixture
@@ -25,10 +50,13 @@ def two(initiated: Callable[..., Path]) -> tuple[Path, list[Federation]]:
     return home / "user0", [first, replace(first, corrupt_fraction=0.05)]
 
 
-def _journal(folder: Path, federation: Federation, budget: float | None) -> BudgetedJournal:
-    check_budget(folder, federation, budget)
-    plain = DurableJournal(remember(folder, federation, 0))
-    return BudgetedJournal(folder, federation, budget, plain)
+def _journal(
+    folder: Path, federation: Federation, budget: float | None, *, counted: bool = True
+) -> BudgetedJournal:
+    beside = Ledger.open(folder / "embeddings.ledger") if counted else None
+    account = Account(folder, federation, SESSION, beside, budget)
+    account.check()
+    return BudgetedJournal(account, DurableJournal(remember(folder, federation, 0)))
 
 
 def test_federations_under_way_at_once_share_one_budget(
@@ -36,14 +64,24 @@ def test_federations_under_way_at_once_share_one_budget(
 ) -> None:
     """Both were admitted when nothing was spent: the second waits until the first has spent."""
     folder, federations = two
-    one, other = (_journal(folder, federation, 15.0) for federation in federations)
+    budget = epsilon(3) * (1 + 1e-8)
+    one, other = (_journal(folder, federation, budget) for federation in federations)
     for place in range(2):
         one.claim(federations[0].digest, f"session{place}", b"n" * 32)
     other.claim(federations[1].digest, "session0", b"n" * 32)
-    with pytest.raises(ValueError, match=r"budget must be >= 20, got 15: epsilon 10 was given"):
+    needed = f"{epsilon(4):g} at delta 1e-05, got {budget:g}: epsilon {epsilon(2):g} was given"
+    with pytest.raises(ValueError, match=f"budget must be >= {needed}"):
         other.claim(federations[1].digest, "session1", b"n" * 32)
     other.claim(federations[1].digest, "start0", b"n" * 32)  # gives nothing away
-    assert sum(entry.spent for entry in read_ledger(folder)) == 15.0
+    assert [entry.used for entry in read_ledger(folder)].count(0) == 0
+    assert sum(entry.used for entry in read_ledger(folder)) == 3
+    counted = Ledger.open(folder / "embeddings.ledger")
+    assert counted.total().epsilon(1e-5) == pytest.approx(epsilon(3), rel=1e-9)
+    assert [r.entry.kind for r in counted.state().records] == [
+        "release",
+        "re-release",
+        "re-release",
+    ]
     assert other.detail(federations[1].digest, "session1") is None
 
 
@@ -54,8 +92,53 @@ def test_without_a_budget_it_is_that_of_the_federation_alone(
     one, other = (_journal(folder, federation, None) for federation in federations)
     for place in range(2):
         one.claim(federations[0].digest, f"session{place}", b"n" * 32)
-    with pytest.raises(ValueError, match=r"budget must be >= 15, got 10: epsilon 10 was given"):
+    with pytest.raises(ValueError, match=f"budget must be >= {epsilon(3):g} .* got {epsilon(2):g}"):
         other.claim(federations[1].digest, "session0", b"n" * 32)
+
+
+def test_what_no_ledger_holds_is_added_up_from_the_journals(
+    two: tuple[Path, list[Federation]],
+) -> None:
+    """Sessions of a user who kept no ledger, or one of other rows."""
+    folder, federations = two
+    one = _journal(folder, federations[0], None, counted=False)
+    one.claim(federations[0].digest, "session0", b"n" * 32)
+    assert not (folder / "embeddings.ledger").exists()
+    with pytest.raises(ValueError, match=r"epsilon 5 was given away by 1 other sum\(s\)"):
+        _journal(folder, federations[1], epsilon(2) + 4.99)
+    other = _journal(folder, federations[1], epsilon(2) + 5.01)
+    other.claim(federations[1].digest, "session0", b"n" * 32)
+    assert Ledger.open(folder / "embeddings.ledger").state().length == 1
+
+
+def test_what_other_commands_spent_on_the_rows_counts(two: tuple[Path, list[Federation]]) -> None:
+    folder, (first, _) = two
+    beside = Ledger.open(folder / "embeddings.ledger")
+    beside.reserve(replace(SESSION, method="least-squares"))
+    with pytest.raises(ValueError, match=f"budget must be >= {epsilon(3):g} at delta"):
+        _journal(folder, first, None)
+    _journal(folder, first, epsilon(3) * (1 + 1e-8))
+    beside.limit(Limit(epsilon=epsilon(2) * (1 + 1e-8), delta=1e-5))
+    journal = _journal(folder, first, 100.0)
+    journal.claim(first.digest, "session0", b"n" * 32)
+    with pytest.raises(ValueError, match=r"limit of ledger embeddings\.ledger must be >="):
+        journal.claim(first.digest, "session1", b"n" * 32)
+    assert journal.detail(first.digest, "session1") is None
+
+
+def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(
+    two: tuple[Path, list[Federation]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, (first, _) = two
+    with monkeypatch.context() as patched:
+        patched.setattr(DurableJournal, "claim", lambda *_: (_ for _ in ()).throw(OSError("crash")))
+        with pytest.raises(OSError, match="crash"):
+            _journal(folder, first, None).claim(first.digest, "session0", b"n" * 32)
+    counted = Ledger.open(folder / "embeddings.ledger")
+    assert counted.state().length == 1
+    _journal(folder, first, None).claim(first.digest, "session0", b"n" * 32)
+    assert counted.state().length == 1
+    assert [entry.used for entry in read_ledger(folder)] == [1]
 
 
 def test_a_federation_of_very_many_sessions_is_counted_at_once(
@@ -68,6 +151,19 @@ def test_a_federation_of_very_many_sessions_is_counted_at_once(
     assert [entry.used for entry in read_ledger(folder)] == [1]
 
 
+def test_promises_for_users_are_added_up_for_users(two: tuple[Path, list[Federation]]) -> None:
+    folder, (first, _) = two
+    beside = Ledger.open(folder / "embeddings.ledger")
+    user = replace(SESSION, unit="user")
+    account = Account(folder, first, user, beside, 100.0)
+    beside.reserve(replace(user, part="evaluation", split="s", kind="evaluation"))
+    held = replace(account, entry=replace(user, part="train", split="s"))
+    with pytest.raises(ValueError, match=f"budget must be >= {epsilon(3):g}"):
+        replace(held, budget=epsilon(2)).check()
+    records = replace(held, entry=replace(SESSION, part="train", split="s"))
+    replace(records, budget=epsilon(2) * (1 + 1e-8)).check()  # one record is in one part
+
+
 def test_a_federation_whose_digest_begins_like_another_s_is_refused(
     two: tuple[Path, list[Federation]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,3 +174,48 @@ def test_a_federation_whose_digest_begins_like_another_s_is_refused(
     assert remember(folder, federations[0], 0) == state
     with pytest.raises(ValueError, match="must be of federation"):
         remember(folder, federations[1], 0)
+
+
+def test_the_operator_s_ledger_counts_sums_that_became_models(
+    engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    fed = initiated(minimum=2) / "fed"
+    beside = Ledger.open(fed / "operator.ledger")
+    engine.failure = ValueError("TooFewUsers")
+    with pytest.raises(ValueError, match="TooFewUsers"):
+        Start(fed).run()
+    assert [r.spent for r in beside.state().records] == [False]
+    engine.failure = None
+    for sums in (1, 2):
+        assert Start(fed).run() == 0
+        records = beside.state().records
+        assert [r.spent for r in records] == [True] * sums
+        latest = max((fed / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        model = latest / "model" / "report.json"
+        assert json.loads(model.read_text())["ledger"]["entry"] == records[-1].id
+    beside.limit(Limit(epsilon=1.0, delta=1e-5))
+    asked = len(engine.operations)
+    with pytest.raises(ValueError, match=r"limit of ledger operator\.ledger must be >="):
+        Start(fed).run()
+    assert len(engine.operations) == asked
+    assert Start(fed, ledger=Path("none")).run() == 0
+
+
+def test_a_user_s_sessions_are_counted_beside_its_rows(
+    engine: Engine, initiated: Callable[..., Path]
+) -> None:
+    home = initiated(users=3, servers=1)
+    user = home / "user0"
+    start = Start(user, invitation=home / "fed" / "invitation", embeddings=user / "embeddings")
+    assert start.run() == 0
+    federation = Federation.load(home / "fed" / "federation.json")
+    told: Any = engine.nodes[-1].desk
+    told._desk._journal.claim(federation.digest, "session0", b"n" * 32)
+    (record,) = Ledger.open(user / "embeddings.ledger").state().records
+    entry = record.entry
+    assert (entry.part, entry.users, entry.noise) == ("train", "", "discrete")
+    assert Total.of([entry], "record").epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)
+    with pytest.raises(ValueError, match="ledger must be left out for computation server 1"):
+        Start(
+            home / "server1", invitation=home / "fed" / "invitation", ledger=Path("x.ledger")
+        ).run()

@@ -82,7 +82,7 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:12])
     assert invitation.federation == federation
     assert invitation.superlink == "127.0.0.1:9092"
-    assert invitation.transform.read_bytes() == (home / "public.safetensors").read_bytes()
+    assert invitation.agreed.read_bytes() == (home / "public.safetensors").read_bytes()
     assert federation.call(1) == "user 1 (hospital-1)"
     assert federation.call(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
     assert federation.call(FIRST_SERVER) == "operator"

@@ -7,53 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from train_distributed.commands.federation import Init, Join, Start, Status, hosting, taking_part
+from tests.train_distributed.flower.folders.engine import Engine
+from train_distributed.commands.federation import Init, Join, Start, Status, hosting
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import BudgetedJournal, read_ledger, remember
-from train_distributed.flower.progress import Log
-from train_distributed.flower.record import settle
-from train_distributed.flower.superlink import Operation
-from train_distributed.flower.supernode import Node
 from train_distributed.flower.transport import causes
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.opening import Opened
-
-
-class Engine:
-    """In place of the network: an operator that opens zeros, a node that is used up at once."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.operations: list[Operation] = []
-        self.nodes: list[Node] = []
-        self.failure: Exception | None = None
-        monkeypatch.setattr(hosting, "operate", self.operate)
-        monkeypatch.setattr(taking_part, "serve", self.serve)
-        monkeypatch.setattr(hosting, "settle", lambda state: settle(state))
-
-    def operate(self, operation: Operation) -> tuple[Opened, Log]:
-        self.operations.append(operation)
-        operation.say("stage: 3 of 3")
-        if self.failure is not None:
-            raise self.failure
-        users = frozenset(operation.federation.users) - {1}
-        log = Log(missing={1: "masked input"}, refused=["user 1: refused: \\x1b"])
-        log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
-        log.unchecked = (1,) * (operation.federation.protocol == "shares-replicated")
-        return Opened(np.zeros(operation.federation.dimension, np.uint64), users), log
-
-    def serve(self, node: Node) -> int:
-        self.nodes.append(node)
-        node.say("connected")
-        return 0
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    return Engine(monkeypatch)
 
 
 def _run(folder: Path) -> Path:
@@ -213,10 +175,10 @@ def test_epsilon_adds_up_over_federations(
     transform = home / "public.safetensors"
     Init(home / "two", files, transform, ("localhost",), num_classes=3, privacy=promise).run()
     start = replace(_party(home, "user0"), invitation=home / "two" / "invitation")
-    words = r"budget must be >= 7, got 2: epsilon 5 was given away in 1 other federation"
+    words = r"budget must be >= 7 at delta 2e-05, got 2: epsilon 5 was given away by 1 other"
     with pytest.raises(ValueError, match=words):
         start.run()
-    with pytest.raises(ValueError, match=r"budget must be >= 7, got 6\.9"):
+    with pytest.raises(ValueError, match=r"budget must be >= 7 at delta 2e-05, got 6\.9"):
         replace(start, budget=6.9).run()
     assert replace(start, budget=7.0).run() == 0
     spent = {entry.digest: (entry.used, entry.spent) for entry in read_ledger(user)}

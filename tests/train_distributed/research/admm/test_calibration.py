@@ -30,18 +30,47 @@ def test_primal_noise():
     assert calibration.primal_noise(0.4, 30, 6.0, 0.1) == pytest.approx(0.1)  # .1 · 30 · .4 / 12
 
 
+def largest_dual_loss(settings, alpha, rows, neighbours, *, doubled=False):
+    """The largest |privacy loss| found over pairs and outputs of one dual-perturbed step.
+
+    `doubled` uses the listing's ζ = α̂ instead of α̂/2: half the noise, which must be caught.
+    """
+    curvature = settings.rho + 2 * settings.eta * neighbours
+    zeta, phi = calibration.dual_noise(alpha, rows, settings.loss_weight, curvature)
+    worst = 0.0
+    for angle in (math.pi, math.pi - 1e-3, 3.1, 3.0, 2.5, 2.0, math.pi / 2, 0.1):
+        pair = audit.worst_pair(rows, angle)
+        turn = torch.linspace(-math.pi, math.pi, 61, dtype=torch.float64)
+        reach = torch.logspace(-2, 6, 25, dtype=torch.float64)
+        outputs = (reach[:, None, None] * torch.stack([turn.cos(), turn.sin()], -1)).flatten(0, 1)
+        # Whatever the dual variable is, some linear term puts the noise across the difference.
+        for aim in (-1.0, 0.0, 1.0):
+            centre = -(curvature + phi) * outputs
+            side = torch.tensor([aim, 0.0], dtype=torch.float64) * 1e3 * settings.loss_weight / rows
+            losses = audit.dual_loss(
+                pair,
+                outputs,
+                centre + side,
+                loss_weight=settings.loss_weight,
+                quadratic=curvature + phi,
+                zeta=2 * zeta if doubled else zeta,
+            )
+            worst = max(worst, float(losses.abs().max()))
+    return worst
+
+
 @pytest.mark.parametrize("rows", [1, 3, 30])
 @pytest.mark.parametrize(("rho", "eta"), [(0.05, 0.1), (0.003, 0.01)])
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 3.0])
 def test_no_pair_and_output_of_a_dual_step_loses_more_than_alpha(rows, rho, eta, alpha):
     run = admm.AdmmSettings(method="dvp", iterations=1, rho=rho, eta=eta, alpha=alpha)
-    assert audit.largest_dual_loss(run, alpha, rows, 2) <= alpha
+    assert largest_dual_loss(run, alpha, rows, 2) <= alpha
 
 
 def test_the_listing_with_twice_the_rate_is_caught():
     run = admm.AdmmSettings(method="dvp", iterations=1, rho=0.05, eta=0.1, alpha=1.0)
-    assert audit.largest_dual_loss(run, 1.0, 10, 2) > 0.85  # the search is strong enough
-    assert audit.largest_dual_loss(run, 1.0, 10, 2, doubled=True) > 1.7
+    assert largest_dual_loss(run, 1.0, 10, 2) > 0.85  # the search is strong enough
+    assert largest_dual_loss(run, 1.0, 10, 2, doubled=True) > 1.7
 
 
 def losses(run, *, noise_scale=1.0, seed=0):

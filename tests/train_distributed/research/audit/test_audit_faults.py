@@ -6,7 +6,6 @@ is to keep it is broken. Noise is drawn afresh, so trials are as many as it take
 to lie five standard deviations beyond the promise.
 """
 
-import importlib
 import math
 import secrets
 from collections.abc import Callable
@@ -22,9 +21,11 @@ from heads import project_ball, sgd
 from train_distributed import Privacy
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.privacy import guarantee
 from train_distributed.research.audit import Target, WorstCase, attack
+from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
 
 PROMISE = Privacy(8.0, 1e-6)
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -32,7 +33,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 class Fault(NamedTuple):
     plant: Plant
-    target: Target
+    target: Target | EvaluationTarget
     trials: int
 
 
@@ -83,7 +84,7 @@ def same_seed_twice(patch: pytest.MonkeyPatch) -> None:
     releases = iter(range(10**9))
     first = secrets.randbits(40)
     patch.setattr(
-        importlib.import_module("train_distributed.one_shot.release"),
+        summation,
         "system_generator",
         lambda: torch.Generator().manual_seed(first + next(releases) // 2),
     )
@@ -99,6 +100,10 @@ def share_of_the_survivors(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evaluation, "record_reach", lambda self, sizes: math.sqrt(2))
+
+
 def federation(users: int = 1, rows: int = 2, classes: int = 2, **more) -> WorstCase:
     return WorstCase(users, rows, more.pop("features", 1), classes, PROMISE, **more)
 
@@ -109,6 +114,7 @@ PROJECTED = Target(
     "float",
     {"l2_reg": 20.0, "radius": 0.04},
 )
+ANSWERS = AnswersCase(1, 2, 1, 2, PROMISE)
 SHORT_BATCH = {"solver": "sgd", "epochs": 1, "batch_size": 8, "l2_reg": 20.0}
 FAULTS = {
     "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 500),
@@ -129,8 +135,17 @@ FAULTS = {
         Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
         400,
     ),
+    "half the noise in an evaluation": Fault(
+        half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
+    ),
+    "an evaluation charged for its matrix alone": Fault(
+        matrix_charged_alone, EvaluationTarget(ANSWERS, "float"), 600
+    ),
 }
 LONG_FAULTS = {
+    "half the noise in an evaluation, discrete": Fault(
+        half_the_noise, EvaluationTarget(ANSWERS, "discrete"), 500
+    ),
     "projection after the noise": Fault(projection_after_the_noise, PROJECTED, 600),
     "half the noise, discrete": Fault(
         half_the_noise, Target("class-sums", federation(), "discrete"), 500

@@ -1,7 +1,6 @@
 """Faults that a run does not show: each of these tests fails when its line is broken."""
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from embed import EmbeddingSet
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
-from train_distributed import Privacy, accounting, release
+from train_distributed import Privacy, accounting
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
@@ -18,7 +17,7 @@ from train_distributed.research import charter
 from train_distributed.research.admm import calibration as admm_privacy
 from train_distributed.research.admm import solver
 from train_distributed.research.admm.nodes import Nodes
-from train_distributed.research.baselines import dp_fl, multi_round
+from train_distributed.research.baselines import dp_fl
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
 from train_distributed.research.baselines.learn import learn
 from train_distributed.research.charter import learner
@@ -68,7 +67,7 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
     )
     users = split(torch.arange(300) % 3, 10)
     promise = Privacy(2.0, 1e-5, honest_fraction=fraction)
-    report = multi_round.learn(
+    report = learn(
         labelled(300, 3),
         "charter-sum",
         promise,
@@ -124,28 +123,6 @@ def test_rows_on_a_grid_are_never_longer_than_before():
         assert bool((rounded.abs() <= x.double().abs()).all())
         assert bool((rounded / grid == (rounded / grid).round()).all())
         assert bool((rounded.norm(dim=2) <= x.double().norm(dim=2)).all())
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Two users of two rows each that no transform has clipped."""
-
-    rows: torch.Tensor  # (2, 2, 3)
-    sizes: torch.Tensor = field(default_factory=lambda: torch.tensor([2, 2]))
-    dim: int = 3
-
-    def chunks(self):
-        yield Chunk(torch.arange(2), self.rows, torch.zeros(2, 2, dtype=torch.int64), self.sizes)
-
-
-@pytest.mark.parametrize("method", ["class-sums", "least-squares"])
-def test_rows_that_stream_in_are_checked_before_discrete_noise_too(method):
-    rows = torch.tensor([1.0, 0.6, 0.7]).expand(2, 2, 3).clone()
-    promise = Privacy(5.0, 1e-5, 1.0)
-    release(Stream(rows), method, promise, num_classes=2)
-    rows[1, 0] = torch.tensor([1.0, 8.0, 0.0])
-    with pytest.raises(ValueError, match=r"clip_norm|norm"):
-        release(Stream(rows), method, promise, num_classes=2)
 
 
 def test_dp_fl_trains_in_float64_and_charges_its_rounding(monkeypatch):

@@ -14,6 +14,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm
 from train_distributed.research.audit.multi_round import audit
 from train_distributed.research.baselines import multi_round
+from train_distributed.research.baselines.learn import learn
 from train_distributed.research.charter import OneVsRestLogistic
 from train_distributed.research.charter.learner import excess_risk
 from train_distributed.research.rows import as_columns
@@ -42,9 +43,7 @@ def generator(seed=0):
 def test_every_method_reports_its_privacy_and_its_bits(method, classes):
     options: dict[str, Any] = {"cut_rounds": 8} if "charter" in method else {"iterations": 3}
     private = Privacy(50.0, 1e-5)
-    released = multi_round.learn(
-        clusters(classes), method, private, generator=generator(), **options
-    )
+    released = learn(clusters(classes), method, private, generator=generator(), **options)
     report = released.report
     assert released.weights.shape == (6, classes)
     assert report["epsilon_per_iteration"] < report["epsilon_composed"] * (1 + 1e-9)
@@ -72,7 +71,7 @@ def test_without_noise_they_learn_and_say_not_private(method):
     if method == "admm-dual":
         options = {"rho": 1e-3, "iterations": 20}
     promise = Privacy(math.inf, 1e-5)
-    released = multi_round.learn(clusters(3), method, promise, generator=generator(), **options)
+    released = learn(clusters(3), method, promise, generator=generator(), **options)
     assert released.report["test_accuracy"] > 0.95
     assert released.report["epsilon"] == "not private"
     assert "epsilon_composed" not in released.report
@@ -81,7 +80,7 @@ def test_without_noise_they_learn_and_say_not_private(method):
 
 
 def test_a_run_from_the_system_is_discrete_and_hides_what_depends_on_rows():
-    released = multi_round.learn(clusters(2), "charter-sum", Privacy(5.0, 1e-5), cut_rounds=3)
+    released = learn(clusters(2), "charter-sum", Privacy(5.0, 1e-5), cut_rounds=3)
     assert released.report["noise"] == "discrete"
     assert released.report["suitable_for_release"] is True
     assert "simulation_only" not in released.report
@@ -134,7 +133,8 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path, method):
     assert code == 0, error
     assert "epsilon_per_iteration" in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["model.safetensors", "privacy.png", "report.json"]
+    files = ["confusion.png", "model.safetensors", "privacy.png", "report.json"]
+    assert written == files
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["method"] == method
     assert report["configuration"]["method"] == method

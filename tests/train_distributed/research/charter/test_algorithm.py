@@ -8,6 +8,7 @@ import torch
 
 from train_distributed.privacy.integer_gaussian import IntegerRelease
 from train_distributed.research import charter
+from train_distributed.research.charter import encoding
 from train_distributed.research.charter.client import Client
 from train_distributed.research.charter.encoding import Encoder
 from train_distributed.research.charter.plan import CharterPlan
@@ -169,23 +170,19 @@ def test_without_noise_it_finds_the_mean(summed):
         generator=generator(),
     )
     assert (result.points[0] - mean).norm() < 0.08  # it starts at a distance of .37
-    assert result.report["privacy"] == "not private"
 
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_with_noise_it_reports_what_it_sent(summed):
     mean = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     plan = plan_of(21, honest=2 if summed else None)
-    progress = []
     report = charter.run(
         points_around(mean, 4, 600),
         charter.Distance(3),
         plan,
         half_width=1.0,
         generator=generator(),
-        progress=progress.append,
     ).report
-    assert progress == list(range(1, 22))
     if summed:
         assert report["payload_bits_per_user"] == 64 * (21 * 3 + 21)
     else:
@@ -193,19 +190,15 @@ def test_with_noise_it_reports_what_it_sent(summed):
         assert plan.payload_bits == 21 * 3 * plan.gradient_bits + 21 * plan.loss_bits
     assert report["framing_bits_per_user"] < 22 * (64 + 8)
     assert report["rounds"] == 22
-    assert report["epsilon_composed"] == 1.0
 
 
-def test_a_release_draws_from_the_system():
-    mean = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    report = charter.run(
-        points_around(mean, 4, 600),
-        charter.Distance(3),
-        plan_of(4, honest=2),
-        half_width=1.0,
-    ).report
-    assert report["noise"] == "discrete"
-    assert report["unsuitable_for_release"] is None
+def test_a_release_draws_from_the_system(monkeypatch):
+    mean, drawn = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64), []
+    right = encoding.discrete_gaussian
+    monkeypatch.setattr(encoding, "discrete_gaussian", lambda *of: drawn.append(of) or right(*of))
+    plan = plan_of(4, honest=2)
+    charter.run(points_around(mean, 4, 600), charter.Distance(3), plan, half_width=1.0)
+    assert len(drawn) == 4 * (4 + 1)  # clients x (cuts and verification)
 
 
 def test_secure_sum_has_the_noise_of_the_honest_and_the_exact_total():

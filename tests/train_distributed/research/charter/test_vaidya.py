@@ -5,6 +5,7 @@ import pytest
 import scipy.optimize
 
 from train_distributed.research.charter import vaidya
+from train_distributed.research.experiments.charter_rates.cuts import max_affine
 
 
 def logistic_problem(dimension, seed):
@@ -49,22 +50,6 @@ def test_reaches_scipys_optimum(dimension, seed):
 @pytest.mark.parametrize(("dimension", "seed"), [(20, 15), (27, 16), (35, 17), (42, 18), (50, 19)])
 def test_reaches_scipys_optimum_in_many_dimensions(dimension, seed):
     check(dimension, seed)
-
-
-def max_affine(dimension, seed):
-    """max_i a_i·(x - x*), least (0) at x* since the a_i have mean 0."""
-    draw = np.random.default_rng(seed)
-    slopes = draw.normal(size=(3 * dimension, dimension))
-    slopes -= slopes.mean(0)
-    centre = draw.uniform(-0.5, 0.5, size=dimension)
-
-    def value(x):
-        return (slopes @ (x - centre)).max()
-
-    def gradient(x):
-        return slopes[np.argmax(slopes @ (x - centre))]
-
-    return value, gradient, centre
 
 
 def cuts_for(dimension, target, seed=0):

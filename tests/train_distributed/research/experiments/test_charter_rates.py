@@ -64,7 +64,7 @@ def test_cut_fit_reads_decades_and_dimensions():
 
 
 def test_max_affine_has_least_value_zero():
-    value, gradient = cuts.max_affine(4, seed=3)
+    value, gradient, _ = cuts.max_affine(4, seed=3)
     draw = np.random.default_rng(0)
     for _ in range(50):
         x, other = draw.normal(size=(2, 4))

@@ -1,7 +1,7 @@
 """All learners side by side on small clusters."""
 
-import csv
-import math
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +9,13 @@ import torch
 
 from embed import EmbeddingSet
 from train_distributed import partition
+from train_distributed.commands.sweep import Sweep
 from train_distributed.research.admm import calibration
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments import rivals
+from train_distributed.research.experiments.conditions import Conditions
+
+META = {"class_names": ["a", "b", "c"]}
 
 
 def clusters(rows, seed, *, test=0):
@@ -21,43 +25,43 @@ def clusters(rows, seed, *, test=0):
     centres = 4 * np.random.default_rng(99).normal(size=(3, 8))
     x = (centres[labels] + draw.normal(size=(rows, 8))).astype(np.float32)
     split = (np.arange(rows) >= rows - test).astype(np.uint8)
-    return EmbeddingSet(embeddings=x, labels=labels, split=split)
+    return EmbeddingSet(embeddings=x, labels=labels, split=split, meta=META)
 
 
 @pytest.fixture
-def comparison(tmp_path):
+def sweep(tmp_path):
     clusters(2600, 0, test=200).save(tmp_path / "private")
     clusters(500, 1).save(tmp_path / "public")
-    return rivals.Comparison(
-        embeddings=tmp_path / "private",
-        public=tmp_path / "public",
-        output=tmp_path / "out",
-        components=(4,),
-        users=(8,),
-        epsilon=10.0,
-        seeds=2,
-    )
+    conditions = Conditions(components=(4,), users=(8,), epsilons=(10.0,), seeds=2)
+    paths = tmp_path / "private", tmp_path / "public"
+    return Sweep("rivals", *paths, conditions, out=tmp_path / "out")
 
 
-def test_every_learner_appears_with_its_cost(comparison, capsys):
-    comparison.run()
-    assert (comparison.output / "table.txt").read_text() == capsys.readouterr().out
-    with (comparison.output / "table.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["learner"] for row in rows} == set(rivals.RIVALS)
-    assert len(rows) == 2 * len(rivals.RIVALS)
-    accuracy = {row["learner"]: float(row["accuracy"]) for row in rows}
-    spent = {row["learner"]: float(row["epsilon"]) for row in rows}
-    for name in ("class-sums", "ADMM, no noise", "Charter, no noise"):
-        assert accuracy[name] > 0.9
-    for name, epsilon in spent.items():
-        if "no noise" in name:
-            assert math.isinf(epsilon)
-        else:
-            assert 9.9 < epsilon <= 10
-    assert "/" not in (comparison.output / "report.json").read_text().split('"command"')[0]
+def test_every_learner_appears_with_its_cost(sweep, capsys):
+    sweep.run()
+    text = (sweep.out / "table.txt").read_text()
+    assert text in capsys.readouterr().out
+    rows = json.loads((sweep.out / "results.json").read_text())["cells"]
+    assert [row["learner"] for row in rows] == 2 * list(rivals.LEARNERS)
+    assert [line[15:41].strip() for line in text.splitlines()[1:]] == list(rivals.LEARNERS)
+    for row in rows:
+        name, spent = row["learner"], row["epsilon"]
+        if name in ("class-sums", *rivals.WITHOUT_NOISE):
+            assert row["accuracy"] > 0.9
+        assert spent is None if name in rivals.WITHOUT_NOISE else 9.9 < spent <= 10
     with pytest.raises(FileExistsError, match="must not exist"):
-        comparison.run()
+        sweep.run()
+
+
+def test_a_learner_that_refuses_is_told_with_its_reason(sweep):
+    scarce = replace(sweep.conditions, users=(1200,), seeds=1)  # two rows each: no cut at all
+    replace(sweep, conditions=scarce).run()
+    *_, last = (sweep.out / "table.txt").read_text().splitlines()
+    assert last.startswith("4 features, 1200 users, Charter, secure sum: not possible, rounds must")
+    rows = json.loads((sweep.out / "results.json").read_text())["cells"]
+    assert {row["learner"] for row in rows if "accuracy" not in row} == {
+        name for name in rivals.LEARNERS if "Charter" in name
+    }
 
 
 def test_alpha_spends_the_whole_budget():
@@ -70,15 +74,9 @@ def test_charter_makes_no_more_cuts_than_its_smallest_client_has_rows_for():
     x, y = torch.ones(40, 20, dtype=torch.float64), torch.arange(40) % 2
     held = multi_round.Rows(x, y, partition.split(y, 4), 2, 5.0)  # ten rows each
     wanted = multi_round.CharterOptions(rounds_per_feature=0.5)
-    assert rivals._affordable(wanted, held) == multi_round.CharterOptions(cut_rounds=3)
-    few = rivals._affordable(multi_round.CharterOptions(cut_rounds=2), held)
+    assert rivals.affordable(wanted, held) == multi_round.CharterOptions(cut_rounds=3)
+    few = rivals.affordable(multi_round.CharterOptions(cut_rounds=2), held)
     assert isinstance(few, multi_round.CharterOptions)
     assert few.cut_rounds == 2
     other = multi_round.AdmmOptions()
-    assert rivals._affordable(other, held) is other
-
-
-def test_a_missing_set_is_named(tmp_path):
-    missing = rivals.Comparison(embeddings=tmp_path / "nowhere", public=tmp_path)
-    with pytest.raises(ValueError, match="embeddings must be an existing directory"):
-        missing.run()
+    assert rivals.affordable(other, held) is other

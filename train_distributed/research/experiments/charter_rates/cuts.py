@@ -12,7 +12,7 @@ def count_cuts() -> list[dict[str, Any]]:
     """Cuts until max_i a_i·(x - x*) is below 10^-n, for d = 2 … 50 and n = 1 … 6."""
     found = []
     for dimension in (2, 5, 10, 20, 30, 50):
-        value, gradient = max_affine(dimension, seed=dimension)
+        value, gradient, _ = max_affine(dimension, seed=dimension)
         _, history = vaidya.minimise(
             gradient,
             value,
@@ -32,8 +32,10 @@ def count_cuts() -> list[dict[str, Any]]:
 
 def max_affine(
     dimension: int, seed: int
-) -> tuple[Callable[[vaidya.Vector], float], Callable[[vaidya.Vector], vaidya.Vector]]:
-    """A piecewise linear function with least value 0, and a subgradient of it."""
+) -> tuple[
+    Callable[[vaidya.Vector], float], Callable[[vaidya.Vector], vaidya.Vector], vaidya.Vector
+]:
+    """max_i a_i·(x - x*), whose least value is 0 as the a_i have mean 0; a subgradient; x*."""
     draw = np.random.default_rng(seed)
     slopes = draw.normal(size=(3 * dimension, dimension))
     slopes -= slopes.mean(0)
@@ -41,6 +43,7 @@ def max_affine(
     return (
         lambda x: float((slopes @ (x - centre)).max()),
         lambda x: slopes[np.argmax(slopes @ (x - centre))],
+        centre,
     )
 
 

@@ -1,0 +1,118 @@
+"""How embeddings were made: which encoder, which weights, which preprocessing.
+
+Rows of two encoders have nothing in common but, by chance, their length, and a model of such a
+mixture is wrong in silence. So every embedding set says what made it, every transform what it was
+fitted on, and where two of them meet they are compared.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.preprocess import Preprocess
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """What made embeddings out of pictures."""
+
+    encoder: str  # as given to `embed run --encoder`: timm:NAME, a checkpoint's path, ...
+    encoder_hash: str  # `pretrain.encoder.encoder_hash`: equal for equal networks
+    weights: str  # shipped, package, hub, random, file NAME, or unknown for sets of older versions
+    preprocess: Preprocess  # from stored pixels to the network's input
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> "Encoding | None":
+        """What the `meta.json` of an embedding set says.
+
+        Returns:
+            None for rows of unknown origin: arrays of somebody else, an imported reference, or rows
+            that a transform has changed since.
+
+        Raises:
+            ValueError: a field that is there and unreadable.
+        """
+        needed = ("encoder", "encoder_hash", "preprocess")
+        if "transform" in meta or any(meta.get(name) is None for name in needed):
+            return None
+        return cls.from_json({name: meta[name] for name in (*needed, "weights") if name in meta})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain fields for JSON, named as in `meta.json`."""
+        return {
+            "encoder": self.encoder,
+            "encoder_hash": self.encoder_hash,
+            "weights": self.weights,
+            "preprocess": self.preprocess.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> "Encoding":
+        """Reads what `to_json` gave.
+
+        Raises:
+            ValueError: a field is missing, unknown or of another type.
+        """
+        needed = {"encoder", "encoder_hash", "preprocess"}
+        if not isinstance(fields, dict) or not needed <= fields.keys() <= needed | {"weights"}:
+            raise ValueError(f"encoding must have fields {sorted(needed)}, got {fields!r:.200}")
+        words = {name: fields.get(name, UNKNOWN) for name in ("encoder", "encoder_hash", "weights")}
+        for name, value in words.items():
+            if not isinstance(value, str):
+                raise ValueError(f"{name} of an encoding must be text, got {value!r:.200}")
+        return cls(**words, preprocess=Preprocess.from_json(fields["preprocess"]))
+
+    def metadata(self) -> dict[str, str]:
+        """For the metadata of a safetensors file, which holds text only."""
+        return {"encoding": json.dumps(self.to_json())}
+
+    @classmethod
+    def in_metadata(cls, metadata: Mapping[str, str], path: Path) -> "Encoding | None":
+        """Reads what `metadata` gave from the file `path`; None of a file without.
+
+        Raises:
+            ValueError: unreadable; names the file.
+        """
+        if "encoding" not in metadata:
+            return None
+        try:
+            return cls.from_json(json.loads(metadata["encoding"]))
+        except ValueError as error:
+            raise ValueError(f"{path}: encoding must be readable, got: {error}") from error
+
+    def __str__(self) -> str:
+        """In a few words, for an error message."""
+        said = "" if self.weights == UNKNOWN else f", weights {self.weights}"
+        return f"{self.encoder} ({self.encoder_hash[:12]}{said}; {self.preprocess})"
+
+
+def refuse_other(
+    a: Encoding | None, b: Encoding | None, names: tuple[str, str] = ("public", "embeddings")
+) -> None:
+    """Checks that two sets of rows come from one encoder by way of one preprocessing.
+
+    What says nothing of its origin is not compared. Names are not either: a checkpoint may lie
+    elsewhere for somebody else.
+
+    Args:
+        a: of the one.
+        b: of the other.
+        names: what to call them in the message.
+
+    Raises:
+        ValueError: both are known and differ; names both.
+    """
+    if a is None or b is None:
+        return
+    if a.encoder_hash != b.encoder_hash:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must be embedded by one encoder, got {a} and {b}"
+        )
+    if a.preprocess != b.preprocess:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must be embedded with one preprocessing, got {a} and {b}"
+        )

@@ -1,0 +1,194 @@
+"""An extraction that is not finished: rows written in place, and which shards are done."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embed.store import (
+    EmbeddingSet,
+    hash_rows,
+    read_blocks,
+    write_companions,
+    write_header,
+    write_rows,
+)
+from pretrain.cli.output import new_file
+from pretrain.datasets import ImageSet
+
+
+class Partial:
+    """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, `lock`.
+
+    A finished shard has a file in `finished/`, which holds the images of it that were skipped.
+    """
+
+    def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
+        self.out, self.meta, self.images, self.dim = out, meta, images, dim
+        self.partial = out.with_name(out.name + ".partial")
+        self.rows, self.dtype = self.partial / "set" / "embeddings.npy", np.dtype(meta["dtype"])
+        self.finished = self.partial / "finished"
+        self.shards = -(-len(images) // meta["shard_rows"])
+
+    def open(self, share: tuple[int, int], *, skip: bool) -> list[int]:
+        """Creates the directory, or checks that the existing one is of this extraction.
+
+        Args:
+            share: this process is i of n.
+            skip: images may be skipped, in earlier calls as well.
+
+        Returns:
+            The shards of this process that are not finished.
+
+        Raises:
+            ValueError: it is of another extraction.
+            OSError: no room.
+        """
+        self.partial.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._prepare()
+        if (skipped := len(self._unreadable())) and not skip:
+            raise ValueError(
+                f"{self.partial} must be removed, or --skip-unreadable passed, where {skipped} "
+                "unreadable images were skipped before"
+            )
+        index, count = share
+        return [s for s in range(index, self.shards, count) if not self._marker(s).exists()]
+
+    def span(self, shard: int) -> tuple[int, int]:
+        """First row of a shard, and the one after its last."""
+        size = self.meta["shard_rows"]
+        return shard * size, min(len(self.images), (shard + 1) * size)
+
+    def write(self, shard: int, block: np.ndarray, unreadable: dict[int, str]) -> None:
+        """Writes a shard's rows and then, on disk for certain, that they are there.
+
+        Args:
+            shard: its number.
+            block: (b, p).
+            unreadable: its rows that were skipped, and why.
+        """
+        with self.rows.open("r+b") as file:
+            header = os.fstat(file.fileno()).st_size - len(self.images) * block[0].nbytes
+            file.seek(header + self.span(shard)[0] * block[0].nbytes)
+            file.write(np.ascontiguousarray(block).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        with new_file(self._marker(shard)) as partial:
+            partial.write_text(json.dumps(list(unreadable.items())) if unreadable else "")
+
+    def finish(self) -> EmbeddingSet | None:
+        """Renames the set once every shard is there; the last process of all does it."""
+        with self._locked():
+            if self.rows.exists():
+                if not all(self._marker(s).exists() for s in range(self.shards)):
+                    return None
+                whole = self._readable(self._unreadable())
+                if self.out.exists():  # --overwrite: the old set stays until the new one is whole
+                    self.out.rename(self.partial / "replaced")
+                whole.rename(self.out)
+            shutil.rmtree(self.partial, ignore_errors=True)
+        return EmbeddingSet.open(self.out)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.partial / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _marker(self, shard: int) -> Path:
+        return self.finished / f"{shard:06d}"
+
+    def _unreadable(self) -> dict[int, str]:
+        """Rows that were skipped so far, ascending, and why."""
+        marks = [mark.read_text() for mark in sorted(self.finished.glob("[0-9]*"))]
+        return dict(sorted((row, why) for mark in marks if mark for row, why in json.loads(mark)))
+
+    def _prepare(self) -> None:
+        plan = self.partial / "meta.json"
+        if plan.exists():
+            found = json.loads(plan.read_text())
+            if differing := changed(found, self.meta):
+                raise ValueError(
+                    f"{self.partial} must be of the same extraction (or be removed), "
+                    f"got another {', '.join(differing)}"
+                )
+            return
+        for directory in (self.rows.parent, self.finished):
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+        try:
+            write_companions(
+                self.rows.parent,
+                labels=self.images.labels,
+                users=self.images.users,
+                split=self.images.split,
+                names=self.images.names,
+                meta=self.meta,
+            )
+            with self.rows.open("wb") as file:
+                write_header(file, (len(self.images), self.dim), self.dtype)
+                row = self.dim * self.dtype.itemsize
+                os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
+        except OSError as error:
+            shutil.rmtree(self.partial)
+            needed = len(self.images) * self.dim * self.dtype.itemsize
+            reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
+            raise OSError(error.errno, reason) from error
+        with new_file(plan) as partial:
+            partial.write_text(json.dumps(self.meta))
+
+    def _readable(self, unreadable: dict[int, str]) -> Path:
+        """The directory of the finished set: all rows, or a copy without those skipped."""
+        if not unreadable:
+            self._describe(self.rows.parent, {})
+            return self.rows.parent
+        kept = np.ones(len(self.images), bool)
+        kept[list(unreadable)] = False
+        copy, count = self.partial / "readable", int(kept.sum())
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        write_rows(copy / "embeddings.npy", self._kept(kept), (count, self.dim))
+        write_companions(
+            copy,
+            labels=self.images.labels[kept],
+            users=None if self.images.users is None else self.images.users[kept],
+            split=self.images.split[kept],
+            names=None if self.images.names is None else self.images.names[kept],
+            meta=self.meta,
+        )
+        lines = (f"{self.images.image_name(row)}\t{why}\n" for row, why in unreadable.items())
+        (copy / "unreadable.txt").write_text("".join(lines), errors="surrogateescape")
+        self._describe(copy, {"rows": count, "unreadable": len(unreadable)})
+        return copy
+
+    def _kept(self, kept: np.ndarray) -> Iterator[np.ndarray]:
+        start = 0
+        for block in read_blocks(self.rows):
+            yield block[kept[start : start + len(block)]]
+            start += len(block)
+
+    def _describe(self, directory: Path, found: dict[str, Any]) -> None:
+        content = {"content_hash": hash_rows(read_blocks(directory / "embeddings.npy"))}
+        with new_file(directory / "meta.json") as partial:
+            meta = self.meta | found | content
+            partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+
+
+def changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
+    """The fields in which two descriptions differ."""
+    return sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
+
+
+def as_planned(meta: dict[str, Any], *, skip: bool) -> dict[str, Any]:
+    """What a finished set's description was before its rows were computed."""
+    found = {key: value for key, value in meta.items() if key != "content_hash"}
+    if skip and "unreadable" in found:
+        found["rows"] += found.pop("unreadable")
+    return found

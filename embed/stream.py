@@ -1,0 +1,120 @@
+"""Images to embeddings in bounded memory: decoded ahead by threads, batch by batch, in order."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pretrain.datasets import ImageSet
+from pretrain.intake.decode import UnreadableImage
+
+AHEAD = 3  # batches decoded while one is computed
+Span = tuple[int, int]  # rows [start, stop) of one batch
+Decoded = tuple[np.ndarray, dict[int, str]]  # (b, 3, h, w) uint8, and the rows that are none
+
+
+def spans(start: int, stop: int, size: int) -> list[Span]:
+    """Rows start..stop-1 in batches of at most `size`."""
+    return [(first, min(stop, first + size)) for first in range(start, stop, size)]
+
+
+def embedded(
+    images: ImageSet,
+    batches: Iterable[Span],
+    forward: Callable[[Tensor], Tensor],
+    *,
+    shape: tuple[int, ...] | None = None,
+    dtype: np.dtype | None = None,
+    skipped: dict[int, str] | None = None,
+) -> Iterator[tuple[Span, np.ndarray]]:
+    """Every batch with the (b, p) embeddings of its images, in order.
+
+    Args:
+        images: where pictures come from.
+        batches: which rows go through the network together.
+        forward: (b, 3, h, w) uint8 to (b, p) float32.
+        shape: (3, h, w) that all images must have; None: that of the first batch.
+        dtype: of the embeddings; None: float32.
+        skipped: is told the rows of unreadable images and why, and those rows are zeros; None: one
+            unreadable image ends it all. Needs a shape.
+
+    Raises:
+        ValueError: an image that cannot be read or is of another shape, or an embedding that is
+            not finite in `dtype`.
+    """
+    dtype = np.dtype(np.float32) if dtype is None else dtype
+    skipping = None if skipped is None else shape
+    for (start, stop), (pixels, unreadable) in decoded_ahead(images, batches, skipping):
+        shape = pixels.shape[1:] if shape is None else shape
+        _check_shape(images, pixels, shape, start, stop)
+        with np.errstate(over="ignore"):  # reported below, with its row
+            rows = forward(torch.from_numpy(pixels)).numpy().astype(dtype)
+        if skipped is not None:
+            rows[[row - start for row in unreadable]] = 0
+            skipped |= unreadable
+        bad = ~np.isfinite(rows).all(1)
+        if bad.any():
+            row = start + int(bad.argmax())
+            raise ValueError(
+                f"embeddings must be finite in {dtype}, got others in row {row}, "
+                f"{images.place(row)}"
+            )
+        yield (start, stop), rows
+
+
+def decoded_ahead(
+    images: ImageSet, batches: Iterable[Span], skipping: tuple[int, ...] | None = None
+) -> Iterator[tuple[Span, Decoded]]:
+    """Each batch with its pixels, in order, decoded by threads while earlier ones are used.
+
+    Args:
+        images: where pictures come from.
+        batches: which rows.
+        skipping: (3, h, w) of the black that is in the place of an unreadable image; None: it is an
+            error.
+    """
+    waiting: deque[tuple[Span, Future[Decoded]]] = deque()
+    with ThreadPoolExecutor(AHEAD, "decode") as pool:
+        try:
+            for span in batches:
+                waiting.append((span, pool.submit(_decoded, images, span, skipping)))
+                if len(waiting) > AHEAD:
+                    ready, future = waiting.popleft()
+                    yield ready, future.result()
+            while waiting:
+                ready, future = waiting.popleft()
+                yield ready, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _decoded(images: ImageSet, span: Span, skipping: tuple[int, ...] | None) -> Decoded:
+    try:
+        return images.images(slice(*span)), {}
+    except UnreadableImage:
+        if skipping is None:
+            raise
+    start, stop = span
+    pixels, unreadable = np.zeros((stop - start, *skipping), np.uint8), {}
+    for row in range(start, stop):
+        try:
+            image = images.images(slice(row, row + 1))
+        except UnreadableImage as error:
+            unreadable[row] = " ".join(str(error).split())
+            continue
+        _check_shape(images, image, skipping, row, row + 1)
+        pixels[row - start] = image[0]
+    return pixels, unreadable
+
+
+def _check_shape(
+    images: ImageSet, pixels: np.ndarray, shape: tuple[int, ...], start: int, stop: int
+) -> None:
+    if pixels.shape[1:] != shape:
+        raise ValueError(
+            f"{images.name}: all images must have shape {shape} (or pass --resize), "
+            f"got {pixels.shape[1:]} in rows {start} to {stop - 1}, {images.place(start)}"
+        )

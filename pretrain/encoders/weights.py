@@ -1,0 +1,64 @@
+"""Weights from files, checked tensor by tensor."""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+CLASSIFIERS = {"classifier", "fc", "_fc", "head"}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads a flat state dict from safetensors or a `torch.save` file, weights only.
+
+    Raises:
+        ValueError: missing, damaged, or not a mapping of names to tensors.
+    """
+    if not path.is_file():
+        raise ValueError(f"weights must be an existing file, got {path}")
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file fails in the zip, the unpickler or safetensors
+        raise ValueError(f"{path} must be readable weights, got: {error}") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise ValueError(f"{path} must be a state dict of tensors, got {type(state).__name__}")
+    return state
+
+
+def load_weights(module: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
+    """Loads `tensors` into `module`, each name and shape checked, floats converted to its dtype.
+
+    Raises:
+        ValueError: naming `where`, the first tensor that does not fit and why.
+    """
+    own = module.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        if name not in tensors:
+            raise ValueError(f"{where} must hold {name}, got {len(tensors)} other tensors")
+        if name not in own:
+            raise ValueError(f"{where} must fit {type(module).__name__}, got unknown {name}")
+        if own[name].shape != tensors[name].shape:
+            shapes = f"{tuple(own[name].shape)}, got {tuple(tensors[name].shape)}"
+            raise ValueError(f"{where}: {name} must have shape {shapes}")
+        if not torch.isfinite(tensors[name]).all():
+            raise ValueError(f"{where}: {name} must be finite, got NaN or infinite weights")
+    module.load_state_dict({name: tensors[name].to(own[name].dtype) for name in own})
+
+
+def features(path: Path) -> dict[str, Tensor]:
+    """All tensors but the classifier's."""
+    tensors = read_tensors(path)
+    return {n: t for n, t in tensors.items() if n.split(".")[0] not in CLASSIFIERS}
+
+
+def renamed_by_order(model: nn.Module, kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names of another library, same tensors in the same order."""
+    own = model.state_dict()
+    if kept.keys() == own.keys() or len(kept) != len(own):
+        return kept
+    return dict(zip(own, kept.values(), strict=True))

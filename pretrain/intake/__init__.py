@@ -1,0 +1,1 @@
+"""Images in the formats that people have: tables, folders, Parquet, Hugging Face, WebDataset."""

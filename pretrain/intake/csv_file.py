@@ -1,0 +1,78 @@
+"""`csv:FILE`: a row per picture, which is a file of its own; columns by their names."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretrain.datasets import ImageSet
+from pretrain.intake.files import file_reader
+from pretrain.intake.reading import Reading
+from pretrain.intake.table import Table, choose_column
+from pretrain.names import decode_name
+
+DELIMITERS = ",;\t"
+PATH_COLUMNS = ("path", "image", "file", "file_name", "filename")
+
+
+def open_csv(path: Path, reading: Reading) -> ImageSet:
+    """Opens a table whose first row names the columns; paths are relative to its folder.
+
+    Commas, semicolons or tabs divide the columns: what occurs most often in the first row.
+
+    Raises:
+        ValueError: naming file and row where the table is damaged, or the column that is missing.
+    """
+    table = Table(str(path))
+    rows = _rows(path)
+    header = next(rows, [])
+    columns = _columns(path, header, reading)
+    for number, row in enumerate(rows):
+        if len(row) != len(header):
+            counts = f"{len(header)} columns in every row, got {len(row)} in row {number}"
+            raise ValueError(f"{path} must have {counts}")
+        cells = {part: row[place] for part, place in columns.items()}
+        if not cells["path"]:
+            raise ValueError(f"{path} must name a file in every row, got none in row {number}")
+        table.add(cells.pop("path"), **cells)
+    names = table.encoded_names
+    return table.image_set(
+        path.stem,
+        reading,
+        file_reader(path.parent, names),
+        lambda row: f"{path.parent / decode_name(names[row])}",
+    )
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            delimiter = max(DELIMITERS, key=first.count)
+            for row in csv.reader(file, delimiter=delimiter, strict=True):
+                if row:
+                    yield [cell.strip() for cell in row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} must be a table in UTF-8, got: {error}") from error
+
+
+def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, int]:
+    """The place of every part's column."""
+    usual = {"path": PATH_COLUMNS, "label": ("label",), "user": ("user",), "split": ("split",)}
+    if not header:
+        raise ValueError(f"{path} must have a first row with the columns' names, got an empty file")
+    if len(set(header)) < len(header):
+        raise ValueError(f"{path} must name every column once, got {', '.join(header)}")
+    try:
+        chosen = {
+            part: choose_column(part, getattr(reading.columns, part), names, header)
+            for part, names in usual.items()
+        }
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not chosen["path"]:
+        raise ValueError(
+            f"path_column must be given for {path}, which has no {PATH_COLUMNS[0]!r}, "
+            f"got columns {', '.join(header)}"
+        )
+    return {part: header.index(name) for part, name in chosen.items() if name}

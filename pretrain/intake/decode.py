@@ -1,0 +1,135 @@
+"""One picture's bytes to (h, w, 3) uint8: what is kept of every kind of file, decided once.
+
+| kind | what becomes of it |
+|---|---|
+| EXIF orientation | applied |
+| 16 bits per channel | the upper 8 are kept, for grey as for colour |
+| 32-bit integers, floats | refused: no range is known |
+| transparency | laid on white |
+| palette, black and white, grey | colours looked up; grey three times |
+| CMYK | Pillow's conversion; colour profiles are not applied |
+| several frames or pages | the first |
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+MAX_PIXELS = 89_478_485  # of one picture; where Pillow warns: a quarter of a GiB of colours
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
+UNBOUNDED_MODES = ("I", "F")
+SIXTEEN_BITS = "I;16"
+
+# Larger pictures are refused below, in one line.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class UnreadableImage(ValueError):
+    """A picture that cannot be decoded, or is refused; which one is in the message."""
+
+
+def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """The picture in `data`, (h, w, 3) uint8.
+
+    Args:
+        data: a file's bytes, of any format that Pillow reads.
+        where: names it in errors.
+        max_pixels: most of them, so that a small file cannot fill the memory.
+
+    Raises:
+        UnreadableImage: damaged, too large, or of a kind without a known range.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > max_pixels:
+                raise UnreadableImage(_too_large(f"{image.width} x {image.height}", max_pixels))
+            return np.asarray(_in_colours(ImageOps.exif_transpose(image)))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        found = re.search(r"\d+", str(error))  # Pillow's first number
+        size = "more" if found is None else f"{found[0]} in all"
+        raise UnreadableImage(f"{where} {_too_large(size, max_pixels)}") from error
+    except UnreadableImage as error:
+        raise UnreadableImage(f"{where} {error}") from error
+    except UnidentifiedImageError as error:
+        got = f"{len(data)} bytes of no known format"
+        raise UnreadableImage(f"{where} must be a readable image, got {got}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders of hostile bytes raise anything
+        raise UnreadableImage(f"{where} must be a readable image, got: {error}") from error
+
+
+def _too_large(size: str, max_pixels: int) -> str:
+    return f"must have at most max_pixels = {max_pixels} pixels, got {size}"
+
+
+def _in_colours(image: Image.Image) -> Image.Image:
+    if image.mode.startswith(SIXTEEN_BITS) or _is_wide_png(image):
+        grey = np.asarray(image).astype(np.int64)
+        return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in UNBOUNDED_MODES:
+        raise UnreadableImage(f"must have 8 or 16 bits per channel, got Pillow's {image.mode!r}")
+    if image.has_transparency_data:
+        opaque = image.convert("RGBA")
+        white = Image.new("RGBA", opaque.size, "white")
+        return Image.alpha_composite(white, opaque).convert("RGB")
+    return image.convert("RGB")
+
+
+def _is_wide_png(image: Image.Image) -> bool:
+    """Some versions of Pillow open grey PNGs of 16 bits as wider integers."""
+    return image.mode == "I" and getattr(image, "format", None) == "PNG"
+
+
+def squared(image: np.ndarray, size: int) -> np.ndarray:
+    """(size, size, 3), bicubic: the shorter side becomes `size`, the centre square is kept."""
+    picture = Image.fromarray(image)
+    scale = size / min(picture.size)
+    width, height = (max(size, round(side * scale)) for side in picture.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    resized = picture.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+def stack_images(images: Sequence[np.ndarray], rows: Sequence[int], where: str) -> np.ndarray:
+    """Stacks images of one size, (b, h, w, 3).
+
+    Raises:
+        ValueError: naming the first row whose size differs.
+    """
+    for row, image in zip(rows, images, strict=True):
+        if image.shape != images[0].shape:
+            raise ValueError(
+                f"{where}: all images must have one size, got {image.shape[:2]} at row {row} "
+                f"and {images[0].shape[:2]} at row {rows[0]}"
+            )
+    return np.stack(images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Encoded pictures that are fetched by their rows: calling it decodes them."""
+
+    fetch: Callable[[np.ndarray], Iterable[bytes]]  # (b,) row numbers -> their files' bytes
+    where: Callable[[int], str]  # a row's place, for errors
+    source: str  # all of them, for errors
+    resize: int | None = None
+    max_pixels: int = MAX_PIXELS
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """(b,) row numbers -> (b, h, w, 3) uint8.
+
+        Raises:
+            UnreadableImage: one of them.
+            ValueError: sizes that differ, without `resize`.
+        """
+        images = []
+        for row, data in zip(rows.tolist(), self.fetch(rows), strict=True):
+            image = decode(data, self.where(row), self.max_pixels)
+            images.append(image if self.resize is None else squared(image, self.resize))
+        return stack_images(images, rows.tolist(), f"{self.source} (or pass --resize)")

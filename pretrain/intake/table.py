@@ -1,0 +1,213 @@
+"""A table with a row per image, as words, to an `ImageSet`: classes, users and splits by name."""
+
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pretrain.datasets import SPLITS, UNLABELLED, ImageSet
+from pretrain.intake.decode import Pictures
+from pretrain.intake.reading import Reading
+from pretrain.names import encode_names
+
+OTHER_WORDS = {"training": "train", "validation": "val", "valid": "val", "dev": "val"}
+MOST_CLASSES = 1 << 20  # that are counted from numbers
+INTEGER = re.compile(r"-?(0|[1-9]\d*)")
+
+
+def as_word(value: Any) -> str:
+    """A cell as a word; nothing where it is empty.
+
+    Examples:
+        >>> [as_word(value) for value in (None, float("nan"), 3, 3.0, b"cat", True)]
+        ['', '', '3', '3', 'cat', 'True']
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
+
+
+def sorted_words(words: Iterable[str]) -> list[str]:
+    """Integers by their size where all are integers, else as text.
+
+    Examples:
+        >>> sorted_words(["10", "9"]), sorted_words(["10", "9", "a"])
+        (['9', '10'], ['10', '9', 'a'])
+    """
+    words = list(words)
+    return sorted(words, key=int) if all(map(INTEGER.fullmatch, words)) else sorted(words)
+
+
+class Column:
+    """Words as whole numbers and what they stand for, so that memory holds a word once."""
+
+    def __init__(self) -> None:
+        self._codes, self._words = array("q"), dict[str, int]()
+
+    def add(self, value: Any) -> None:
+        """Appends a cell."""
+        word = as_word(value)
+        self._codes.append(self._words.setdefault(word, len(self._words)))
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @property
+    def words(self) -> list[str]:
+        """The distinct ones that are not empty, sorted."""
+        return sorted_words(word for word in self._words if word)
+
+    def first_row(self, word: str) -> int:
+        """The first row that holds it."""
+        return self._codes.index(self._words[word])
+
+    def is_empty(self, what: str) -> bool:
+        """Whether no row holds anything.
+
+        Raises:
+            ValueError: only some do.
+        """
+        if "" in self._words and len(self._words) > 1:
+            row = self.first_row("")
+            raise ValueError(f"{what} must be given in every row or in none, got none in row {row}")
+        return set(self._words) <= {""}
+
+    def numbers(self, order: Sequence[str]) -> np.ndarray:
+        """(N,) int64 places of the words in `order`, which holds all of them."""
+        place = {word: number for number, word in enumerate(order)}
+        lookup = np.array([place.get(word, -1) for word in self._words], np.int64)
+        return lookup[np.frombuffer(self._codes, np.int64)]
+
+
+@dataclass
+class Table:
+    """What is known of every image, as it is read."""
+
+    source: str  # file or directory, for errors
+    names: list[str] = field(default_factory=list)
+    labels: Column = field(default_factory=Column)
+    users: Column = field(default_factory=Column)
+    splits: Column = field(default_factory=Column)
+    class_names: tuple[str, ...] = ()  # as the source declares them
+    skipped: list[str] = field(default_factory=list)  # files that are no pictures
+
+    @cached_property
+    def encoded_names(self) -> np.ndarray:
+        """(N,) bytes; see `pretrain.names`."""
+        return encode_names(self.names)
+
+    def add(self, name: str, label: Any = None, user: Any = None, split: Any = None) -> None:
+        """Appends a row."""
+        self.names.append(name)
+        self.labels.add(label)
+        self.users.add(user)
+        self.splits.add(split)
+
+    def image_set(
+        self,
+        name: str,
+        reading: Reading,
+        fetch: Callable[[np.ndarray], Iterable[bytes]],
+        where: Callable[[int], str],
+    ) -> ImageSet:
+        """The images, of the splits that are asked for.
+
+        Args:
+            name: of the set.
+            reading: its options.
+            fetch: (b,) row numbers -> the pictures' bytes.
+            where: a row's place, for errors.
+
+        Raises:
+            ValueError: no row, or a label or split that is none.
+        """
+        if not self.names:
+            raise ValueError(f"{self.source} must hold at least one image, got none")
+        split, kept = self._splits(reading.splits)
+        labels, classes, inferred = self._labels(reading.classes)
+        unnamed = self.users.is_empty(f"{self.source}: user")
+        users = () if unnamed else tuple(self.users.words)
+        whole = ImageSet(
+            name=name,
+            labels=labels,
+            split=split,
+            class_names=classes,
+            users=None if unnamed else self.users.numbers(users),
+            user_names=users,
+            inferred=inferred,
+            read=Pictures(
+                fetch=fetch,
+                where=where,
+                source=self.source,
+                resize=reading.resize,
+                max_pixels=reading.max_pixels,
+            ),
+            where=where,
+            names=self.encoded_names,
+            skipped=tuple(self.skipped),
+        )
+        return whole if kept.all() else whole.take(np.flatnonzero(kept))
+
+    def _splits(self, chosen: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) uint8 splits, and (N,) bool rows of those that are chosen."""
+        if self.splits.is_empty(f"{self.source}: split"):
+            if chosen and "train" not in chosen:
+                raise ValueError(f"splits must be train for {self.source}, which has no others")
+            return np.zeros(len(self.names), np.uint8), np.ones(len(self.names), bool)
+        words = self.splits.words
+        meant = [OTHER_WORDS.get(word.lower(), word.lower()) for word in words]
+        for word, split in zip(words, meant, strict=True):
+            if split not in SPLITS:
+                row = self.splits.first_row(word)
+                raise ValueError(
+                    f"{self.source}: split must be one of {', '.join(SPLITS)}, "
+                    f"got {word!r} in row {row}"
+                )
+        numbers = self.splits.numbers(words)
+        kept = np.array([not chosen or split in chosen for split in meant])[numbers]
+        if not kept.any():
+            raise ValueError(f"{self.source} must hold rows of {', '.join(chosen)}, got none")
+        return np.array([SPLITS[split] for split in meant], np.uint8)[numbers], kept
+
+    def _labels(self, declared: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...], bool]:
+        """(N,) int64 labels, the classes' names, and whether they are only those that occur."""
+        what = f"{self.source}: label"
+        if self.labels.is_empty(what):
+            return np.full(len(self.names), UNLABELLED), declared or self.class_names, False
+        words, known = self.labels.words, declared or self.class_names
+        if set(words) <= set(known):
+            return self.labels.numbers(known), known, False
+        if not all(map(INTEGER.fullmatch, words)):
+            if known:
+                word = next(word for word in words if word not in known)
+                row = self.labels.first_row(word)
+                raise ValueError(f"{what} must be one of {known}, got {word!r} in row {row}")
+            return self.labels.numbers(words), tuple(words), True
+        limit = len(known) or MOST_CLASSES
+        for word in (words[0], words[-1]):
+            if not 0 <= int(word) < limit:
+                row = self.labels.first_row(word)
+                raise ValueError(f"{what} must be >= 0 and < {limit}, got {word} in row {row}")
+        count = int(words[-1]) + 1
+        values = np.array(list(map(int, words)), np.int64)[self.labels.numbers(words)]
+        return values, known or tuple(map(str, range(count))), not known
+
+
+def choose_column(part: str, given: str | None, usual: Sequence[str], found: Sequence[str]) -> str:
+    """The column of a part that was named, or the first usual one; empty if there is none.
+
+    Raises:
+        ValueError: a named column that is not there.
+    """
+    if given is not None and given not in found:
+        raise ValueError(f"{part}_column must be one of {', '.join(found)}, got {given!r}")
+    return given or next((name for name in usual if name in found), "")

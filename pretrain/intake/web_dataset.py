@@ -1,0 +1,161 @@
+"""`wds:SHARDS`: WebDataset's tar files, indexed once and then read where a picture lies."""
+
+import json
+import tarfile
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pretrain.datasets import ImageSet
+from pretrain.intake.decode import SUFFIXES
+from pretrain.intake.patterns import matching_files
+from pretrain.intake.reading import ColumnNames, Reading
+from pretrain.intake.table import Table
+from pretrain.names import decode_name
+
+INSTALL = "wds must have webdataset installed: pip install 'blind-averaging[intake]'"
+USUAL = {"label": ("label", "cls"), "user": ("user",), "split": ("split",)}
+LONGEST = 1 << 20  # bytes of a member that is not a picture
+
+
+def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
+    """Opens shards in the order given, samples in the order of the tar files.
+
+    A sample is the members of one key. Its columns are the other members by their extension (`cls`,
+    `user`, ...) and the fields of its `json`; its picture is the member that `path_column` names,
+    else the first with a picture's suffix. Only where pictures lie is kept in memory.
+
+    Raises:
+        ValueError: naming the shard that is damaged, or a column that no sample has.
+    """
+    try:
+        import webdataset.tariterators  # noqa: F401
+    except ImportError as error:
+        raise ValueError(INSTALL) from error
+    shards = matching_files(pattern)
+    table, index = Table(pattern), _Index()
+    seen: set[str] = set()
+    for number, shard in enumerate(shards):
+        for sample in _samples(shard, reading.columns):
+            if sample.picture is None:
+                table.skipped.append(f"{shard.name}/{sample.key}")
+                continue
+            cells = {part: _cell(sample, part, reading.columns) for part in USUAL}
+            seen |= sample.columns.keys()
+            name, offset, size = sample.picture
+            index.add(number, offset, size)
+            table.add(f"{shard.name}/{name}", **cells)
+    for part, name in reading.columns.given().items():
+        if part != "path" and table.names and name not in seen:
+            found = ", ".join(sorted(seen)) or "none"
+            raise ValueError(f"{pattern}: {part}_column must be one of {found}, got {name!r}")
+    names = table.encoded_names
+    return table.image_set(
+        shards[0].stem,
+        reading,
+        index.reader(shards),
+        lambda row: f"{shards[index.shard[row]].parent / decode_name(names[row])}",
+    )
+
+
+@dataclass
+class _Index:
+    """Where every picture lies."""
+
+    shard: array = field(default_factory=lambda: array("l"))
+    offset: array = field(default_factory=lambda: array("q"))
+    size: array = field(default_factory=lambda: array("q"))
+
+    def add(self, shard: int, offset: int, size: int) -> None:
+        self.shard.append(shard)
+        self.offset.append(offset)
+        self.size.append(size)
+
+    def reader(self, shards: list[Path]) -> Any:
+        def fetch(rows: np.ndarray) -> Iterator[bytes]:
+            for row in rows.tolist():
+                with shards[self.shard[row]].open("rb", buffering=0) as file:
+                    file.seek(self.offset[row])
+                    yield file.read(self.size[row])
+
+        return fetch
+
+
+@dataclass
+class _Sample:
+    """The members of one key."""
+
+    key: str
+    picture: tuple[str, int, int] | None = None  # name, offset, size
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+def _samples(shard: Path, columns: ColumnNames) -> Iterator[_Sample]:
+    from webdataset.tariterators import base_plus_ext
+
+    wanted = {"json", *(name for names in USUAL.values() for name in names)}
+    wanted |= set(columns.given().values())
+    sample: _Sample | None = None
+    for tar, member in _members(shard):
+        key, extension = base_plus_ext(member.name)
+        if key is None or extension is None:
+            key, extension = member.name, ""
+        if sample is None or key != sample.key:
+            if sample is not None:
+                yield sample
+            sample = _Sample(key)
+        asked = columns.path
+        suffix = f".{extension.rpartition('.')[2].lower()}"
+        if extension == asked or (asked is None and suffix in SUFFIXES and not sample.picture):
+            sample.picture = (member.name, member.offset_data, member.size)
+        elif extension in wanted:
+            _note(sample, extension, _content(shard, tar, member), f"{shard}: {member.name}")
+    if sample is not None:
+        yield sample
+
+
+def _members(shard: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Files in an uncompressed tar, none of them kept."""
+    length = shard.stat().st_size
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
+                if member.offset_data + member.size > length:
+                    raise ValueError(f"{shard} must be a whole tar file: {member.name} is cut")
+                if member.isreg():
+                    yield tar, member
+            if tar.offset + tarfile.BLOCKSIZE > length:  # no empty block at the end
+                raise ValueError(f"{shard} must be a whole tar file: its end is missing")
+    except tarfile.TarError as error:
+        raise ValueError(f"{shard} must be a whole tar file, uncompressed: {error}") from error
+
+
+def _content(shard: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if member.size > LONGEST:
+        raise ValueError(f"{shard}: {member.name} must have <= {LONGEST} bytes, got {member.size}")
+    with tar.extractfile(member) as file:  # pyright: ignore[reportOptionalContextManager]
+        return file.read()
+
+
+def _note(sample: _Sample, extension: str, content: bytes, where: str) -> None:
+    try:
+        if extension != "json":
+            sample.columns[extension] = content.decode().strip()
+            return
+        fields = json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{where} must be text, got: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where} must be a JSON object, got {type(fields).__name__}")
+    sample.columns |= fields
+
+
+def _cell(sample: _Sample, part: str, columns: ColumnNames) -> Any:
+    given = getattr(columns, part)
+    names = USUAL[part] if given is None else (given,)
+    return next((sample.columns[name] for name in names if name in sample.columns), None)

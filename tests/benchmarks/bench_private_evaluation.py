@@ -1,0 +1,152 @@
+"""How often the intervals of a private evaluation cover the truth, and how wide they are.
+
+python tests/benchmarks/bench_private_evaluation.py --model DIR --embeddings DIR --output DIR
+
+The population is the pool of all evaluation rows of a set: what the model gets right of it is the
+truth. A repetition draws every user's rows from it anew, with replacement, and evaluates them as
+it is deployed: discrete noise from the operating system, one secure sum; with `--noise float` the
+same in floating point, ten times as fast. Interrupted, it writes the repetitions that are done.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embed import EmbeddingSet
+from embed.store import EVALUATION
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.provenance import provenance
+from train_distributed import Privacy, Release
+from train_distributed.one_shot.released.evaluate import evaluate
+from train_distributed.one_shot.released.evaluation import Evaluation
+from train_distributed.one_shot.released.evaluation_bounds import FINEST_GRID
+from train_distributed.one_shot.released.evaluation_estimates import Estimates
+from train_distributed.one_shot.released.evaluation_intervals import Interval
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All rows that users' rows are drawn from."""
+
+    release: Release
+    rows: EmbeddingSet
+
+    def drawn(self, users: int, each: int, draw: np.random.Generator) -> EmbeddingSet:
+        """Users with so many rows of their own."""
+        places = draw.integers(0, len(self.rows), users * each)
+        return EmbeddingSet(
+            embeddings=self.rows.embeddings[places],
+            labels=self.rows.labels[places],
+            users=np.repeat(np.arange(users), each),
+            split=np.full(len(places), EVALUATION),
+            meta={"class_names": list(self.release.class_names)},
+        )
+
+    def truth(self) -> dict[str, float]:
+        """What there is to be covered: counted, without noise."""
+        method = Evaluation(num_classes=len(self.release.class_names))
+        sent = method.submit(
+            torch.zeros(len(self.rows), dtype=torch.int64),
+            torch.from_numpy(np.array(self.rows.labels)),
+            self.release.predict_proba(np.array(self.rows.embeddings)),
+            1,
+            FINEST_GRID,
+        )[0]
+        matrix, _, by_bin, rest = method.parts(sent)
+        middles = method.middles(FINEST_GRID)
+        gaps = (1 - middles) * by_bin[:, 1] - middles * by_bin[:, 0] - rest
+        recalls = (matrix.diagonal() / matrix.sum(1)).tolist()
+        return {
+            "accuracy": float(matrix.trace() / matrix.sum()),
+            "balanced_accuracy": float(np.mean(recalls)),
+            "expected_calibration_error": float(gaps.abs().sum() / matrix.sum()),
+        } | {f"recall of {n}": r for n, r in zip(self.release.class_names, recalls, strict=True)}
+
+
+def intervals(found: Estimates, names: tuple[str, ...]) -> Iterator[tuple[str, Interval]]:
+    """By the names of `Pool.truth`."""
+    assert found.calibration_error is not None
+    yield "accuracy", found.accuracy
+    yield "balanced_accuracy", found.balanced_accuracy
+    yield "expected_calibration_error", found.calibration_error
+    yield from ((f"recall of {n}", each) for n, each in zip(names, found.recalls, strict=True))
+
+
+def main() -> None:
+    """Reads the options; prints and writes coverage and width of every interval."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--embeddings", type=Path, required=True, help="with evaluation rows")
+    parser.add_argument("--users", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=10, help="of every user")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.1, 0.4, 1.0])
+    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument("--noise", choices=("discrete", "float"), default="discrete")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--overwrite", action="store_true")
+    options = parser.parse_args()
+    refuse_existing(options.output, overwrite=options.overwrite)
+    opened = EmbeddingSet.open(options.embeddings)
+    release = Release.load(options.model)
+    pool = Pool(release, opened.subset(opened.split == EVALUATION))
+    truth, draw = pool.truth(), np.random.default_rng(0)
+    results, lines = [], []
+    for epsilon in options.epsilons:
+        seen: dict[str, list[Interval]] = {name: [] for name in truth}
+        start = time.perf_counter()
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(options.repetitions):
+                rows = pool.drawn(options.users, options.rows, draw)
+                promise = Privacy(epsilon, DELTA)
+                found = evaluate(release, rows, promise, noise=options.noise).estimates
+                for name, interval in intervals(found, release.class_names):
+                    seen[name].append(interval)
+        seconds = (time.perf_counter() - start) / len(seen["accuracy"])
+        for name, listed in seen.items():
+            halves = [(each.high - each.low) / 2 for each in listed]
+            results.append(
+                {
+                    "epsilon": epsilon,
+                    "of": name,
+                    "repetitions": len(listed),
+                    "truth": truth[name],
+                    "coverage": float(np.mean([e.low <= truth[name] <= e.high for e in listed])),
+                    "half_width_mean": float(np.mean(halves)),
+                    "half_width_largest": max(halves),
+                    "seconds": seconds,
+                    "intervals": [[e.low, e.high] for e in listed],
+                }
+            )
+            lines.append(
+                f"{epsilon:5g} {name:28} {100 * truth[name]:6.2f} "
+                f"{100 * results[-1]['coverage']:9.1f} {100 * np.mean(halves):10.2f} "
+                f"{100 * max(halves):8.2f}"
+            )
+            print(lines[-1], flush=True)
+    head = f"{'eps':>5} {'of':28} {'truth':>6} {'covered %':>9} {'half-width':>10} {'largest':>8}"
+    with new_directory(options.output, overwrite=options.overwrite) as partial:
+        report = provenance() | {
+            "users": options.users,
+            "rows_per_user": options.rows,
+            "pool": len(pool.rows),
+            "noise": options.noise,
+            "delta": DELTA,
+            "confidence": 0.95,
+            "of_the_model": {k: release.report[k] for k in ("epsilon", "delta", "method")},
+            "results": results,
+        }
+        (partial / "results.json").write_text(json.dumps(report) + "\n")
+        (partial / "table.txt").write_text("\n".join([head, *lines]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

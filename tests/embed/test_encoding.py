@@ -1,0 +1,203 @@
+"""Rows of two encoders never meet: not by any door, and the message names both."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from embed import EmbeddingSet, PublicTransform
+from embed.encoding import Encoding, refuse_other
+from embed.fit import fit_and_apply, refuse_leak
+from pretrain.preprocess import Preprocess
+from train_distributed import Privacy, release
+from train_distributed.commands.protect import Protect
+from train_distributed.commands.run import Run
+from train_distributed.commands.sweep import Sweep
+from train_distributed.one_shot.intake import admit
+
+OURS = Encoding(
+    encoder="simclr-small", encoder_hash="a" * 64, weights="shipped", preprocess=Preprocess()
+)
+OTHERS = {
+    "encoder": replace(OURS, encoder="timm:resnet18", encoder_hash="b" * 64, weights="hub"),
+    "size": replace(OURS, preprocess=Preprocess(image_size=64)),
+    "crop": replace(OURS, preprocess=Preprocess(crop=0.875)),
+    "invert": replace(OURS, preprocess=Preprocess(invert=True)),
+}
+
+
+def rows(seed: int, encoding: Encoding | None, **meta: Any) -> EmbeddingSet:
+    rng = np.random.default_rng(seed)
+    meta = {"class_names": ["a", "b"], **meta, **({} if encoding is None else encoding.to_json())}
+    return EmbeddingSet(
+        embeddings=rng.standard_normal((40, 5)).astype(np.float32),
+        labels=np.arange(40) % 2,
+        users=np.arange(40) // 4,
+        split=np.repeat([0, 1], [32, 8]),
+        meta=meta,
+    )
+
+
+def test_a_set_says_what_made_it() -> None:
+    assert rows(0, OURS).encoding == OURS
+    assert rows(0, OURS).subset(slice(0, 4)).encoding == OURS
+    assert rows(0, None).encoding is None
+    assert rows(0, None, encoder="reference implementation").encoding is None
+    assert rows(0, OURS, transform={"compared": True}).encoding is None  # other rows than those
+
+
+def test_sets_of_older_versions_stay_comparable() -> None:
+    """They do not say which weights, and their preprocessing has fewer fields."""
+    old = OURS.to_json() | {"preprocess": {"image_size": None, "crop": 1.0, "invert": False}}
+    del old["weights"]
+    read = Encoding.of(old)
+    assert read is not None
+    assert read.weights == "unknown"
+    assert read.preprocess == OURS.preprocess
+    refuse_other(read, OURS)
+    with pytest.raises(ValueError, match="one encoder"):
+        refuse_other(read, OTHERS["encoder"])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"preprocess": "as in the paper"},
+        {"preprocess": {"sizes": 3}},
+        {"preprocess": {"crop": "most"}},
+        {"preprocess": {"crop": 2.0}},
+        {"encoder_hash": 3},
+        {"weights": ["hub"]},
+    ],
+)
+def test_an_unreadable_description_is_an_error(broken: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must (be|have)"):
+        Encoding.of(OURS.to_json() | broken)
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_the_message_names_both(other: Encoding) -> None:
+    with pytest.raises(ValueError, match="theirs and mine must be embedded") as caught:
+        refuse_other(OURS, other, ("theirs", "mine"))
+    message = str(caught.value)
+    assert str(OURS) in message
+    assert str(other) in message
+    assert str(OURS) != str(other)
+
+
+def test_unknown_origin_is_not_compared_and_paths_are_not_either() -> None:
+    refuse_other(None, OURS)
+    refuse_other(OURS, None)
+    refuse_other(None, None)
+    refuse_other(OURS, replace(OURS, encoder="/elsewhere/encoder.safetensors", weights="file e"))
+
+
+def test_a_transform_keeps_it(tmp_path: Path) -> None:
+    fitted = PublicTransform.fit(rows(0, OURS))
+    assert fitted.encoding == OURS
+    fitted.save(tmp_path / "t.safetensors")
+    loaded = PublicTransform.load(tmp_path / "t.safetensors")
+    assert loaded.encoding == OURS
+    assert fitted.same_rows(replace(loaded, encoding=None))
+    assert "encoding" not in loaded.tensors()
+    save_file(load_file(tmp_path / "t.safetensors"), tmp_path / "old.safetensors")
+    assert PublicTransform.load(tmp_path / "old.safetensors").encoding is None
+    assert PublicTransform.fit(rows(0, None)).encoding is None
+    assert PublicTransform.fit(rows(0, OURS).embeddings).encoding is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"encoder": "x"}', "null"])
+def test_a_transform_with_unreadable_encoding_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.safetensors"
+    save_file(PublicTransform.fit(rows(0, None)).tensors(), path, {"encoding": text})
+    with pytest.raises(ValueError, match=r"t\.safetensors: encoding must be readable"):
+        PublicTransform.load(path)
+
+
+Door = Callable[[EmbeddingSet, EmbeddingSet, Path], Any]
+
+
+def _released(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
+    release(private, "class-sums", Privacy(1.0, 1e-5), transform=PublicTransform.fit(public))
+
+
+def _admitted(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
+    admit(private, PublicTransform.fit(public), None, discrete=True)
+
+
+def _saved(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> tuple[Path, Path]:
+    public.save(at / "public")
+    private.save(at / "private")
+    return at / "public", at / "private"
+
+
+def _run_public(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
+    theirs, mine = _saved(public, private, at)
+    Run(embeddings=mine, public=theirs, out=at / "out").run()
+
+
+def _run_transform(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
+    _, mine = _saved(public, private, at)
+    PublicTransform.fit(public).save(at / "t.safetensors")
+    Run(embeddings=mine, transform=at / "t.safetensors", out=at / "out").run()
+
+
+def _swept(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
+    theirs, mine = _saved(public, private, at)
+    Sweep("central", embeddings=mine, public=theirs, out=at / "out").run()
+
+
+def _protected(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
+    theirs, mine = _saved(public, private, at)
+    Protect(embeddings=mine, public=theirs, out=at / "out").run()
+
+
+def _fitted(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
+    fit_and_apply(*_saved(public, private, at), at / "out", {})
+
+
+def _leaked(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
+    fit_and_apply(*_saved(public, private, at), at / "out", {}, leak=True)
+
+
+DOORS: dict[str, Door] = {
+    "release": _released,
+    "admit": _admitted,
+    "refuse_leak": lambda public, private, _: refuse_leak(public, private),
+    "run --public": _run_public,
+    "run --transform": _run_transform,
+    "sweep": _swept,
+    "protect": _protected,
+    "fit-transform": _fitted,
+    "fit-transform --i-know-this-leaks": _leaked,
+}
+
+
+@pytest.mark.parametrize("other", ["encoder", "size"])
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+def test_no_door_lets_them_meet(tmp_path: Path, door: Door, other: str) -> None:
+    with pytest.raises(ValueError, match="must be embedded") as caught:
+        door(rows(0, OTHERS[other]), rows(1, OURS), tmp_path)
+    assert str(OTHERS[other]) in str(caught.value)
+    assert str(OURS) in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("door", ["release", "admit", "refuse_leak", "fit-transform"])
+@pytest.mark.parametrize(("theirs", "mine"), [(OURS, OURS), (None, OURS), (OURS, None)])
+def test_equal_and_unknown_ones_pass(
+    tmp_path: Path, door: str, theirs: Encoding | None, mine: Encoding | None
+) -> None:
+    DOORS[door](rows(0, theirs), rows(1, mine), tmp_path)
+
+
+def test_rows_written_by_fit_transform_have_no_encoding_of_their_own(tmp_path: Path) -> None:
+    fit_and_apply(*_saved(rows(0, OURS), rows(1, OURS), tmp_path), tmp_path / "out", {})
+    assert EmbeddingSet.open(tmp_path / "out" / "embeddings").encoding is None
+    written = json.loads((tmp_path / "out" / "embeddings" / "meta.json").read_text())
+    assert written["encoder"] == OURS.encoder

@@ -1,0 +1,97 @@
+"""Rows are held out by numbers of rows alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from embed.hold_out import HoldOut, hold_out
+
+
+def rows(sizes: list[int], *, tests: int = 4, seed: int = 0) -> EmbeddingSet:
+    draw, count = np.random.default_rng(seed), sum(sizes) + tests
+    return EmbeddingSet(
+        embeddings=draw.standard_normal((count, 5)).astype(np.float32),
+        labels=draw.integers(0, 3, count),
+        users=np.concatenate([np.repeat(np.arange(len(sizes)), sizes), np.full(tests, 99)]),
+        split=np.repeat(np.array([0, 1], np.uint8), [sum(sizes), tests]),
+        meta={"class_names": ["a", "b", "c"]},
+    )
+
+
+def test_every_user_gives_its_share() -> None:
+    source = rows([10, 3, 1, 2])
+    held, dropped = hold_out(source, 0.5)
+    assert dropped == 0
+    assert np.bincount(source.users[held.split == 2], minlength=4).tolist() == [5, 2, 0, 1]
+    assert np.array_equal(held.split == 1, source.split == 1)
+    assert np.array_equal(held.embeddings, source.embeddings)
+    assert hold_out(rows([10], tests=0), 0.25)[0].split.sum() == 2 * 3  # 2.5, rounded up
+
+
+def test_whole_users() -> None:
+    held, _ = hold_out(rows([4] * 10), 0.3, by="user")
+    assert np.bincount(held.users[held.split == 2], minlength=10).tolist().count(4) == 3
+    assert int((held.split == 2).sum()) == 12
+
+
+@pytest.mark.parametrize("by", ["record", "user"])
+def test_what_is_in_the_rows_changes_nothing(by: Any) -> None:
+    first, second = rows([6, 9, 5]), rows([6, 9, 5], seed=1)
+    assert not np.array_equal(first.labels, second.labels)
+    drawn = [hold_out(each, 0.4, by=by)[0].split for each in (first, second)]
+    assert np.array_equal(*drawn)
+    assert not np.array_equal(drawn[0], hold_out(first, 0.4, by=by, seed=1)[0].split)
+
+
+def test_a_row_that_is_trained_on_too_is_dropped() -> None:
+    source = rows([8, 8])
+    split = hold_out(source, 0.5)[0].split
+    x = np.array(source.embeddings)
+    held, train = np.flatnonzero(split == 2), np.flatnonzero(split == 0)
+    x[held[0]] = x[train[0]]
+    x[held[1]] = x[held[2]]  # both are held out: nothing was trained on either
+    found, dropped = hold_out(replace(source, embeddings=x), 0.5)
+    assert (dropped, len(found)) == (1, len(source) - 1)
+    assert np.array_equal(found.split, np.delete(split, held[0]))
+    x[held] = x[train[0]]
+    with pytest.raises(ValueError, match="rows must differ, got 8 to hold out that all occur"):
+        hold_out(replace(source, embeddings=x), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"share": 0.0}, r"share must be in \(0, 1\), got 0.0"),
+        ({"share": float("nan")}, r"share must be in \(0, 1\), got nan"),
+        ({"share": 0.01}, "share must hold out some of 20 training rows of 2 users"),
+        ({"share": 0.9, "by": "user"}, "and leave some, got 0.9 by user, which is 20"),
+        ({"share": 0.5, "by": "row"}, "by must be 'record' or 'user', got 'row'"),
+        ({"share": 0.5, "seed": -1}, "seed must be >= 0, got -1"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        hold_out(rows([10, 10]), **settings)
+
+
+def test_sets_that_cannot_be_divided() -> None:
+    once = hold_out(rows([5, 5]), 0.4)[0]
+    with pytest.raises(ValueError, match="must hold no evaluation rows yet"):
+        hold_out(once, 0.4)
+    with pytest.raises(ValueError, match=r"must hold training rows \(split 0\), got none"):
+        hold_out(once.subset(once.split == 1), 0.4)
+
+
+def test_the_command_writes_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows([10, 10]).save(tmp_path / "mine")
+    HoldOut(embeddings=tmp_path / "mine", share=0.2, out=tmp_path / "held").run()
+    assert "16 rows to train on, 4 held out, 0 dropped" in capsys.readouterr().out
+    assert EmbeddingSet.open(tmp_path / "held").content_hash() == (
+        EmbeddingSet.open(tmp_path / "mine").content_hash()
+    )
+    with pytest.raises(FileExistsError):
+        HoldOut(embeddings=tmp_path / "mine", share=0.2, out=tmp_path / "held").run()

@@ -1,0 +1,136 @@
+"""Images without labels: embedded and named like others, refused wherever something is learned."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from embed import EmbeddingSet, PublicTransform
+from embed.extract import ExtractOptions, extract
+from embed.fit import exclude, fit_and_apply
+from embed.plot import plot_embeddings
+from pretrain.datasets import concatenate
+from pretrain.intake.archive import open_npz
+from pretrain.names import decode_name
+from pretrain.preprocess import Preprocess
+from pretrain.sources import open_folder
+
+
+def unlabelled(rows: int = 8, **changes: Any) -> EmbeddingSet:
+    x = np.random.default_rng(0).standard_normal((rows, 3)).astype(np.float32)
+    names = np.array([f"ward/{k} ü.png" for k in range(rows)])
+    fields = {"embeddings": x, "labels": np.full(rows, -1), "names": names}
+    return EmbeddingSet(**(fields | changes))
+
+
+def test_labels_are_there_for_all_rows_or_for_none() -> None:
+    assert not unlabelled().labelled
+    assert unlabelled(labels=np.zeros(8, np.int64)).labelled
+    for labels in ([-1] * 7 + [0], [0] * 7 + [-1], [-2] * 8):
+        with pytest.raises(ValueError, match=r"labels must be >= 0, or -1 in every row, got -"):
+            unlabelled(labels=np.array(labels))
+    with pytest.raises(ValueError, match=r"public must have labels to learn from, got a set of 8"):
+        unlabelled().need_labels("public")
+
+
+def test_names_go_to_disk_and_back_and_follow_their_rows(tmp_path: Path) -> None:
+    original = unlabelled()
+    original.save(tmp_path / "set")
+    opened = EmbeddingSet.open(tmp_path / "set")
+    assert isinstance(opened.names, np.memmap)
+    assert opened.names.dtype.kind == "S"
+    assert [opened.name(k) for k in range(8)] == [f"ward/{k} ü.png" for k in range(8)]
+    assert opened.place(3) == f"row 3 of {tmp_path}/set/embeddings.npy (ward/3 ü.png)"
+    part = opened.subset(np.array([6, 1]))
+    assert (part.name(0), part.place(1)) == ("ward/6 ü.png", "row 1 (ward/1 ü.png)")
+    part.save(tmp_path / "again")
+    assert EmbeddingSet.open(tmp_path / "again").name(1) == "ward/1 ü.png"
+    assert unlabelled(names=None).name(5) == "row 5"
+    with pytest.raises(ValueError, match=r"names must be 8 strings, got int64 \(8,\)"):
+        unlabelled(names=np.arange(8))
+    with pytest.raises(ValueError, match=r"names must be 8 strings, got <U1 \(2,\)"):
+        unlabelled(names=np.array(["a", "b"]))
+
+
+def test_public_rows_need_no_labels(tmp_path: Path) -> None:
+    unlabelled().save(tmp_path / "public")
+    private = unlabelled(embeddings=np.eye(8, 3, dtype=np.float32))
+    private.save(tmp_path / "private")
+    fit_and_apply(tmp_path / "public", tmp_path / "private", tmp_path / "fitted", {})
+    applied = EmbeddingSet.open(tmp_path / "fitted" / "embeddings")
+    assert not applied.labelled
+    assert applied.name(7) == "ward/7 ü.png"
+    mixed = np.concatenate([private.embeddings[:2], unlabelled().embeddings[2:]])
+    unlabelled(embeddings=mixed).save(tmp_path / "mixed")
+    kept, dropped = exclude(tmp_path / "mixed", [tmp_path / "private"], tmp_path / "kept")
+    assert (dropped, kept.name(0)) == (2, "ward/2 ü.png")
+    plot_embeddings(tmp_path / "public", tmp_path / "plot", method="pca", rows=8, seed=0)
+    assert (tmp_path / "plot" / "projection.png").exists()
+
+
+def test_nan_names_file_row_and_image(tmp_path: Path) -> None:
+    x = np.ones((8, 3), np.float32)
+    x[5, 1] = np.nan
+    unlabelled(embeddings=x).save(tmp_path / "set")
+    opened = EmbeddingSet.open(tmp_path / "set")
+    place = r"got nan in row 5 of .*set/embeddings\.npy \(ward/5 ü\.png\)"
+    with pytest.raises(ValueError, match=f"public must be finite, {place}"):
+        PublicTransform.fit(opened)
+    with pytest.raises(ValueError, match=f"embeddings must be finite, {place}"):
+        opened.check_finite()
+
+
+def test_an_archive_without_labels(tmp_path: Path, row_numbers: Any) -> None:
+    pixels = np.zeros((6, 8, 8), np.uint8)
+    pixels[:, 0, 0] = range(6)
+    np.savez(tmp_path / "set.npz", x_train=pixels, x_test=pixels[:2])
+    images = open_npz(tmp_path / "set.npz")
+    assert not images.labelled
+    assert images.class_names == ()
+    assert not images.inferred
+    assert images.image_name(7) == f"{tmp_path}/set.npz: row 1 of test"
+    with pytest.raises(ValueError, match="images must have labels, got set without any"):
+        images.need_labels()
+    done = extract(
+        images,
+        row_numbers,
+        tmp_path / "out",
+        encoder_name="test",
+        preprocess=Preprocess(),
+        options=ExtractOptions(),
+    )
+    assert done is not None
+    assert (done.labelled, done.meta["classes"], done.declared_classes) == (False, "none", ())
+    assert done.embeddings[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
+
+
+def test_splits_are_labelled_together_or_not_at_all(tmp_path: Path) -> None:
+    pixels = np.zeros((2, 4, 4), np.uint8)
+    np.savez(tmp_path / "set.npz", x_train=pixels, y_train=np.arange(2), x_test=pixels)
+    with pytest.raises(ValueError, match="every split must have labels, or none, got some"):
+        open_npz(tmp_path / "set.npz")
+    assert open_npz(tmp_path / "set.npz", ["train"]).labelled
+
+
+def test_files_of_a_folder_are_named_below_it(tmp_path: Path, row_numbers: Any) -> None:
+    for value, file in enumerate(("train/a/1.png", "train/b/0.png", "test/a/1.png")):
+        path = tmp_path / "pictures" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(path)
+    images = open_folder(tmp_path / "pictures")
+    assert images.image_name(2) == "test/a/1.png"
+    assert images.place(2) == f"{tmp_path}/pictures/test/a/1.png"
+    assert concatenate([images, images]).take(np.array([4, 0])).image_name(0) == "train/b/0.png"
+    done = extract(
+        images.take(np.array([2, 1])),
+        row_numbers,
+        tmp_path / "out",
+        encoder_name="test",
+        preprocess=Preprocess(),
+        options=ExtractOptions(),
+    )
+    assert done is not None
+    assert done.names is not None
+    assert [decode_name(name) for name in done.names] == ["test/a/1.png", "train/b/0.png"]

@@ -1,0 +1,92 @@
+"""Small untrained models in the files of other libraries, and no network."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain import torchvision_ops as torchvision_ops  # first: transformers imports torchvision
+
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+CUT = {
+    "image_processor_type": "BitImageProcessor",
+    "size": {"shortest_edge": 32},
+    "crop_size": {"height": 28, "width": 28},
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+}
+SQUASHED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 28, "width": 28}}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody can be asked, and nothing was downloaded before."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+
+
+Written = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes an untrained model by its kind, as `save_pretrained` does, with a processor."""
+    import transformers
+    from transformers.utils import logging
+
+    def write(kind: str, processor: dict[str, Any] = SQUASHED, task: str = "Model", **more: Any):
+        config = getattr(transformers, f"{kind}Config")(**{**SMALL, **more})
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = getattr(transformers, f"{kind}{task}")(config)
+        logging.disable_progress_bar()
+        model.save_pretrained(tmp_path / kind)
+        logging.enable_progress_bar()
+        (tmp_path / kind / "preprocessor_config.json").write_text(json.dumps(processor))
+        return tmp_path / kind
+
+    return write
+
+
+@pytest.fixture
+def dinov2(written: Written) -> Path:
+    """What `hf:facebook/dinov2-small` is, of 2 layers and 16 numbers."""
+    return written("Dinov2", CUT)
+
+
+@pytest.fixture
+def tower(tmp_path: Path) -> Path:
+    """A model of open_clip with its configuration in a directory."""
+    import open_clip
+    from safetensors.torch import save_file
+
+    vision = {"image_size": 28, "layers": 2, "width": 16, "head_width": 8, "patch_size": 7}
+    text = {"context_length": 8, "vocab_size": 32, "width": 8, "heads": 2, "layers": 1}
+    model = {"embed_dim": 12, "quick_gelu": True, "vision_cfg": vision, "text_cfg": text}
+    pixels = {"mean": [0.5] * 3, "std": [0.25] * 3, "resize_mode": "squash"}
+    directory = tmp_path / "tower"
+    directory.mkdir()
+    written = {"model_cfg": model, "preprocess_cfg": pixels}
+    (directory / "open_clip_config.json").write_text(json.dumps(written))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        clip = open_clip.CLIP(12, dict(vision), dict(text), quick_gelu=True)  # pyright: ignore
+    tensors = {name: t.contiguous() for name, t in clip.state_dict().items()}
+    save_file(tensors, directory / "open_clip_model.safetensors")
+    return directory

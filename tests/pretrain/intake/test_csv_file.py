@@ -1,0 +1,129 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.intake.decode import UnreadableImage
+from pretrain.intake.reading import ColumnNames
+from pretrain.sources import open_images
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_columns_by_their_usual_names(write_csv, pictures, tmp_path: Path, ending: str) -> None:
+    images = open_images(write_csv(ending=ending), classes=("cat", "dog", "owl"))
+    assert images.labels.tolist() == pictures.numbers
+    assert images.users is not None
+    assert images.users.tolist() == pictures.user_numbers
+    assert images.user_names == ("ward A", "ward B", "ward C")
+    assert images.split.tolist() == pictures.split_numbers
+    assert (images.images(slice(None)) == pictures.pixels).all()
+    assert (images.images(np.array([7, 0])) == pictures.pixels[[7, 0]]).all()
+    assert images.image_name(3) == "scans/03.png"
+    assert images.place(3) == f"{tmp_path}/scans/03.png"
+    assert not images.inferred
+    test = open_images(f"csv:{tmp_path / 'table.csv'}", splits=["test"])
+    assert (test.images(slice(None)) == pictures.pixels[8:]).all()
+    assert test.image_name(0) == "scans/08.png"
+
+
+@pytest.mark.parametrize("header", ["file;finding;clinic;part", "file\tfinding\tclinic\tpart"])
+def test_columns_by_other_names(write_csv, pictures, header: str) -> None:
+    names = ColumnNames(path="file", label="finding", user="clinic", split="part")
+    images = open_images(write_csv(header), columns=names)
+    assert images.class_names == ("cat", "dog", "owl")
+    assert images.inferred  # nobody declared them
+    assert images.labels.tolist() == pictures.numbers
+    assert images.split.tolist() == pictures.split_numbers
+
+
+def test_what_is_not_there(write_csv, pictures) -> None:
+    images = open_images(write_csv("path"))
+    assert not images.labelled
+    assert images.users is None
+    assert images.split.tolist() == [0] * 12
+    assert (images.images(slice(None)) == pictures.pixels).all()
+    with pytest.raises(ValueError, match=r"splits must be train for .*which has no others"):
+        open_images(write_csv("path"), splits=["test"])
+
+
+def written(path: Path, text: str | bytes) -> str:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return f"csv:{path}"
+
+
+def test_numbers_as_labels(tmp_path: Path) -> None:
+    table = "path,label,user\n" + "".join(f"{k}.png,{k},{10 - k}\n" for k in (7, 2, 10))
+    images = open_images(written(tmp_path / "t.csv", table))
+    assert images.labels.tolist() == [7, 2, 10]
+    assert images.class_names == tuple(map(str, range(11)))
+    assert images.inferred
+    assert images.user_names == ("0", "3", "8")  # as numbers are sorted, not as text
+    declared = open_images(f"csv:{tmp_path / 't.csv'}", classes=tuple(map(str, range(12))))
+    assert declared.labels.tolist() == [7, 2, 10]
+    assert not declared.inferred
+    words = open_images(f"csv:{tmp_path / 't.csv'}", classes=("10", "7", "2"))
+    assert words.labels.tolist() == [1, 2, 0]  # a class of that name, not of that number
+    with pytest.raises(ValueError, match=r"label must be >= 0 and < 3, got 10 in row 2"):
+        open_images(f"csv:{tmp_path / 't.csv'}", classes=("a", "b", "c"))
+
+
+def test_names_that_only_excel_would_write(tmp_path: Path, pictures) -> None:
+    (tmp_path / "ä, b.png").write_bytes(pictures.files[0])
+    table = '\ufeffpath,label\n"ä, b.png","a ""quoted"" class"\n\n'
+    images = open_images(written(tmp_path / "t.csv", table))
+    assert (images.images(slice(None)) == pictures.pixels[:1]).all()
+    assert images.class_names == ('a "quoted" class',)
+
+
+def test_paths_may_be_absolute(tmp_path: Path, pictures) -> None:
+    (tmp_path / "x.png").write_bytes(pictures.files[0])
+    (tmp_path / "elsewhere").mkdir()
+    images = open_images(written(tmp_path / "elsewhere" / "t.csv", f"path\n{tmp_path}/x.png\n"))
+    assert (images.images(slice(None)) == pictures.pixels[:1]).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("", "must have a first row with the columns' names, got an empty file"),
+        ("path\n", "must hold at least one image, got none"),
+        ("a,b\n1,2\n", "path_column must be given .* got columns a, b"),
+        ("path,path\n1,2\n", "must name every column once, got path, path"),
+        ("path,label\n1\n", "must have 2 columns in every row, got 1 in row 0"),
+        ("path,label\nx,a\n,b\n", "must name a file in every row, got none in row 1"),
+        ("path,label\nx,a\ny,\n", "label must be given in every row or in none, got none in row 1"),
+        ("path,user\nx,\ny,me\n", "user must be given in every row or in none, got none in row 0"),
+        ("path,split\nx,train\ny,late\n", "split must be one of train, .* got 'late' in row 1"),
+        ("path,label\nx,-3\n", "label must be >= 0 and < 1048576, got -3 in row 0"),
+        ("path,label\nx,99999999\n", "label must be >= 0 and < 1048576, got 99999999 in row 0"),
+        ('path\n"x\n', "must be a table in UTF-8, got: unexpected end of data"),
+        (b"path\n\xff\n", "must be a table in UTF-8, got: 'utf-8' codec"),
+        (b"path\n\0\n", "names must not end with a null character, got one that does"),
+    ],
+)
+def test_damaged_tables(tmp_path: Path, text: str | bytes, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        open_images(written(tmp_path / "t.csv", text))
+
+
+def test_a_column_that_was_named_must_be_there(write_csv) -> None:
+    for part in ("path", "label", "user", "split"):
+        columns = ColumnNames(**{part: "nowhere"})
+        rule = f"{part}_column must be one of path, label, user, split, got 'nowhere'"
+        with pytest.raises(ValueError, match=rule):
+            open_images(write_csv(), columns=columns)
+
+
+def test_classes_that_were_not_declared(write_csv) -> None:
+    rule = re.escape("label must be one of ('cat', 'dog'), got 'owl' in row 2")
+    with pytest.raises(ValueError, match=rule):
+        open_images(write_csv(), classes=("cat", "dog"))
+
+
+def test_a_missing_file_is_unreadable_and_named(tmp_path: Path) -> None:
+    images = open_images(written(tmp_path / "t.csv", "path\nnone.png\n"))
+    with pytest.raises(UnreadableImage, match=r"none\.png must be a readable image, got: No such"):
+        images.images(slice(None))
+    with pytest.raises(FileNotFoundError):
+        open_images(f"csv:{tmp_path / 'nothing.csv'}")

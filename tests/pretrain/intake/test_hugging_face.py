@@ -1,0 +1,126 @@
+"""What the library `datasets` wrote, and what it reads from folders."""
+
+import gc
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pretrain.intake.reading import ColumnNames
+from pretrain.sources import open_images
+
+datasets: Any = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is left in the library's own place."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def a_set(pictures, rows: slice = slice(None)) -> Any:
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["owl", "dog", "cat"]),
+            "user": datasets.Value("string"),
+        }
+    )
+    images = [Image.open(io.BytesIO(file)) for file in pictures.files[rows]]
+    labels, users = pictures.labels[rows], pictures.users[rows]
+    columns = {"image": images, "label": labels, "user": users}
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def test_a_saved_set(tmp_path: Path, pictures) -> None:
+    a_set(pictures).save_to_disk(tmp_path / "saved")
+    images = open_images(f"hf:{tmp_path}/saved")
+    assert images.class_names == ("owl", "dog", "cat")
+    assert not images.inferred
+    assert [images.class_names[k] for k in images.labels] == pictures.labels
+    assert images.users is not None
+    assert images.users.tolist() == pictures.user_numbers
+    assert (images.images(slice(None)) == pictures.pixels).all()
+    assert (images.images(np.array([9, 2])) == pictures.pixels[[9, 2]]).all()
+    assert images.image_name(9) == "row 9"
+
+
+def test_its_splits(tmp_path: Path, pictures) -> None:
+    parts = {"train": a_set(pictures, slice(0, 8)), "validation": a_set(pictures, slice(8, 12))}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    images = open_images(f"hf:{tmp_path}/saved")
+    assert images.split.tolist() == pictures.split_numbers
+    assert (images.images(slice(None)) == pictures.pixels).all()
+    test = open_images(f"hf:{tmp_path}/saved", splits=["val"])
+    assert (test.images(slice(None)) == pictures.pixels[8:]).all()
+    assert test.image_name(1) == "validation 1"
+
+
+def test_other_columns(tmp_path: Path, pictures) -> None:
+    held = a_set(pictures).rename_column("label", "finding").rename_column("user", "ward")
+    held.rename_column("image", "scan").save_to_disk(tmp_path / "saved")
+    images = open_images(f"hf:{tmp_path}/saved", columns=ColumnNames(user="ward"))
+    assert [images.class_names[k] for k in images.labels] == pictures.labels
+    assert images.users is not None
+    rule = "label_column must be one of scan, finding, ward, got 'label'"
+    with pytest.raises(ValueError, match=rule):
+        open_images(f"hf:{tmp_path}/saved", columns=ColumnNames(label="label"))
+
+
+def test_a_test_split_without_labels(tmp_path: Path, pictures) -> None:
+    """The library stores an unknown class as -1."""
+    held = a_set(pictures).remove_columns("label")
+    features = held.features | {"label": datasets.ClassLabel(names=["owl", "dog", "cat"])}
+    held.add_column("label", [-1] * 12).cast(datasets.Features(features)).save_to_disk(
+        tmp_path / "saved"
+    )
+    images = open_images(f"hf:{tmp_path}/saved")
+    assert not images.labelled
+    assert images.class_names == ("owl", "dog", "cat")
+
+
+def test_an_image_folder(tmp_path: Path, pictures) -> None:
+    for k, file in enumerate(pictures.files):
+        split = pictures.splits[k]
+        path = tmp_path / "folder" / split / pictures.labels[k] / f"{k:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file)
+    images = open_images(f"hf:{tmp_path}/folder")
+    assert len(images) == 12
+    assert images.split.tolist() == pictures.split_numbers
+    rows = [int(Path(images.image_name(k)).stem) for k in range(12)]
+    assert (images.images(slice(None)) == pictures.pixels[rows]).all()
+    assert [images.class_names[k] for k in images.labels] == [pictures.labels[r] for r in rows]
+    own = open_images(str(tmp_path / "folder"))
+    assert sorted(rows) == sorted(int(Path(own.image_name(k)).stem) for k in range(12))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_image_folder_with_metadata(tmp_path: Path, pictures) -> None:
+    (tmp_path / "folder").mkdir()
+    lines = ["file_name,finding,ward"]
+    for k, file in enumerate(pictures.files):
+        (tmp_path / "folder" / f"{k}.png").write_bytes(file)
+        lines.append(f"{k}.png,{pictures.labels[k]},{pictures.users[k]}")
+    (tmp_path / "folder" / "metadata.csv").write_text("\n".join(lines) + "\n")
+    columns = ColumnNames(label="finding", user="ward")
+    images = open_images(f"hf:{tmp_path}/folder", columns=columns)
+    rows = [int(Path(images.image_name(k)).stem) for k in range(12)]
+    assert (images.images(slice(None)) == pictures.pixels[rows]).all()
+    assert images.labels.tolist() == [pictures.numbers[row] for row in rows]
+    assert images.user_names == ("ward A", "ward B", "ward C")
+    gc.collect()  # the library leaves a file open
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hf must be a directory, got"):
+        open_images(f"hf:{tmp_path}/none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty must be a data set on disk, got"):
+        open_images(f"hf:{tmp_path}/empty")
+    datasets.Dataset.from_dict({"a": [1]}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match="must have a column of images, got columns a"):
+        open_images(f"hf:{tmp_path}/saved")

@@ -1,0 +1,207 @@
+"""`card`, as somebody meets it who was given a model."""
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from train_distributed import Privacy, release
+from train_distributed.__main__ import MENU
+from train_distributed.commands.card import _command
+from train_distributed.commands.configuration import jsonable
+from train_distributed.commands.run import Run
+from train_distributed.one_shot.released.card.content import rounded_up
+from train_distributed.privacy.ledger import Entry, Ledger
+
+ENTRY = Entry(
+    kind="release",
+    data="rows",
+    method="least-squares",
+    noise="discrete",
+    unit="record",
+    epsilon=1.0,
+    delta=1e-5,
+    sigma=3.7307,
+    sensitivity=1.0,
+)
+
+
+@pytest.fixture
+def model(sets, tmp_path) -> Path:
+    """A released model."""
+    released = release(EmbeddingSet.open(sets[0]), "class-sums", Privacy(1.0, 1e-5))
+    released.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_card_is_written_into_the_model_and_is_made_of_it_alone(call, model) -> None:
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    code, printed, error = call("card", "--model", "model")
+    assert (code, error) == (0, "")
+    assert printed.count("written") == 2
+    page, text = (model / name for name in ("card.html", "card.md"))
+    assert "Suitable for release" in page.read_text()
+    assert "class sums" in text.read_text()
+    assert {path.name for path in model.iterdir()} == {*before, page.name, text.name}
+    assert all((model / name).read_bytes() == content for name, content in before.items())
+    again = [path.read_bytes() for path in (page, text)]
+    assert call("card", "--model", "model", "--overwrite")[0] == 0
+    assert [path.read_bytes() for path in (page, text)] == again
+
+
+def test_a_card_that_exists_is_kept(call, model) -> None:
+    (model / "card.md").write_text("mine")
+    code, _, error = call("card", "--model", "model")
+    assert code == 2
+    assert "must not exist (or pass --overwrite)" in error
+    assert (model / "card.md").read_text() == "mine"
+    assert not (model / "card.html").exists()
+    assert call("card", "--model", "model", "--out", "elsewhere")[0] == 0
+    assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["card.html", "card.md"]
+
+
+@pytest.mark.parametrize("out", ["model", ".", "model/../model", "here"])
+def test_no_model_is_replaced_by_its_card(call, model, out) -> None:
+    (model.parent / "here").symlink_to(model)
+    before = sorted(model.parent.rglob("*"))
+    code, _, error = call("card", "--model", "model", "--out", out, "--overwrite")
+    assert code == 2
+    assert error.count("\n") == 1
+    assert sorted(model.parent.rglob("*")) == before
+
+
+def test_the_ledger_is_shown_with_its_total(call, model, tmp_path) -> None:
+    ledger = Ledger.open(tmp_path / "other.ledger")
+    ledger.spend(ledger.reserve(ENTRY))
+    ledger.reserve(ENTRY)
+    assert call("card", "--model", "model", "--ledger", "other.ledger")[0] == 0
+    text = (model / "card.md").read_text()
+    assert "holds 2 entries" in text
+    total = rounded_up(ledger.total().epsilon(1e-5))
+    assert f"come to ε = {total} at δ = 1e-05 for one record" in text
+    assert "reserved, no result known" in text
+    assert ledger.state().head in text
+
+
+def test_a_ledger_in_which_the_release_is_not_is_refused(call, model, tmp_path) -> None:
+    Ledger.open(tmp_path / "other.ledger").reserve(ENTRY)
+    path = model / "report.json"
+    noted = {"length": 1, "head": "00" * 32, "file": "x", "entry": "y", "unit": "record"}
+    totals = {"epsilon_total": 1.0, "delta_total": 1e-5}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ledger": noted | totals}))
+    code, _, error = call("card", "--model", "model", "--ledger", "other.ledger")
+    assert code == 2
+    assert "ledger other.ledger must hold the 1 lines that a report has seen" in error
+    assert not list(model.glob("*card*"))
+
+
+def test_an_evaluation_of_another_model_is_refused(call, model, tmp_path) -> None:
+    (tmp_path / "evaluated").mkdir()
+    (tmp_path / "evaluated" / "evaluation.json").write_text('{"model": "00"}')
+    code, _, error = call("card", "--model", "model", "--evaluation", "evaluated")
+    assert code == 2
+    assert "evaluation must be of the model with SHA-256" in error
+
+
+def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
+    labels = np.arange(303) % 101
+    x = np.eye(101, dtype=np.float32)[labels]
+    meta = {"class_names": [f"class {k}" for k in range(101)]}
+    split = np.repeat([0, 1], [202, 101]).astype(np.uint8)
+    rows = EmbeddingSet(embeddings=x, labels=labels, split=split, meta=meta)
+    rows.save(tmp_path / "private")
+    EmbeddingSet(embeddings=x + 0.1, labels=labels).save(tmp_path / "public")
+    common = ["--embeddings", "private", "--public", "public", "--method", "class-sums"]
+    assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
+    assert call("card", "--model", "model")[0] == 0
+    assert "NOT SUITABLE FOR RELEASE" in (tmp_path / "model" / "card.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere"], "must be an existing directory, got nowhere"),
+        (["--model", "model", "--ledger", "none"], "ledger must be an existing file, got none"),
+        (["--model", "model", "--ledger", "model/report.json"], "model/report.json"),
+        (["--model", "model", "--evaluation", "nowhere"], "nowhere"),
+        (["--model", "model", "--out", "model"], "must not hold what the command reads"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(call, model, arguments, message) -> None:
+    before = sorted(model.parent.rglob("*"))
+    code, printed, error = call("card", *arguments)
+    assert (code, printed) == (2, "")
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert sorted(model.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"users": "many"},
+        {"private": None, "epsilon": None},
+        {"epsilon": "large"},
+        {"test_metrics": {"rows": 3}},
+        {"test_metrics": 7},
+        {"neighbouring": None, "delta": [1]},
+        {"encoding": {"encoder": "x"}},
+        {"noise_multiplier": -1.0},
+        {"delta": 0},
+    ],
+)
+def test_a_report_that_somebody_has_changed_is_one_line(call, model, change) -> None:
+    path = model / "report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    code, printed, error = call("card", "--model", "model")
+    assert (code, printed) == (2, "")
+    assert error.count("\n") == 1
+    assert not list(model.glob("*card*"))
+
+
+def test_a_report_without_a_promise_is_no_report(call, model) -> None:
+    (model / "report.json").write_text("{}")
+    code, _, error = call("card", "--model", "model")
+    assert code == 2
+    assert "report must be what a release writes" in error
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--method softmax --epsilon 0.25 --l2-reg 0.5 --solver sgd --components 9 --no-whiten",
+        "--scheme dirichlet --users 7 --concentration 0.5 --seed 3 --noise float",
+        "--unit user --group-size 2 --honest-fraction 0.75 --min-survivors 5 --num-classes 4",
+        "--config chosen.json --epsilon 0.5 --vouch-for-transform",
+        "--epsilon inf --method non-private-svm",
+    ],
+)
+def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
+    words = ["run", "--embeddings", "my rows", "--public", "public", *typed.split()]
+    parsed = MENU.parse(words, "x")
+    assert isinstance(parsed, Run)
+    kept = jsonable(asdict(parsed))
+    used = {"method": kept["method"] or "least-squares"} if parsed.config is None else {}
+    given = {k: v for k, v in kept["options"].items() if v is not None}  # as `run` keeps them
+    command = _command({"configuration": kept | used | {"options": given}})
+    assert command is not None
+    program, *again = shlex.split(command)
+    assert program == "blind-averaging"
+    found = MENU.parse(again, "x")
+    assert isinstance(found, Run)
+    assert asdict(found) == asdict(parsed) | {k: v for k, v in used.items() if k == "method"}
+
+
+def test_files_elsewhere_are_called_by_name_alone() -> None:
+    configuration = jsonable(asdict(Run(Path("/somewhere/secret/rows"), public=Path("../p"))))
+    command = _command({"configuration": configuration})
+    assert command == "blind-averaging run --embeddings rows --epsilon 1.0 --delta 1e-05 --public p"
+
+
+def test_a_federation_has_no_such_command() -> None:
+    assert _command({"federation": "ab"}) is None

@@ -1,0 +1,68 @@
+"""`evaluate` from a directory of a model and one of embeddings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def held(say, sets) -> tuple[str, str]:
+    """Directories of embeddings with rows held out, and of a model of the others."""
+    private, public = sets
+    given = ("--embeddings", private, "--share", "0.4", "--out", "held")
+    assert say("embed", "hold-out", *given)[0] == 0
+    given = ("--embeddings", "held", "--public", public, "--epsilon", "5", "--out", "model")
+    assert say("run", *given, "--method", "class-sums")[0] == 0
+    return "held", "model"
+
+
+def test_a_model_is_evaluated_and_counted(say, held) -> None:
+    given = ("evaluate", "--embeddings", held[0], "--model", held[1], "--epsilon", "2")
+    code, printed, error = say(*given, "--out", "good")
+    assert (code, error) == (0, "")
+    for words in ("accuracy", "balanced_accuracy", "expected_calibration_error", "recall of a"):
+        assert words in printed
+    report = json.loads(Path("good/evaluation.json").read_text())
+    assert report["suitable_for_release"]
+    assert report["rows"] == 36 - 36 % 4 or report["rows"] > 0
+    assert len(report["model"]) == 64
+    assert report["ledger"]["epsilon_total"] == pytest.approx(5, rel=1e-6)  # the costlier part
+    lines = Path("held.ledger").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["reserve", "spend"] * 2
+    code, _, error = say(*given, "--out", "good")
+    assert code == 2
+    assert "good" in error
+    code, printed, _ = say(*given, "--overlap", "add", "--out", "both", "--seed", "1")
+    assert code == 0
+    report = json.loads(Path("both/evaluation.json").read_text())
+    assert report["ledger"]["epsilon_total"] > 5.3
+    assert not report["suitable_for_release"]
+    code, _, _ = say(*given, "--ledger", "none", "--out", "third", "--noise", "float")
+    assert code == 0
+    assert json.loads(Path("third/evaluation.json").read_text())["ledger"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--epsilon", "0"], "epsilon must be > 0, got 0"),
+        (["--bins", "99"], "bins must be from 0 to 50, got 99"),
+        (["--confidence", "2"], "confidence must be from 0.5 to 0.999, got 2.0"),
+        (["--users", "3"], "users must be left out for scheme 'own', got 3"),
+        (["--seed", "-1"], "seed must be in [0, 2^63), got -1"),
+        (["--model", "nowhere"], "release must be an existing directory, got nowhere"),
+        (["--embeddings", "private"], "`embed hold-out --share 0.2` holds rows out"),
+        (["--min-survivors", "9"], "min_survivors must be in [1, 8]"),
+        (["--out", "."], "out"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(say, held, change, words) -> None:
+    before = sorted(Path().rglob("*")), Path("held.ledger").read_bytes()
+    given = ["evaluate", "--embeddings", held[0], "--model", held[1], "--out", "new"]
+    code, _, error = say(*given, *change)
+    assert code == 2
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert words in error
+    assert (sorted(Path().rglob("*")), Path("held.ledger").read_bytes()) == before

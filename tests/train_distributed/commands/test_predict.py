@@ -1,0 +1,276 @@
+"""Pictures in, classes out: the same as of their embeddings, by the right encoder or not at all."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from embed import EmbeddingSet, PublicTransform
+from embed.run import Run as EmbedRun
+from pretrain.encoder import save_encoder
+from pretrain.resnet import ResNetConfig, SmallResNet
+from train_distributed import Privacy, Release, release
+from train_distributed.one_shot.released.predictions import HEADER
+
+COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 50), "red": (220, 30, 20)}
+SIZE, ROWS = 8, 40
+
+
+def draw(folder: Path, rows: int, seed: int, size: int = SIZE) -> Path:
+    """Class folders of noisy pictures, each class of one colour."""
+    rng = np.random.default_rng(seed)
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir(parents=True)
+        for row in range(rows):
+            noise = rng.normal(0, 40, (size, size, 3))
+            pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{row:03d}.png")
+    return folder
+
+
+def encoder(path: Path, seed: int) -> Path:
+    generator = torch.Generator().manual_seed(seed)
+    save_encoder(SmallResNet(ResNetConfig((4, 6), (1, 1)), generator), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Pictures, a checkpoint, their embeddings, and a model that carries its encoder."""
+    root = tmp_path_factory.mktemp("place")
+    checkpoint = encoder(root / "network.safetensors", 0)
+    for name, seed in (("private", 0), ("public", 1), ("new", 2)):
+        pictures = draw(root / f"{name}_pictures", ROWS, seed)
+        EmbedRun(data=str(pictures), encoder=str(checkpoint), out=root / name).run()
+    learn(root, root / "model")
+    shutil.copy(checkpoint, root / "model" / "encoder.safetensors")
+    return root
+
+
+def learn(root: Path, out: Path) -> None:
+    private = EmbeddingSet.open(root / "private")
+    transform = PublicTransform.fit(EmbeddingSet.open(root / "public"), components=4)
+    released = release(private, "least-squares", Privacy(50.0, 1e-5), transform=transform)
+    released.save(out)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with (path / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_pictures_are_classified_as_their_embeddings_are(call, place, tmp_path) -> None:
+    common = ["predict", "--model", str(place / "model")]
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    code, said, error = call(*common, "--data", str(place / "new_pictures"), "--out", one)
+    assert (code, error) == (0, "")
+    assert f"rows                       {3 * ROWS}" in said
+    assert call(*common, "--embeddings", str(place / "new"), "--out", two)[0] == 0
+    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["predictions.csv"]
+    first, second = table(tmp_path / "one"), table(tmp_path / "two")
+    assert list(first[0]) == list(HEADER)
+    for pictures, rows in zip(first, second, strict=True):
+        assert {**pictures, "path": ""} == {**rows, "path": ""}
+        assert Path(pictures["path"]).name == Path(rows["path"]).name
+    released = Release.load(place / "model")
+    shares = released.predict_proba(EmbeddingSet.open(place / "new").embeddings)
+    for row, p in zip(first, shares, strict=True):
+        order = p.argsort(descending=True)
+        names = [released.class_names[k] for k in order]
+        assert [row["class"], row["second"], row["third"]] == names
+        found = [row[c] for c in ("probability", "second_probability", "third_probability")]
+        assert np.allclose([float(x) for x in found], p[order], atol=1e-6)
+    right = [row["class"] == Path(row["path"]).parent.name for row in first]
+    assert np.mean(right) > 0.9
+
+
+def test_labels_that_are_there_are_compared(call, place, tmp_path) -> None:
+    common = ["predict", "--model", str(place / "model"), "--evaluate"]
+    out = tmp_path / "out"
+    code, said, _ = call(*common, "--data", str(place / "new_pictures"), "--out", str(out))
+    assert code == 0
+    names = ["confusion.png", "metrics.json", "predictions.csv"]
+    assert sorted(p.name for p in out.iterdir()) == names
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["rows"] == 3 * ROWS
+    assert metrics["majority_baseline"] == pytest.approx(1 / 3)
+    assert metrics["accuracy"] > 0.9
+    assert metrics["rows_by_split"] == {"train": 3 * ROWS}
+    assert "no epsilon covers" in metrics["of"]
+    assert "that the noised sum shows" in metrics["probabilities"]
+    assert f"accuracy                   {metrics['accuracy']:.4f}" in said
+    again = call(*common, "--embeddings", str(place / "new"), "--out", str(tmp_path / "two"))
+    assert again[0] == 0
+    assert json.loads((tmp_path / "two" / "metrics.json").read_text()) == metrics
+
+
+def test_classes_in_another_order_are_compared_by_name(call, place, tmp_path) -> None:
+    rows = EmbeddingSet.open(place / "new")
+    turned = {"class_names": ["red", "blue", "green"], "classes": "declared"}
+    labels = np.array([1, 2, 0])[rows.labels]
+    EmbeddingSet(
+        embeddings=rows.embeddings, labels=labels, split=rows.split, meta=rows.meta | turned
+    ).save(tmp_path / "turned")
+    common = ["predict", "--model", str(place / "model"), "--evaluate"]
+    for name, source in (("one", place / "new"), ("two", tmp_path / "turned")):
+        assert call(*common, "--embeddings", str(source), "--out", str(tmp_path / name))[0] == 0
+    one, two = (json.loads((tmp_path / n / "metrics.json").read_text()) for n in ("one", "two"))
+    assert one == two
+
+
+def test_pictures_of_another_size_are_brought_to_that_of_the_model(call, place, tmp_path) -> None:
+    pictures = draw(tmp_path / "large", 5, 3, size=24)
+    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
+    assert call(*common, "--data", str(pictures))[0] == 0
+    assert len(table(tmp_path / "out")) == 15
+    pixels = np.zeros((4, 24, 24, 3), np.uint8)
+    np.savez(tmp_path / "large.npz", x_test=pixels, y_test=np.arange(4) % 3)
+    common += ["--data", str(tmp_path / "large.npz"), "--overwrite"]
+    code, _, error = call(*common, "--resize", "12")
+    assert code == 2
+    assert "pictures must be 8 x 8 as those that the model learned from, got 12 x 12" in error
+    assert len(table(tmp_path / "out")) == 15
+    assert call(*common)[0] == 0
+    assert len(table(tmp_path / "out")) == 4
+
+
+def test_images_without_labels_are_classified_and_not_measured(call, place, tmp_path) -> None:
+    pixels = np.tile(np.array(COLOURS["green"], np.uint8), (7, SIZE, SIZE, 1))
+    np.savez(tmp_path / "new.npz", x_test=pixels)
+    common = ["predict", "--model", str(place / "model"), "--data", str(tmp_path / "new.npz")]
+    assert call(*common, "--out", str(tmp_path / "out"))[0] == 0
+    assert [row["class"] for row in table(tmp_path / "out")] == ["green"] * 7
+    code, _, error = call(*common, "--evaluate", "--out", str(tmp_path / "two"))
+    assert (code, error) == (2, "error: evaluate must have labels, got 7 rows without any\n")
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_model_that_carries_no_encoder_is_given_the_right_one(call, place, tmp_path) -> None:
+    learn(place, tmp_path / "bare")
+    common = ["predict", "--model", str(tmp_path / "bare"), "--out", str(tmp_path / "out")]
+    common += ["--data", str(place / "new_pictures")]
+    code, _, error = call(*common)
+    assert code == 2
+    assert "encoder must be given by name and weights, for it is not carried" in error
+    other = encoder(tmp_path / "other.safetensors", 1)
+    code, _, error = call(*common, "--encoder", str(other))
+    assert code == 2
+    assert "encoder must be the one that the model learned with, network.safetensors" in error
+    assert not (tmp_path / "out").exists()
+    assert call(*common, "--encoder", str(place / "network.safetensors"))[0] == 0
+
+
+def test_a_carried_encoder_that_was_exchanged_is_refused(call, place, tmp_path) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    encoder(tmp_path / "model" / "encoder.safetensors", 7)
+    common = ["predict", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out")]
+    code, _, error = call(*common, "--data", str(place / "new_pictures"))
+    assert code == 2
+    assert "encoder must be the one that the model learned with" in error
+
+
+def test_embeddings_of_another_encoder_are_refused(call, place, tmp_path) -> None:
+    other = encoder(tmp_path / "other.safetensors", 1)
+    EmbedRun(data=str(place / "new_pictures"), encoder=str(other), out=tmp_path / "set").run()
+    arguments = ["--embeddings", str(tmp_path / "set"), "--out", str(tmp_path / "out")]
+    code, _, error = call("predict", "--model", str(place / "model"), *arguments)
+    assert code == 2
+    assert "release and embeddings must be embedded by one encoder" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_older_model_takes_embeddings_only(call, place, tmp_path) -> None:
+    shutil.copytree(place / "model", tmp_path / "old")
+    model = tmp_path / "old" / "model.safetensors"
+    with safe_open(model, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = {"class_names": file.metadata()["class_names"]}
+    save_file(tensors, model, metadata)
+    common = ["predict", "--model", str(tmp_path / "old"), "--out", str(tmp_path / "out")]
+    code, _, error = call(*common, "--data", str(place / "new_pictures"))
+    assert code == 2
+    assert "release must say which encoder its embeddings came from" in error
+    assert call(*common, "--embeddings", str(place / "new"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], "exactly one of data and embeddings must be given, got neither"),
+        (["--data", "DATA", "--embeddings", "SET"], "must be given, got both"),
+        (["--data", "nowhere"], "got nowhere"),
+        (["--embeddings", "nowhere"], "embeddings must be an existing directory, got nowhere"),
+        (["--embeddings", "SET", "--resize", "3"], "resize must be left out with embeddings"),
+        (["--embeddings", "SET", "--splits", "test"], "splits must hold rows, got none in test"),
+        (["--embeddings", "SET", "--splits", "tset"], r"splits must be of"),
+        (["--data", "DATA", "--batch-size", "0"], "batch_size must be >= 1, got 0"),
+        (["--data", "DATA", "--model", "nowhere"], "release must be an existing directory"),
+        (["--data", "DATA", "--encoder", "nonsense"], "got nonsense"),
+        (["--data", "DATA", "--out", "/proc/nowhere/x"], "/proc/nowhere"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_writes_nothing(
+    call, place, tmp_path, change: list[str], message: str
+) -> None:
+    known = {"DATA": str(place / "new_pictures"), "SET": str(place / "new")}
+    typed = [known.get(word, word) for word in change]
+    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
+    code, _, error = call(*common, *typed)
+    assert (code, error.count("\n")) == (2, 1)
+    assert message in error
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_model_is_not_replaced_by_its_predictions(call, place, tmp_path) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    common = ["--model", str(tmp_path / "model"), "--out", str(tmp_path / "model"), "--overwrite"]
+    for typed in (["predict", "--embeddings", str(place / "new")], ["export", "--format", "onnx"]):
+        code, _, error = call(*typed, *common)
+        assert code == 2
+        assert "out must not hold what the command reads" in error
+    Release.load(tmp_path / "model")
+
+
+def test_an_unreadable_picture_is_named_and_nothing_is_left(call, place, tmp_path) -> None:
+    pictures = tmp_path / "pictures"
+    shutil.copytree(place / "new_pictures", pictures)
+    (pictures / "red" / "020.png").write_bytes(b"no picture")
+    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
+    code, _, error = call(*common, "--data", str(pictures))
+    assert code == 2
+    assert str(pictures / "red" / "020.png") in error
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["pictures"]
+
+
+def test_names_that_need_quotes_survive(call, place, tmp_path) -> None:
+    odd = ['comma, "quote".png', "new\nline.png", "=1+1.png", "ü.png"]
+    (tmp_path / "odd" / "red").mkdir(parents=True)
+    for name in odd:
+        shutil.copy(place / "new_pictures" / "red" / "000.png", tmp_path / "odd" / "red" / name)
+    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
+    assert call(*common, "--data", str(tmp_path / "odd"))[0] == 0
+    found = {row["path"].removeprefix(f"{tmp_path}/odd/") for row in table(tmp_path / "out")}
+    assert {Path(name).name for name in found} == set(odd)
+
+
+def test_run_carries_the_encoder_if_asked(call, place, tmp_path) -> None:
+    common = ["run", "--embeddings", str(place / "private"), "--public", str(place / "public")]
+    common += ["--epsilon", "9", "--components", "4", "--with-encoder"]
+    common += ["--scheme", "iid", "--users", "6"]
+    code, _, error = call(*common, "--out", str(tmp_path / "none"))
+    assert code == 2
+    assert "encoder must be given by name and weights" in error
+    assert not (tmp_path / "none").exists()
+    network = str(place / "network.safetensors")
+    code, _, error = call(*common, "--out", str(tmp_path / "run"), "--encoder-weights", network)
+    assert (code, error) == (0, "")
+    assert (tmp_path / "run" / "encoder.safetensors").is_file()
+    common = ["predict", "--model", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    assert call(*common, "--data", str(place / "new_pictures"))[0] == 0

@@ -1,0 +1,110 @@
+"""A set without labels, or with a broken row, at every door that learns: one line, nothing left."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from train_distributed import Privacy, release
+from train_distributed.research.baselines.learn import learn
+from train_distributed.research.protection.data import head_federation
+from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+
+DOORS = {
+    "run": "run --embeddings {} --public public --epsilon 1 --out out",
+    "baseline": "run --embeddings {} --public public --method output-perturbation --out out",
+    "rounds": "run --embeddings {} --public public --method admm-dual --out out",
+    "iid": "run --embeddings {} --public public --scheme one-class --out out",
+    "sweep": "sweep frontier --embeddings {} --public public --out out",
+    "protect": "protect --embeddings {} --public public --out out",
+    "join": "federation join --folder out --name me --embeddings {}",
+    "select": "select --public {} --users 2 --rows-per-user 5 --num-classes 2 --out out",
+    "heads": "heads fit --data {} --out out --num-classes 2 --l2-reg 1 --clip-norm 9",
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_nothing_is_learned_without_labels(say, sets, tmp_path: Path, door: str) -> None:
+    private = EmbeddingSet.open(sets[0])
+    EmbeddingSet(embeddings=private.embeddings, labels=np.full(120, -1)).save(tmp_path / "bare")
+    before = sorted(tmp_path.iterdir())
+    code, _, error = say(*DOORS[door].format("bare").split())
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "must have labels to learn from, got bare without any" in error
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("door", ["run", "sweep", "select"])
+def test_a_row_that_is_not_finite_is_named_with_its_file(
+    say, sets, tmp_path: Path, door: str
+) -> None:
+    x = np.array(EmbeddingSet.open(sets[0]).embeddings)
+    x[70, 1] = np.inf
+    private = EmbeddingSet.open(sets[0])
+    EmbeddingSet(
+        embeddings=x,
+        labels=private.labels,
+        users=private.users,
+        split=private.split,
+        names=np.array([f"{k}.png" for k in range(120)]),
+        meta=private.meta,
+    ).save(tmp_path / "broken")
+    code, _, error = say(*DOORS[door].format("broken").split())
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "must be finite, got inf in row 70 of broken/embeddings.npy (70.png)" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
+    private, public = (EmbeddingSet.open(path) for path in sets)
+    bare = EmbeddingSet(embeddings=private.embeddings, labels=np.full(120, -1))
+    privacy = Privacy(1.0, 1e-5)
+    rule = "must have labels to learn from, got a set of 120 rows without any"
+    with pytest.raises(ValueError, match=f"embeddings {rule}"):
+        release(bare, "class-sums", privacy, num_classes=3)
+    with pytest.raises(ValueError, match=f"embeddings {rule}"):
+        learn(bare, "gradient-perturbation", privacy, num_classes=3)
+    with pytest.raises(ValueError, match=f"public {rule}"):
+        next(
+            rehearse(
+                bare,
+                [Sizes(users=1, rows_per_user=9, num_classes=2)],
+                [privacy],
+                Candidates.default(5),
+                tasks=1,
+                seeds=1,
+            )
+        )
+    options = {"clients": 1, "rows": 5, "batch": 1, "step": 0.1, "rounds": 1, "seed": 0}
+    from embed import PublicTransform
+
+    with pytest.raises(ValueError, match=f"embeddings {rule}"):
+        head_federation(bare, public, PublicTransform.fit(public), **options)
+
+
+def test_run_asks_whose_a_set_without_users_is(say, sets, tmp_path: Path) -> None:
+    private = EmbeddingSet.open(sets[0])
+    EmbeddingSet(
+        embeddings=private.embeddings,
+        labels=private.labels,
+        split=private.split,
+        meta=private.meta,
+    ).save(tmp_path / "nobody")
+    command = ["run", "--embeddings", "nobody", "--public", "public"]
+    command += ["--method", "class-sums", "--out", "out"]
+    for more in ((), ("--users", "2")):
+        code, _, error = say(*command, *more)
+        assert code == 2
+        assert error.count("\n") == 1
+        assert "users must be named by the embedding set, or be 1" in error
+        assert "(--scheme iid --users N)" in error
+        assert not (tmp_path / "out").exists()
+    code, printed, error = say(*command, "--users", "1", "--honest-fraction", "1")
+    assert code == 0, error
+    assert "users                  1" in printed
+    command[2], command[-1] = sets[0], "again"
+    code, _, error = say(*command, "--users", "1")
+    assert (code, error) == (2, "error: users must be left out for scheme 'own', got 1\n")

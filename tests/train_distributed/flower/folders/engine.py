@@ -1,0 +1,39 @@
+"""A federation's commands with the network cut off."""
+
+import numpy as np
+import pytest
+
+from train_distributed.commands.federation import hosting, taking_part
+from train_distributed.flower.progress import Log
+from train_distributed.flower.record import settle
+from train_distributed.flower.superlink import Operation
+from train_distributed.flower.supernode import Node
+from train_distributed.secure_sum.opening import Opened
+
+
+class Engine:
+    """In place of the network: an operator that opens zeros, a node that is used up at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.operations: list[Operation] = []
+        self.nodes: list[Node] = []
+        self.failure: Exception | None = None
+        monkeypatch.setattr(hosting, "operate", self.operate)
+        monkeypatch.setattr(taking_part, "serve", self.serve)
+        monkeypatch.setattr(hosting, "settle", lambda state: settle(state))
+
+    def operate(self, operation: Operation) -> tuple[Opened, Log]:
+        self.operations.append(operation)
+        operation.say("stage: 3 of 3")
+        if self.failure is not None:
+            raise self.failure
+        users = frozenset(operation.federation.users) - {1}
+        log = Log(missing={1: "masked input"}, refused=["user 1: refused: \\x1b"])
+        log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
+        log.unchecked = (1,) * (operation.federation.protocol == "shares-replicated")
+        return Opened(np.zeros(operation.federation.dimension, np.uint64), users), log
+
+    def serve(self, node: Node) -> int:
+        self.nodes.append(node)
+        node.say("connected")
+        return 0

@@ -1,0 +1,189 @@
+"""A directory is read as it was written, or refused in one line that says what is wrong."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from train_distributed import Release
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]) -> None:
+    """Saves a model again with some of its tensors or metadata changed."""
+    model = path / "model.safetensors"
+    tensors = load_file(model)
+    with safe_open(model, "pt") as file:
+        metadata = dict(file.metadata())
+    change(tensors, metadata)
+    save_file(tensors, model, metadata)
+
+
+def test_what_was_saved_is_loaded(released, tmp_path) -> None:
+    released.save(tmp_path / "model")
+    loaded = Release.load(tmp_path / "model")
+    rows = np.random.default_rng(1).standard_normal((50, 6)).astype(np.float32) + 5
+    assert torch.equal(loaded.scores(rows), released.scores(rows))
+    assert torch.equal(loaded.predict(rows), released.predict(rows))
+    assert torch.equal(loaded.predict_proba(rows), released.predict_proba(rows))
+    assert loaded.encoding == released.encoding
+    for name in ("class_names", "report", "image_shape", "temperature", "method", "opened"):
+        assert getattr(loaded, name) == getattr(released, name)
+    with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:
+        assert "posterior of Gaussian classes" in file.metadata()["probabilities"]
+        assert file.metadata()["method"] == "class-sums"
+
+
+def test_equal_models_are_equal_files(released, tmp_path) -> None:
+    for name in "abc":
+        released.save(tmp_path / name)
+    files = {(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+    assert len(files) == 1
+
+
+def test_an_older_directory_is_read_and_knows_less(released, tmp_path) -> None:
+    released.save(tmp_path / "model")
+
+    def forget(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+        for name in set(metadata) - {"class_names"}:
+            del metadata[name]
+
+    rewrite(tmp_path / "model", forget)
+    old = Release.load(tmp_path / "model")
+    assert (old.encoding, old.image_shape, old.temperature) == (None, None, 1.0)
+    assert old.class_names == released.class_names
+
+
+def test_probabilities_are_the_softmax_of_the_scores(released) -> None:
+    rows = 5 + np.random.default_rng(1).standard_normal((4999, 6))  # more than two blocks
+    shares = released.predict_proba(rows)
+    z = released.transform(rows).double().numpy() @ released.weights.numpy()
+    powers = np.exp(z)
+    assert np.allclose(shares, powers / powers.sum(1, keepdims=True), atol=1e-5)
+    assert torch.equal(shares.argmax(1), released.predict(rows))
+    assert released.predict_proba(rows[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-30, 1e30, 1e150, 1e307])
+def test_probabilities_of_extreme_rows_are_finite(released, size: float) -> None:
+    rows = size * np.array([[1.0, -1, 1, -1, 1, -1], [1, 1, 1, 1, 1, 1]])
+    shares = released.predict_proba(rows)
+    assert shares.isfinite().all()
+    assert torch.allclose(shares.sum(1), torch.ones(2).double())
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 7), (6,), (1, 2, 6)])
+def test_rows_of_another_shape_are_refused(released, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"embeddings must be \(n, 6\), got"):
+        released.predict_proba(np.zeros(shape))
+
+
+def test_a_row_that_is_not_finite_is_named(released) -> None:
+    rows = np.zeros((3000, 6))
+    rows[2500, 3] = np.inf
+    with pytest.raises(ValueError, match="must be finite, got inf in row 2500"):
+        released.predict(rows)
+
+
+def _without(name: str):
+    return lambda tensors, metadata: (tensors.pop(name, None), metadata.pop(name, None))
+
+
+def _tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]):
+    return lambda tensors, metadata: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+def _metadata(name: str, text: str):
+    return lambda tensors, metadata: metadata.update({name: text})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without("weights"), r"weights must be a float \(d, K\), got none"),
+        (_tensor("weights", lambda w: w.flatten()), r"weights must be a float \(d, K\), got"),
+        (_tensor("weights", lambda w: w.long()), r"weights must be a float \(d, K\), got"),
+        (_tensor("weights", lambda w: w * torch.nan), "weights must be finite"),
+        (_tensor("weights", lambda w: w[:-1]), "weights must have 5 rows, .*, got 4"),
+        (_tensor("weights", lambda w: w[:, :2]), "class_names must name 2 classes, got 3"),
+        (_without("class_names"), "class_names must be two distinct names or more, got None"),
+        (_metadata("class_names", "["), "class_names must be JSON"),
+        (_metadata("class_names", '{"a": 1}'), "class_names must be two distinct names"),
+        (_metadata("class_names", '["a", "b", "a"]'), "class_names must be two distinct names"),
+        (_metadata("class_names", '["a", "b", 3]'), "class_names must be two distinct names"),
+        (_metadata("class_names", "[" * 100000), "class_names must be JSON"),
+        (_metadata("temperature", "0.0"), r"temperature must be > 0, got 0\.0"),
+        (_metadata("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
+        (_metadata("image_shape", "[3, 32]"), "image_shape must be three sizes > 0"),
+        (_metadata("image_shape", "[3, 32, -1]"), "image_shape must be three sizes > 0"),
+        (_metadata("encoding", "{}"), "encoding must be readable"),
+        (_metadata("encoding", "]"), "encoding must be readable"),
+        (_without("transform.mean"), "transform must hold"),
+        (_tensor("transform.mean", lambda m: m[1:]), "mean must have shape"),
+        (_tensor("transform.mean", lambda m: m * torch.inf), "mean must be finite"),
+        (_tensor("transform.mean", lambda m: m.half()), "transform.mean must be float"),
+        (_tensor("transform.scale", lambda s: 0 * s), "scale must be > 0"),
+        (_tensor("transform.bounds", lambda b: b.flip(0)), "clip_norm must be > constant"),
+        (lambda t, m: t.update({"more": torch.zeros(1)}), r"got \['more'\] too"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(released, tmp_path, change, message: str) -> None:
+    released.save(tmp_path / "model")
+    rewrite(tmp_path / "model", change)
+    with pytest.raises(ValueError, match=message) as refusal:
+        Release.load(tmp_path / "model")
+    assert str(refusal.value).startswith(str(tmp_path / "model" / "model.safetensors"))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("report.json", b"{", "must be a readable JSON object"),
+        ("report.json", b"[]", "must be a JSON object, got list"),
+        ("report.json", b'{"epsilon": NaN}', "numbers must be finite, got NaN"),
+        ("report.json", b"\xff", "must be a readable JSON object"),
+        ("report.json", b"[" * 100000, "must be a readable JSON object"),
+        ("report.json", None, "must be a readable JSON object"),
+        ("model.safetensors", b"", "must be a released model"),
+        ("model.safetensors", b"\xff" * 64, "must be a released model"),
+        ("model.safetensors", None, "must be a released model"),
+    ],
+)
+def test_a_file_that_is_damaged_or_missing_is_named(
+    released, tmp_path, name: str, content: bytes | None, message: str
+) -> None:
+    released.save(tmp_path / "model")
+    path = tmp_path / "model" / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as refusal:
+        Release.load(tmp_path / "model")
+    assert str(path) in str(refusal.value)
+
+
+def test_a_file_cut_anywhere_is_refused(released, tmp_path) -> None:
+    released.save(tmp_path / "model")
+    model = tmp_path / "model" / "model.safetensors"
+    whole = model.read_bytes()
+    for length in (1, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        model.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="must be a released model"):
+            Release.load(tmp_path / "model")
+
+
+def test_no_directory_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="release must be an existing directory, got"):
+        Release.load(tmp_path / "model")
+
+
+def test_report_and_model_say_the_same_of_the_encoder(released, tmp_path) -> None:
+    released.save(tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "copy")
+    assert Release.load(tmp_path / "copy").encoding == released.encoding
+    assert json.loads((tmp_path / "copy" / "report.json").read_text()) == released.report

@@ -1,0 +1,102 @@
+"""A method and the rows that it is made for: one transform, one number of classes."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from heads import SoftmaxHead
+from train_distributed import Privacy, release
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.methods import METHODS, build_method
+
+P, K = 6, 3
+PROMISE = Privacy(1.0, 1e-5)
+
+
+def rows(seed: int = 0) -> EmbeddingSet:
+    """Nine users of eight rows."""
+    x = np.random.default_rng(seed).standard_normal((72, P)).astype(np.float32)
+    names = {"class_names": ["a", "b", "c"]}
+    every = np.arange(72)
+    return EmbeddingSet(embeddings=x, labels=every % K, users=every % 9, meta=names)
+
+
+def fitted(on: EmbeddingSet) -> PublicTransform:
+    return PublicTransform.fit(on, clip_norm=math.sqrt(1.25), constant=0.5)
+
+
+def methods_of(transform: PublicTransform) -> list[Any]:
+    head = SoftmaxHead(num_classes=K, l2_reg=1.0, clip_norm=transform.clip_norm)
+    return [
+        ClassSums(num_classes=K, transform=transform),
+        LeastSquares(num_classes=K, transform=transform),
+        BlindAveraging(head=head, dim=transform.dim),
+    ]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_method_made_for_shorter_rows_is_refused(number: int) -> None:
+    """Its sensitivity would be that of rows of norm 1 where norm 8 goes in."""
+    short, long = (PublicTransform.identity(P, clip_norm, 0.5) for clip_norm in (1.0, 8.0))
+    for noise in ("discrete", "float"):
+        with pytest.raises(ValueError, match=r"norm 8\.0"):
+            release(rows(), methods_of(short)[number], PROMISE, transform=long, noise=noise)
+    assert release(rows(), methods_of(long)[number], PROMISE, transform=long).report["users"] == 9
+
+
+def test_another_transform_of_the_same_bounds_is_refused_too() -> None:
+    one, other = fitted(rows(1)), fitted(rows(2))
+    with pytest.raises(ValueError, match="transform must be the method's own"):
+        release(rows(), ClassSums(num_classes=K, transform=one), PROMISE, transform=other)
+    again = PublicTransform.from_tensors(one.tensors())
+    release(rows(), ClassSums(num_classes=K, transform=again), PROMISE, transform=one)
+
+
+def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
+    transform = fitted(rows(1))
+    released = release(rows(), ClassSums(num_classes=K, transform=transform), PROMISE)
+    assert released.transform is transform
+    with pytest.raises(ValueError, match="method must be made for rows of norm"):
+        release(rows(), methods_of(transform)[2], PROMISE)  # which knows a norm alone
+
+
+def test_a_method_for_other_columns_or_classes_is_refused() -> None:
+    transform = fitted(rows(1))
+    head = SoftmaxHead(num_classes=K, l2_reg=1.0, clip_norm=transform.clip_norm)
+    with pytest.raises(ValueError, match=r"7 columns, got one for 1.118.* and 4"):
+        release(rows(), BlindAveraging(head=head, dim=4), PROMISE, transform=transform)
+    with pytest.raises(ValueError, match="num_classes must be the method's 4, got 3"):
+        release(rows(), ClassSums(num_classes=4, transform=transform), PROMISE)
+
+
+def test_a_method_that_does_not_say_for_which_rows_it_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Unknown:
+        num_classes: int = K
+
+        def validate(self) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="method must be of ClassSums"):
+        release(rows(), Unknown(), PROMISE)  # pyright: ignore[reportArgumentType]
+
+
+def test_build_method_and_release_agree() -> None:
+    """A method by its name and the same method built elsewhere are one."""
+    transform = fitted(rows(1))
+    for name in METHODS:
+        given = release(
+            rows(),
+            build_method(name, transform, K, {}),
+            Privacy(math.inf, 1e-5),
+            transform=transform,
+        )
+        named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform)
+        assert torch.equal(given.weights, named.weights)

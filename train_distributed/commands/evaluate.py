@@ -1,0 +1,178 @@
+"""`python -m train_distributed evaluate`: how good a released model is, privately."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
+from train_distributed.commands.choices import Noise
+from train_distributed.commands.configuration import jsonable
+from train_distributed.privacy.promise import Privacy
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from embed import EmbeddingSet
+    from train_distributed.commands.counted import Counted
+    from train_distributed.partition import Partition
+
+REPORT = "evaluation.json"
+SPARE = 1 << 22  # bytes of the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Evaluate a released model on rows that users held out; the answer is private.
+
+    Every user sends, with its share of noise, how often the model takes each class for which, and
+    how sure of it it is. Rows of split `evaluation` are looked at, on which nothing was trained:
+
+    blind-averaging embed hold-out --embeddings mine --share 0.2 --out held
+    blind-averaging run --embeddings held --public public --epsilon 1 --out model
+    blind-averaging evaluate --model model --embeddings held --epsilon 0.5
+    """
+
+    model: Path
+    """Directory of a release: model.safetensors and report.json."""
+    embeddings: Path
+    """Embedding set, raw, of the encoder that the model was trained with."""
+    privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    bins: int = 10
+    """Bins of confidence, for its calibration; 0: none."""
+    confidence: float = 0.95
+    """Of every interval, by itself."""
+    sampling: Literal["rows", "users"] = "rows"
+    """What was drawn independently from those of whom the intervals speak: rows, or only users,
+    each with all its rows, which may be alike."""
+    training: tuple[Path, ...] = ()
+    """Further sets whose training rows the model has seen; none of them may be evaluated."""
+    overlap: Literal["refuse", "add"] = "refuse"
+    """What becomes of rows that were trained on; `add`: they count, and both promises add up."""
+    scheme: Literal["own", "iid"] = "own"
+    """Who holds which rows: as the set says, or a simulated partition."""
+    users: int | None = None
+    """Number of simulated users."""
+    noise: Noise = "discrete"
+    """`discrete` is for release; `float` is for simulations."""
+    seed: int | None = None
+    """Makes an evaluation reproducible, its noise float, and its result unsuitable for release."""
+    min_survivors: int | None = None
+    """Fewest users that a sum is opened for; all if left out."""
+    ledger: Path | None = None
+    """File in which the promise is reserved before noise is drawn; beside the embeddings if left
+    out; "none": nowhere, and the report says so."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> None:
+        """Sums once, writes evaluation.json, prints every share with its interval.
+
+        Raises:
+            ValueError: a setting out of range, or rows that no evaluation may look at.
+            FileExistsError: the directory exists.
+        """
+        self.privacy.validate()
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
+        out = default_directory("evaluate") if self.out is None else self.out
+        given = (self.model, self.embeddings, self.ledger, *self.training)
+        refuse_inputs(out, given)
+        with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
+            with reserved(partial, SPARE):
+                report, counted = self._evaluated(out)
+            text = json.dumps(report, indent=1, allow_nan=False)
+            (partial / REPORT).write_text(text + "\n")
+        counted.spend()
+        for line in lines_of(report):
+            print(line)
+        print(f"{'written':28} {out}")
+
+    def _evaluated(self, out: Path) -> "tuple[dict[str, Any], Counted]":
+        import torch
+
+        from embed import EmbeddingSet
+        from train_distributed.commands.counted import Counted
+        from train_distributed.one_shot.model import Release
+        from train_distributed.one_shot.released.evaluate import evaluate
+        from train_distributed.one_shot.released.files import MODEL
+        from train_distributed.privacy.ledger import Ledger
+
+        release = Release.load(self.model)
+        embeddings = EmbeddingSet.open(self.embeddings)
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        partition, divided = self._partition(embeddings)
+        counted = Counted(
+            Ledger.chosen(self.ledger, self.embeddings),
+            embeddings,
+            "evaluation" if self.overlap == "refuse" else "",  # a part that shares no row
+            self.privacy,
+            method="confusion-matrix",
+            result=out,
+            kind="evaluation",
+            users=divided,
+        )
+        found = evaluate(
+            release,
+            embeddings,
+            self.privacy,
+            bins=self.bins,
+            confidence=self.confidence,
+            sampling=self.sampling,
+            overlap=self.overlap,
+            training=[EmbeddingSet.open(path) for path in self.training],
+            partition=partition,
+            noise="float" if self.seed is not None else self.noise,
+            generator=generator,
+            min_survivors=self.min_survivors,
+            reserve=counted.reserve,
+        )
+        digest = hashlib.sha256((self.model / MODEL).read_bytes()).hexdigest()
+        configuration = jsonable(asdict(self))
+        told = {"model": digest, "ledger": counted.report(), "configuration": configuration}
+        return found.report | told, counted
+
+    def _partition(self, embeddings: "EmbeddingSet") -> "tuple[Partition | None, str | None]":
+        """Of the evaluation rows, and its hash where it is simulated; None: the set's own users."""
+        import torch
+
+        from embed.store import EVALUATION
+        from train_distributed.partition import split
+        from train_distributed.privacy.ledger import hash_of
+
+        if self.scheme == "own":
+            if self.users is not None:
+                raise ValueError(f"users must be left out for scheme 'own', got {self.users}")
+            return None, None
+        generator = torch.Generator()
+        _ = generator.seed() if self.seed is None else generator.manual_seed(self.seed)
+        labels = torch.from_numpy(embeddings.labels[embeddings.split == EVALUATION])
+        if not len(labels):
+            return None, None  # refused for having no rows
+        partition = split(labels, self.users, "iid", generator=generator)
+        return partition, hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
+
+
+def lines_of(report: dict[str, Any]) -> Iterator[str]:
+    """A report of an evaluation, for people."""
+    shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+    for name in (*shown, "unsuitable_because", "users", "rows", "with_the_training"):
+        if name in report:
+            yield f"{name:28} {report[name]}"
+    yield f"{'intervals':28} at {100 * report['confidence_level']:g} % each"
+    for name in ("accuracy", "balanced_accuracy", "expected_calibration_error"):
+        if report[name] is not None:
+            yield f"{name:28} {_share(report[name])}"
+    for name, share in report["recall"].items():
+        label = f"recall of {name}"
+        yield f"{label:28} {_share(share)}, of about {max(0, share['rows']):.0f} rows"
+
+
+def _share(share: dict[str, Any]) -> str:
+    between = f"{100 * share['low']:.1f} to {100 * share['high']:.1f} %"
+    if share["estimate"] is None:
+        few = "too few rows to say"
+        return few if (share["low"], share["high"]) == (0, 1) else f"{between} ({few} more)"
+    return f"{100 * share['estimate']:.1f} % ({between})"

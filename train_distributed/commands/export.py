@@ -1,0 +1,119 @@
+"""`python -m train_distributed export`: a released model as one file for other programs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from train_distributed.one_shot.model import Release
+
+FILES = {"onnx": "model.onnx", "torch-export": "model.pt2", "sklearn": "model.skops"}
+ENOUGH = 1e-5  # difference of a probability that is worth no word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a released model as ONNX, torch.export or scikit-learn file, which needs no project.
+
+    ONNX and torch.export take uint8 pictures of one size, any number at once: preprocessing,
+    encoder, transform and classifier are in the file. scikit-learn takes embeddings. The file is
+    then run in its own runtime and compared with `predict`.
+
+    Example: blind-averaging export --model runs/mine --format onnx --out exported
+    """
+
+    model: Path
+    """Directory that `run` or a federation wrote."""
+    format: Literal["onnx", "torch-export", "sklearn"]
+    """model.onnx, model.pt2 or model.skops."""
+    encoder: str | None = None
+    """As for `embed run`, where the model's directory carries none and its own name is not enough.
+    Another encoder than the one the model learned with is refused."""
+    weights: str | None = None
+    """Of that encoder."""
+    input_size: tuple[int, int] | None = None
+    """Height and width of the pictures; those that the model learned from if left out."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> None:
+        """Writes the file and export.json; prints how far its probabilities are from `predict`.
+
+        Raises:
+            ValueError: an option that does not fit, a package that is missing, another encoder.
+            FileExistsError: the directory exists.
+        """
+        if self.format == "sklearn":
+            for name in ("encoder", "weights", "input_size"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} must be left out for sklearn, which takes embeddings, "
+                        f"got {getattr(self, name)}"
+                    )
+        out = default_directory("export") if self.out is None else self.out
+        weights = None if self.weights is None else Path(self.weights)
+        refuse_inputs(out, (self.model, weights))
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            told = self._into(partial)
+        for name in ("input", "output", "largest_difference"):
+            print(f"{name:20} {told[name]}")
+        if told["largest_difference"] > ENOUGH or told["classes_that_differ"]:
+            print(
+                f"{'warning':20} differs from predict by more than {ENOUGH:g}: the classifier "
+                "amplifies what float32 rounds in the encoder"
+            )
+        print(f"{'written':20} {out / FILES[self.format]}")
+
+    def _into(self, partial: Path) -> dict[str, Any]:
+        import json
+
+        from train_distributed.one_shot.model import Release
+
+        released = Release.load(self.model)
+        path = partial / FILES[self.format]
+        write = self._rows if self.format == "sklearn" else self._pictures
+        told, (difference, classes) = write(released, path)
+        told |= {"largest_difference": difference, "classes_that_differ": classes}
+        text = json.dumps({"format": self.format} | told, indent=2, allow_nan=False)
+        (partial / "export.json").write_text(text + "\n")
+        return told
+
+    def _rows(self, released: "Release", path: Path) -> tuple[dict[str, Any], tuple[float, int]]:
+        from train_distributed.one_shot.released.export.estimator import load_sklearn, save_sklearn
+        from train_distributed.one_shot.released.export.facts import facts
+        from train_distributed.one_shot.released.export.parity import of_rows, some_rows
+
+        save_sklearn(released, path)
+        width = len(released.transform.mean)
+        told = facts(released) | {
+            "input": f"embeddings: float (n, {width})",
+            "output": "predict: class names; predict_proba: (n, classes)",
+        }
+        return told, of_rows(released, load_sklearn(path), some_rows(released))
+
+    def _pictures(
+        self, released: "Release", path: Path
+    ) -> tuple[dict[str, Any], tuple[float, int]]:
+        from train_distributed.one_shot.released.encoder import released_encoder
+        from train_distributed.one_shot.released.export.parity import of_pictures, some_pictures
+        from train_distributed.one_shot.released.export.programs import (
+            described,
+            picture_size,
+            run_onnx,
+            run_torch,
+            save_onnx,
+            save_torch,
+            trace,
+        )
+
+        size = picture_size(released, self.input_size)
+        encoder = released_encoder(released, self.model, name=self.encoder, weights=self.weights)
+        program, told = trace(released, encoder, size), described(released, size)
+        onnx = self.format == "onnx"
+        (save_onnx if onnx else save_torch)(program, told, path)
+        run = (run_onnx if onnx else run_torch)(path)
+        return told, of_pictures(released, encoder, run, some_pictures(size))

@@ -1,0 +1,167 @@
+"""`python -m train_distributed predict`: a released model's classes of new pictures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    import numpy as np
+
+    from train_distributed.one_shot.model import Release
+    from train_distributed.one_shot.released.predictions import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Classify pictures, or embeddings of them, with a released model.
+
+    Writes predictions.csv: path, class, probability, and the second and third class with theirs.
+
+    Example: blind-averaging predict --model runs/mine --data PICTURES --out predicted
+    """
+
+    model: Path
+    """Directory that `run` or a federation wrote."""
+    data: str | None = None
+    """Pictures, as `embed run --data` takes them: a folder, an npz file, csv:FILE, ..."""
+    embeddings: Path | None = None
+    """Embedding set of the pictures, instead of `data`."""
+    encoder: str | None = None
+    """As for `embed run`, where the model's directory carries none and its own name is not enough.
+    Another encoder than the one the model learned with is refused."""
+    weights: str | None = None
+    """Of that encoder."""
+    resize: int | None = None
+    """Shorter side to which pictures of a folder or a list are brought; what the model learned
+    from if left out."""
+    splits: tuple[str, ...] = ()
+    """Of train, test, val; all that are there by default."""
+    evaluate: bool = False
+    """Compare with labels that are there: metrics.json and confusion.png."""
+    batch_size: int | None = None
+    """Pictures per forward pass; what suits the device by default."""
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the network; auto is what `embed run` would choose here."""
+    device: str | None = None
+    """Where to compute; cuda where there is one, or cpu, if left out."""
+    out: Path | None = None
+    """Directory to write; a new one under runs/ if left out."""
+    overwrite: bool = False
+    """Replace the directory if it exists."""
+
+    def run(self) -> None:
+        """Writes predictions.csv, and the metrics if asked for; prints how many of each class.
+
+        Raises:
+            ValueError: a setting out of range, or pictures or an encoder that do not fit the model.
+            FileExistsError: the directory exists.
+        """
+        if (self.data is None) == (self.embeddings is None):
+            given = "neither" if self.data is None else "both"
+            raise ValueError(f"exactly one of data and embeddings must be given, got {given}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        out = default_directory("predict") if self.out is None else self.out
+        pictures = Path(self.data) if self.data is not None else None
+        weights = None if self.weights is None else Path(self.weights)
+        refuse_inputs(out, (self.model, self.embeddings, pictures, weights))
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            self._into(partial)
+        print(f"{'written':26} {out}")
+
+    def _into(self, partial: Path) -> None:
+        from pretrain.cli.progress import Progress
+        from train_distributed.one_shot.model import Release
+        from train_distributed.one_shot.released.predictions import write_predictions
+
+        released = Release.load(self.model)
+        rows = self._rows_of_set(released) if self.data is None else self._rows_of_data(released)
+        with Progress(rows.count, "classified") as progress:
+            counts, metrics = write_predictions(
+                released, rows, partial / "predictions.csv", progress.update
+            )
+        print(f"{'rows':26} {rows.count}")
+        most = sorted(counts.items(), key=lambda item: -item[1])
+        for name, count in most[:20]:
+            print(f"{'predicted ' + name:26} {count}")
+        if len(most) > 20:
+            print(f"{'predicted others':26} {sum(count for _, count in most[20:])}")
+        if metrics is not None:
+            self._measured(released, metrics, partial)
+
+    def _rows_of_set(self, released: "Release") -> "Rows":
+        import numpy as np
+
+        from embed import EmbeddingSet
+        from embed.encoding import refuse_other
+        from train_distributed.one_shot.released.predictions import Rows, own_labels
+
+        for name in ("encoder", "weights", "resize"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} must be left out with embeddings, got {getattr(self, name)}"
+                )
+        assert self.embeddings is not None
+        found = EmbeddingSet.open(self.embeddings)
+        found.check_finite()
+        refuse_other(released.encoding, found.encoding, ("release", "embeddings"))
+        chosen = np.flatnonzero(self._chosen(found.split))
+        if not len(chosen):
+            raise ValueError(f"splits must hold rows, got none in {', '.join(self.splits)}")
+        labels = None
+        if self.evaluate:
+            labels = own_labels(released, found.declared_classes, found.labels[chosen])
+        return Rows.of(found, chosen, labels)
+
+    def _chosen(self, split: "np.ndarray") -> "np.ndarray":
+        """Which rows of a set are of the splits asked for."""
+        import numpy as np
+
+        from pretrain.datasets import SPLITS
+
+        if unknown := set(self.splits) - SPLITS.keys():
+            raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
+        wanted = [SPLITS[name] for name in self.splits]
+        return np.isin(split, wanted) if wanted else np.ones(len(split), bool)
+
+    def _rows_of_data(self, released: "Release") -> "Rows":
+        from pretrain.cli.device import usual_device
+        from train_distributed.one_shot.released.encoder import released_encoder
+        from train_distributed.one_shot.released.pictures import (
+            Computing,
+            open_pictures,
+            picture_rows,
+        )
+        from train_distributed.one_shot.released.predictions import own_labels
+
+        assert self.data is not None
+        encoder = released_encoder(released, self.model, name=self.encoder, weights=self.weights)
+        images = open_pictures(released, self.data, splits=self.splits, resize=self.resize)
+        labels = None
+        if self.evaluate:
+            names = () if images.inferred else images.class_names
+            labels = own_labels(released, names, images.labels)
+        computing = Computing(
+            device=usual_device(self.device), compute=self.compute, batch_size=self.batch_size
+        )
+        return picture_rows(released, images, encoder, computing, labels)
+
+    def _measured(self, released: "Release", metrics: dict[str, Any], partial: Path) -> None:
+        import json
+
+        from train_distributed.one_shot.figure import draw_confusion
+        from train_distributed.one_shot.released.metrics import brief
+        from train_distributed.one_shot.released.probabilities import UNKNOWN
+
+        read = released.report.get("probabilities", UNKNOWN)
+        facts = {"model": self.model.name, "probabilities": read}
+        text = json.dumps(facts | metrics, indent=2, allow_nan=False)
+        (partial / "metrics.json").write_text(text + "\n")
+        if "confusion" in metrics:
+            draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
+        print(f"{'accuracy':26} {metrics['accuracy']:.4f}")
+        print(f"{'majority_baseline':26} {metrics['majority_baseline']:.4f}")
+        for name, value in brief(metrics):
+            print(f"{name:26} {value}")

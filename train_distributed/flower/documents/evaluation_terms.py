@@ -1,0 +1,93 @@
+"""A federation's `task` where a released model is evaluated, read without trust."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from train_distributed.flower.documents.document import Document
+from train_distributed.flower.documents.terms import (
+    HASH,
+    MOST_CLASSES,
+    Terms,
+    read_class_names,
+    read_privacy,
+    read_sizes,
+)
+from train_distributed.one_shot.released.evaluation_bounds import MOST_BINS
+from train_distributed.privacy.promise import Privacy
+
+KIND = "evaluation"
+MODEL, TRANSFORM = "model.safetensors", "transform.safetensors"
+_REQUIRED = (
+    *("kind", "model", "bins", "num_classes", "class_names", "sizes"),
+    *("epsilon", "delta", "honest_fraction", "unit", "group_size"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTerms:
+    """What was agreed on, by type."""
+
+    model: str  # SHA-256 of the released model's file, hexadecimal
+    bins: int  # of confidence
+    class_names: tuple[str, ...]  # of the model
+    sizes: dict[int, int]  # user -> evaluation rows
+    privacy: Privacy
+    method: Literal["confusion-matrix"] = "confusion-matrix"
+
+    @property
+    def num_classes(self) -> int:
+        """The number K of classes."""
+        return len(self.class_names)
+
+    def as_task(self) -> dict[str, Any]:
+        """JSON-ready, as it stands in a federation."""
+        privacy = self.privacy
+        return {
+            "kind": KIND,
+            "model": self.model,
+            "bins": self.bins,
+            "num_classes": self.num_classes,
+            "class_names": list(self.class_names),
+            "sizes": {str(user): size for user, size in self.sizes.items()},
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "honest_fraction": float(privacy.fraction(len(self.sizes))),
+            "unit": privacy.unit,
+            "group_size": privacy.group_size,
+        }
+
+    @staticmethod
+    def read(task: dict[str, Any], users: set[int], path: Path) -> "EvaluationTerms":
+        """Reads what `as_task` made; as `Terms.read`.
+
+        Raises:
+            ValueError: naming file, field, rule and value.
+        """
+        document = Document(path, task, "task.")
+        document.only(_REQUIRED)
+        document.text("kind", re.compile(KIND), f'"{KIND}"')
+        names = read_class_names(document, document.whole("num_classes", 2, MOST_CLASSES))
+        return EvaluationTerms(
+            model=document.text("model", HASH, "a SHA-256 in hexadecimal"),
+            bins=document.whole("bins", 0, MOST_BINS),
+            class_names=names,
+            sizes=read_sizes(document, users),
+            privacy=read_privacy(document),
+        )
+
+
+def read_terms(task: dict[str, Any], users: set[int], path: Path) -> Terms | EvaluationTerms:
+    """What a federation has agreed on, of either kind.
+
+    Raises:
+        ValueError: naming file, field, rule and value.
+    """
+    kind = EvaluationTerms if "kind" in task else Terms
+    return kind.read(task, users, path)
+
+
+def agreed_file(task: dict[str, Any]) -> str:
+    """The name of the one file that a task needs, in the operator's folder and invitation."""
+    return MODEL if "kind" in task else TRANSFORM

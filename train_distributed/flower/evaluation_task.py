@@ -1,0 +1,159 @@
+"""What a federation computes where a released model is evaluated on rows that users held out."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embed import EmbeddingSet
+from train_distributed.flower.documents.document import LARGE, read_file, shown
+from train_distributed.flower.documents.evaluation_terms import KIND, EvaluationTerms
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.model_task import Facts, ModelTask, SumTask, transform_hash
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.released.evaluate import overlap_words
+from train_distributed.one_shot.released.evaluation import Evaluation
+from train_distributed.one_shot.released.evaluation_estimates import estimate
+from train_distributed.one_shot.released.evaluation_rows import held_out, submissions
+from train_distributed.one_shot.report import suitability, versions
+from train_distributed.one_shot.summation import Integers, zero_out_report
+from train_distributed.partition import split
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.ledger_entry import Kind
+from train_distributed.secure_sum.opening import Opened
+
+REPORT = "evaluation.json"
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the parties found of the model."""
+
+    report: dict[str, Any]
+
+    def write(self, directory: Path) -> None:
+        """Writes evaluation.json into a directory that exists."""
+        text = json.dumps(self.report, indent=1, allow_nan=False)
+        (directory / REPORT).write_text(text + "\n")
+
+
+@dataclass(frozen=True)
+class EvaluationTask(SumTask):
+    """The federation's `task`, made from public numbers and the released model alone."""
+
+    federation: Federation
+    terms: EvaluationTerms
+    model: Release
+    method: Evaluation
+    guarantee: Guarantee
+    integers: Integers
+    kind: ClassVar[Kind] = "evaluation"
+    part: ClassVar[str] = "evaluation"  # the rows that it is about
+
+    @staticmethod
+    def of(federation: Federation, model: Path) -> "EvaluationTask":
+        """Reads the task.
+
+        Args:
+            federation: its `task` holds `EvaluationTerms`.
+            model: the file of the released model.
+
+        Raises:
+            ValueError: a field missing or out of range, or another model than was agreed.
+        """
+        users = sorted(federation.users)
+        terms = EvaluationTerms.read(federation.task, set(users), Path("federation"))
+        if (found := transform_hash(model)) != terms.model:
+            raise ValueError(
+                f"model must have SHA-256 {terms.model} as the federation says, got {found}: "
+                f"{model}"
+            )
+        release = read_model(model)
+        if release.class_names != terms.class_names:
+            raise ValueError(f"class_names must be the model's {release.class_names}")
+        method = Evaluation(num_classes=terms.num_classes, bins=terms.bins)
+        if federation.dimension != method.dimension:
+            raise ValueError(
+                f"dimension must be the evaluation's {method.dimension}, got {federation.dimension}"
+            )
+        sizes = torch.tensor([terms.sizes[user] for user in users])
+        guarantee = Guarantee.of(sizes, method, terms.privacy, federation.certain)
+        integers = Integers.of(method, guarantee, sizes)
+        return EvaluationTask(federation, terms, release, method, guarantee, integers)
+
+    def encoded(self, identity: int, embeddings: EmbeddingSet) -> NDArray[np.uint64]:
+        """A user's own counts: what it submits, (d,) uint64, before its noise.
+
+        Raises:
+            ValueError: not as many evaluation rows as the federation says, or what `held_out`
+                refuses: training rows among them, rows that are not finite, another encoder.
+        """
+        if identity not in self.federation.users:
+            raise ValueError(
+                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
+            )
+        found, agreed = held_out(embeddings, self.model), self.terms.sizes[identity]
+        if len(found.rows) != agreed:
+            raise ValueError(f"evaluation rows must be {agreed} as agreed, got {len(found.rows)}")
+        partition = split(torch.zeros(agreed, dtype=torch.int64), 1)
+        grid = self._grid
+        given = (self.method, self.model, embeddings, found.rows, partition, grid)
+        ((_, (sent,)),) = submissions(*given)
+        return self.integers.encode(sent.numpy())
+
+    def released(self, opened: Opened, facts: Facts) -> Answer:
+        """Estimates with their intervals, from the sum of the survivors."""
+        sizes = torch.tensor([self.terms.sizes[user] for user in sorted(opened.users)])
+        read = estimate(
+            self.method,
+            self.integers.decode(opened.total),
+            sizes,
+            self.integers.local_std * math.sqrt(len(sizes)),
+            confidence=CONFIDENCE,
+            sampling="rows",
+            grid=self._grid,
+        )
+        report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
+        report |= self.integers.report() | {"rows": int(sizes.sum()), "rounds": 1}
+        report |= {"model": self.terms.model, "method": self.terms.method}
+        report |= {"with_the_training": overlap_words(self.terms.privacy)}
+        report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
+        report |= {"sampling": "rows"} | read.as_dict(self.terms.class_names)
+        report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
+        return Answer(report | {"versions": versions()})
+
+    @property
+    def _grid(self) -> float:
+        assert self.integers.grid is not None  # counts lie on one
+        return self.integers.grid
+
+
+def read_model(path: Path) -> Release:
+    """Reads the file of a released model.
+
+    Raises:
+        ValueError: naming the file, whatever it holds.
+    """
+    read_file(path, LARGE)
+    try:
+        return Release.load_file(path)
+    except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
+        words = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} must be a released model, got: {shown(words)}") from error
+
+
+def task_of(federation: Federation, agreed: Path) -> ModelTask | EvaluationTask:
+    """The task of a federation, from the one file that it needs; see `agreed_file`.
+
+    Raises:
+        ValueError: as `ModelTask.of` and `EvaluationTask.of`.
+    """
+    if federation.task.get("kind") == KIND:
+        return EvaluationTask.of(federation, agreed)
+    return ModelTask.of(federation, agreed)

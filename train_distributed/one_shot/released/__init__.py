@@ -1,0 +1,1 @@
+"""What one does with a released model: files, probabilities, metrics, predictions, exports."""

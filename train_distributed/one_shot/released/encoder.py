@@ -1,0 +1,103 @@
+"""The encoder that a model needs: carried beside it, shipped here, or given; always compared."""
+
+from pathlib import Path
+
+from embed.encoding import Encoding
+from pretrain.encoder import SHIPPED, build_encoder, encoder_hash, load_encoder, save_encoder
+from pretrain.encoders.base import Encoder
+from train_distributed.one_shot.model import Release
+
+CARRIED = "encoder.safetensors"
+BY_NAME = ("package", "random")  # weights that a name alone leads to
+
+
+def encoding_of(released: Release) -> Encoding:
+    """How pictures become the rows that a model takes.
+
+    Raises:
+        ValueError: nobody knows.
+    """
+    if released.encoding is None:
+        raise ValueError(
+            "release must say which encoder its embeddings came from to take pictures, got none "
+            "(embed them with `embed run` and pass --embeddings)"
+        )
+    return released.encoding
+
+
+def released_encoder(
+    released: Release, directory: Path, *, name: str | None = None, weights: str | None = None
+) -> Encoder:
+    """The network that made the rows that a model learned from, to the last weight.
+
+    Args:
+        released: the model.
+        directory: of it, which may carry the encoder.
+        name: as `build_encoder` takes it; None: the carried one, else the release's own name.
+        weights: for that name.
+
+    Raises:
+        ValueError: nobody knows what is needed, it is neither carried nor given, or it is another.
+    """
+    needed, carried = encoding_of(released), directory / CARRIED
+    if name is None and weights is None and carried.is_file():
+        found = load_encoder(carried)
+        check_encoder(found, needed, str(carried))
+        return found
+    return named_encoder(needed, name=name, weights=weights)
+
+
+def named_encoder(
+    needed: Encoding, *, name: str | None = None, weights: str | None = None
+) -> Encoder:
+    """The same by its name.
+
+    Args:
+        needed: which one it must be.
+        name: None: the one that `needed` says.
+        weights: for that name; None: those that a name alone leads to.
+
+    Raises:
+        ValueError: the name is not enough, or it is another encoder.
+    """
+    called = needed.encoder if name is None else name
+    if weights is None and name is None and called not in SHIPPED:
+        if needed.weights not in BY_NAME:
+            raise ValueError(
+                f"encoder must be given by name and weights, for it is not carried, got none; "
+                f"needed is {needed}"
+            )
+        weights = needed.weights
+    found = build_encoder(called, weights=weights, image_size=needed.preprocess.image_size)
+    check_encoder(found, needed, called)
+    return found
+
+
+def check_encoder(encoder: Encoder, needed: Encoding, called: str) -> None:
+    """Raises ValueError unless the encoder of that name is the one that made the rows."""
+    found = encoder_hash(encoder)
+    if found != needed.encoder_hash:
+        raise ValueError(
+            f"encoder must be the one that the model learned with, {needed}, got {called} "
+            f"({found[:12]})"
+        )
+
+
+def carry_encoder(needed: Encoding | None, directory: Path, weights: str | None) -> None:
+    """Writes the encoder of a set of embeddings into a directory that exists.
+
+    Args:
+        needed: what the set says of it.
+        directory: where a release is being written.
+        weights: as `embed run` was given them; None: those that its name leads to.
+
+    Raises:
+        ValueError: the set does not say, or as `named_encoder`.
+    """
+    if needed is None:
+        raise ValueError("with_encoder must be for embeddings that say what made them, got others")
+    name = None
+    if weights is not None and Path(weights).is_file() and needed.encoder == Path(weights).name:
+        name, weights = weights, None  # a checkpoint, whose name is its file
+    encoder = named_encoder(needed, name=name, weights=weights)
+    save_encoder(encoder, directory / CARRIED, note=str(needed))

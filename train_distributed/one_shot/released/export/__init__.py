@@ -1,0 +1,1 @@
+"""A released model as one file for other programs: ONNX, torch.export, scikit-learn."""

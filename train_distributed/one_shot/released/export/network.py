@@ -1,0 +1,142 @@
+"""Pixels to probabilities as one torch module: preprocessing, encoder, public transform, head."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from pretrain.preprocess import Preprocess
+from train_distributed.one_shot.model import Release
+
+
+class PixelNetwork(nn.Module):
+    """(n, 3, h, w) uint8 to (n,) int64 classes and (n, K) float32 probabilities.
+
+    The encoder computes in float32, as `predict --compute float32` does, the rest in float64.
+
+    Args:
+        released: the model.
+        encoder: that made its embeddings.
+        preprocess: as for its embeddings.
+        size: (h, w) of the pictures.
+    """
+
+    def __init__(
+        self, released: Release, encoder: nn.Module, preprocess: Preprocess, size: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.pixels = _Pixels(preprocess, size)
+        self.encoder = encoder
+        self.head = _Head(released)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Classes and probabilities."""
+        return self.head(self.encoder(self.pixels(pixels)))
+
+
+class _Pixels(nn.Module):
+    """A `Preprocess` for pictures of one size, in which every scaling is two fixed products.
+
+    Few runtimes know torch's bicubic interpolation with antialiasing; all of them multiply.
+    """
+
+    def __init__(self, preprocess: Preprocess, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.preprocess = preprocess
+        needed = _Sides()
+        with needed:
+            preprocess(torch.zeros(1, 3, *size, dtype=torch.uint8))
+        for name, matrix in needed.matrices.items():
+            self.register_buffer(name, matrix)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, 3, h, w) uint8 to what the encoder takes."""
+        with _Products(dict(self.named_buffers())):
+            return self.preprocess(images)
+
+
+class _Scaling(TorchFunctionMode):
+    """Inside it, interpolation of pictures goes to `scaled`."""
+
+    def scaled(self, x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not functional.interpolate:
+            return func(*args, **kwargs)
+        given = dict(kwargs)
+        return self.scaled(args[0], given["size"], given["mode"], given.get("antialias", False))
+
+
+class _Sides(_Scaling):
+    """Collects the matrices that are needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices: dict[str, Tensor] = {}
+
+    def scaled(self, x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
+        for side, target in zip(x.shape[-2:], size, strict=True):
+            matrix = scaling_matrix(side, target, mode, antialias=antialias)
+            self.matrices[_name(side, target, mode, antialias)] = matrix
+        return x.new_zeros(*x.shape[:-2], *size)
+
+
+class _Products(_Scaling):
+    """Multiplies by them."""
+
+    def __init__(self, matrices: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.matrices = matrices
+
+    def scaled(self, x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
+        rows, columns = (
+            self.matrices[_name(side, target, mode, antialias)]
+            for side, target in zip(x.shape[-2:], size, strict=True)
+        )
+        return rows @ x @ columns.T
+
+
+def _name(side: int, target: int, mode: str, antialias: bool) -> str:
+    return f"{mode.replace('-', '_')}_{side}_to_{target}" + "_antialiased" * antialias
+
+
+def scaling_matrix(side: int, target: int, mode: str, *, antialias: bool) -> Tensor:
+    """(target, side) float32 weights of torch's interpolation along one side of a picture."""
+    if side == target:
+        return torch.eye(side)
+    options: dict[str, Any] = {"antialias": True} if antialias else {}
+    identity = torch.eye(side)[None, None]
+    return functional.interpolate(identity, size=(target, side), mode=mode, **options)[0, 0]
+
+
+class _Head(nn.Module):
+    """`Release.scores` and `predict_proba` of finite float32 rows, without a loop over rows."""
+
+    mean: Tensor
+    basis: Tensor
+    scale: Tensor
+    slopes: Tensor
+    offset: Tensor
+
+    def __init__(self, released: Release) -> None:
+        super().__init__()
+        transform = released.transform
+        for name in ("mean", "basis", "scale"):
+            self.register_buffer(name, getattr(transform, name).double().contiguous())
+        self.register_buffer("slopes", released.weights[1:].contiguous())
+        self.register_buffer("offset", released.weights[0] * transform.constant)
+        self.bound = transform.clip_norm**2 - transform.constant**2
+        self.temperature = released.temperature
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        features = (rows.to(torch.float64) - self.mean) @ self.basis / self.scale
+        largest = features.abs().amax(1, keepdim=True).clamp_min(1e-300)  # as `embed.clip` does
+        squared = (features / largest).square().sum(1, keepdim=True)
+        shrink = ((self.bound / squared).sqrt() / largest).clamp_max(1)
+        scores = features * shrink @ self.slopes + self.offset
+        shares = torch.softmax(scores / self.temperature, 1)
+        return scores.argmax(1), shares.to(torch.float32)

@@ -1,0 +1,151 @@
+"""The two files of a release, read with suspicion: whoever sent them may have sent anything."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from embed import PublicTransform
+
+MODEL, REPORT = "model.safetensors", "report.json"
+PREFIX = "transform."  # of the public transform's tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a directory holds, its parts in order with one another."""
+
+    weights: Tensor  # (d, K) float64, finite
+    transform: PublicTransform  # whose rows are of dimension d
+    class_names: tuple[str, ...]  # K distinct ones
+    metadata: dict[str, str]  # of model.safetensors
+    report: dict[str, Any]
+
+
+def read_directory(directory: Path | str) -> Stored:
+    """Reads model.safetensors and report.json.
+
+    Raises:
+        ValueError: naming the file that is missing, damaged or does not fit.
+    """
+    path = Path(directory)
+    if not path.is_dir():
+        raise ValueError(f"release must be an existing directory, got {path}")
+    return replace(read_model(path / MODEL), report=read_object(path / REPORT))
+
+
+def read_model(model: Path) -> Stored:
+    """Reads model.safetensors alone, without a report.
+
+    Raises:
+        ValueError: naming the file that is missing, damaged or does not fit.
+    """
+    tensors, metadata = _tensors(model)
+    weights = tensors.pop("weights", None)
+    if weights is None or weights.ndim != 2 or not weights.is_floating_point():
+        found = "none" if weights is None else f"{weights.dtype} {tuple(weights.shape)}"
+        raise ValueError(f"{model}: weights must be a float (d, K), got {found}")
+    if not weights.isfinite().all():
+        raise ValueError(f"{model}: weights must be finite, got NaN or infinity")
+    if unknown := sorted(name for name in tensors if not name.startswith(PREFIX)):
+        raise ValueError(f"{model} must hold weights and a transform, got {unknown} too")
+    transform = _transform(model, {k.removeprefix(PREFIX): v for k, v in tensors.items()})
+    if weights.shape[0] != transform.dim:
+        raise ValueError(
+            f"{model}: weights must have {transform.dim} rows, as the transform's rows have "
+            f"columns, got {weights.shape[0]}"
+        )
+    names = _class_names(model, metadata)
+    if weights.shape[1] != len(names):
+        raise ValueError(
+            f"{model}: class_names must name {weights.shape[1]} classes, got {len(names)}"
+        )
+    return Stored(
+        weights=weights.double(),
+        transform=transform,
+        class_names=names,
+        metadata=metadata,
+        report={},
+    )
+
+
+def write_model(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file, the same bytes for the same content.
+
+    The library's own writer orders metadata by chance.
+    """
+    whole = save(tensors, metadata)
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at multiples of their size
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[start:])
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        ValueError: naming the file: unreadable, not JSON, a number that is not finite.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a readable JSON object, got: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must be a JSON object, got {type(found).__name__}")
+    return found
+
+
+def read_field(metadata: dict[str, str], name: str, where: Path) -> Any:
+    """A field of a safetensors file's metadata, which holds JSON; None where there is none.
+
+    Raises:
+        ValueError: naming the file and the field.
+    """
+    if name not in metadata:
+        return None
+    try:
+        return json.loads(metadata[name], parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: {name} must be JSON, got: {error}") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"numbers must be finite, got {constant}")
+
+
+def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} must be a released model, got: {error}") from error
+
+
+def _transform(path: Path, tensors: dict[str, Tensor]) -> PublicTransform:
+    for name, values in tensors.items():
+        if values.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{path}: {PREFIX}{name} must be float, got {values.dtype}")
+    try:
+        return PublicTransform.from_tensors(tensors)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _class_names(path: Path, metadata: dict[str, str]) -> tuple[str, ...]:
+    names = read_field(metadata, "class_names", path)
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < max(2, len(names))
+    ):
+        raise ValueError(f"{path}: class_names must be two distinct names or more, got {names}")
+    return tuple(names)

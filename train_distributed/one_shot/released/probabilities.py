@@ -1,0 +1,54 @@
+"""Scores as probabilities, and what those are worth."""
+
+import math
+
+import torch
+from torch import Tensor
+
+_SCORES = "softmax of the scores, which are no log-probabilities: "
+READINGS = {
+    "class-sums": (
+        "softmax of the scores: the posterior of Gaussian classes of equal shares and the public "
+        "covariance, calibrated as far as the classes are such"
+    ),
+    "least-squares": (
+        "softmax of the scores / temperature, which fits Gaussian classes of the means and the "
+        "covariance that the noised sum shows; calibrated as far as the classes are such"
+    ),
+    "softmax": (
+        "softmax of the scores: those of the averaged regressions, evened out by regularisation "
+        "and clipping and disturbed by noise; not calibrated"
+    ),
+    "svm": _SCORES + "a margin has no likelihood; not calibrated",
+    "logistic": (
+        "softmax of the scores of regressions of one class against the rest, evened out by "
+        "regularisation and clipping and disturbed by noise; not calibrated"
+    ),
+}
+UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown, not calibrated"
+
+
+def reading(method: str | None) -> str:
+    """How the probabilities of a method's model are made, and whether they are calibrated."""
+    return READINGS.get(method or "", UNKNOWN)
+
+
+def probabilities(scores: Tensor, temperature: float = 1.0) -> Tensor:
+    """(n, K) shares of one from (n, K) float64 scores; finite whatever finite scores.
+
+    Args:
+        scores: of every class, the largest is the one predicted.
+        temperature: T > 0, by which scores are divided first.
+    """
+    largest = scores.amax(1, keepdim=True)
+    return torch.softmax((scores - largest) / temperature, 1)
+
+
+def log_odds(scores: Tensor, temperature: float = 1.0) -> Tensor:
+    """(n, K) float64 log p/(1 − p), in the order of p also where p rounds to 0 or 1."""
+    largest, top = scores.max(1, keepdim=True)
+    scaled = (scores - largest) / temperature
+    shares = scaled.exp()
+    others = (shares.sum(1, keepdim=True) - shares).log()  # but for the top: there nothing cancels
+    without = scaled.scatter(1, top, -math.inf).logsumexp(1, keepdim=True)
+    return scaled - others.scatter(1, top, without)

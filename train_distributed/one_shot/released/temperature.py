@@ -1,0 +1,77 @@
+"""How sure a ridge regression is, by what its noised sum shows: no row is looked at again.
+
+Ridge scores estimate shares, so that their softmax is far too even. The sum that was opened holds
+the means of the classes and the scatter of all rows: were the classes Gaussian with one covariance,
+scores of new rows would be Gaussian with known means, and the temperature that is best for those
+follows. It is a function of what was released, and costs no privacy.
+"""
+
+import math
+from typing import Any
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from train_distributed.one_shot.least_squares import Solved
+
+DRAWS = 1 << 15  # numbers drawn for the expectation
+LEAST, LARGEST = 1e-6, 10.0  # T; at the upper end probabilities are as good as equal
+
+
+def ridge_temperature(solved: Solved, rows: int, noise_std: float, constant: float) -> float:
+    """T of a ridge regression's scores.
+
+    What the sum shows flatters the regression, which has seen its noise, and how far the rows of a
+    class deviate from its own mean. Three corrections, each the expectation of the first order:
+    with A = C + λI and W the covariance within classes, score j at the mean of class k is too large
+    by (δ_kj − π_j) tr A⁻¹(σ²I + n_k W)/n_k; squares of noisy means take Σ σ²/n_k too much from C;
+    and noise of σ_M in its entries makes VᵀCV too small by 2σ_M² tr(A⁻¹) VᵀV.
+
+    Args:
+        solved: the regression.
+        rows: n.
+        noise_std: σ, of the noise in one entry of the class sums.
+        constant: a of the rows.
+    """
+    counts = rows * solved.shares
+    means = solved.sums / counts
+    deviations = means - (solved.sums.sum(1) / rows)[:, None]
+    between = (deviations * counts) @ deviations.T
+    noise = noise_std**2 * (1 / counts).sum()  # that the squares of noisy means hold too much
+    identity = torch.eye(len(means), dtype=torch.float64)
+    inverse = torch.linalg.inv(solved.regularised)
+    noise = noise + 2 * solved.moment_std**2 * inverse.trace()
+    within = (solved.scatter - between + noise * identity) / rows
+    excess = noise_std**2 * inverse.trace() / counts + (inverse @ within).trace()
+    slopes = solved.weights[1:]
+    scores = constant * solved.weights[0] + means.T @ slopes  # (K, K): row k at the mean of class k
+    scores = scores - excess[:, None] * (torch.eye(len(counts)).double() - solved.shares)
+    return gaussian_temperature(scores, slopes.T @ within @ slopes, solved.shares)
+
+
+def gaussian_temperature(means: Tensor, covariance: Tensor, shares: Tensor) -> float:
+    """T > 0 for which softmax(scores / T) has the least expected cross-entropy.
+
+    Args:
+        means: (K, K) of the scores of class k, in row k.
+        covariance: (K, K) of the scores within every class.
+        shares: (K,) of the classes.
+    """
+    classes = len(shares)
+    values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
+    root = vectors * values.clamp(min=0).sqrt()
+    draws = max(64, DRAWS // classes**2)
+    generator = torch.Generator().manual_seed(0)  # the same for all: numbers of no secrecy
+    normal = torch.randn(draws, classes, generator=generator, dtype=torch.float64)
+    scores = means[:, None] + normal @ root.T  # (K, draws, K)
+    right = scores.diagonal(dim1=0, dim2=2).T  # (K, draws)
+
+    def loss(log_temperature: float) -> float:
+        sharpness = math.exp(-log_temperature)
+        wrong = torch.logsumexp(sharpness * scores, 2) - sharpness * right
+        return float(shares @ wrong.mean(1))
+
+    bounds = (math.log(LEAST), math.log(LARGEST))
+    found: Any = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})
+    return math.exp(found.x)

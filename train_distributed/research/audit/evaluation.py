@@ -1,0 +1,111 @@
+"""The private evaluation under attack: the record that is hardest to hide, and what is shown."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from embed.store import EVALUATION
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.released.evaluate import Sum, summed
+from train_distributed.one_shot.report import Noise
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research.audit.target import CONSTANT, Claim
+from train_distributed.research.audit.worst_case import Neighbours, WorstCase
+
+STEEP = 60.0  # score of class 0 for a feature of 1, against 0: as sure as doubles can be
+INSIDE = 4e-6  # by so much a confidence lies above its bin's edge, in its bin when rounded too
+
+
+@dataclass(frozen=True)
+class Answers(Neighbours):
+    """Two data sets that differ in how the model answers some rows."""
+
+    confidence: float  # of the replaced rows
+
+    def __str__(self) -> str:
+        """Right and sure against what replaces it."""
+        return f"{'wrong' if self.flipped else 'right'} at {self.confidence:.3g}"
+
+
+@dataclass(frozen=True)
+class AnswersCase(WorstCase):
+    """Users whose rows are answered right and for sure, but for those that replace others.
+
+    The one feature of a row is how sure the model is that it is of class 0.
+    """
+
+    bins: int = 10
+
+    def neighbours(self) -> Iterator[Answers]:
+        """A right and sure answer against right and wrong ones, sure or at the low end of a bin."""
+        edges = [k / self.bins for k in range(self.bins) if k * self.num_classes > self.bins]
+        for confidence in (1.0, *(edge + INSIDE for edge in edges)):
+            for label in (0, 1):
+                if label or confidence < 1:
+                    second = self._answers(confidence, label)
+                    yield Answers(self._answers(1.0, 0), second, 0, bool(label), confidence)
+
+    def _answers(self, confidence: float, label: int) -> EmbeddingSet:
+        x = np.ones((self.users, self.rows), np.float32)
+        y = np.zeros((self.users, self.rows), np.int64)
+        if confidence < 1:
+            odds = confidence * (self.num_classes - 1) / (1 - confidence)
+            x[self._touched()] = math.log(odds) / STEEP
+        y[self._touched()] = label
+        return EmbeddingSet(
+            embeddings=x.reshape(-1, 1),
+            labels=y.reshape(-1),
+            users=np.repeat(np.arange(self.users), self.rows),
+            split=np.full(x.size, EVALUATION),
+            meta={"class_names": [str(k) for k in range(self.num_classes)]},
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationTarget:
+    """A configuration to attack, like `Target`: an evaluation instead of a release."""
+
+    federation: AnswersCase
+    noise: Noise = "discrete"
+    method: str = "evaluation"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Release:
+        """Class 0 gets a score of STEEP times the feature, the others get 0."""
+        weights = torch.zeros(2, self.federation.num_classes, dtype=torch.float64)
+        weights[1, 0] = STEEP
+        transform = PublicTransform.identity(1, math.sqrt(1 + CONSTANT**2), CONSTANT)
+        names = tuple(str(k) for k in range(self.federation.num_classes))
+        return Release(weights, transform, names)
+
+    def opened(self, data: EmbeddingSet) -> Tensor:
+        """(D,) float64, all that one attack sees: what the sum showed."""
+        return self._summed(data, self.federation.privacy).opened
+
+    def noiseless(self, data: EmbeddingSet) -> Tensor:
+        """(D,) the same without noise."""
+        return self._summed(data, replace(self.federation.privacy, epsilon=math.inf)).opened
+
+    def claim(self, data: EmbeddingSet) -> Claim:
+        """What the report says."""
+        report = self._summed(data, self.federation.privacy).report
+        return Claim(report["epsilon"], report["delta"], report["privacy_curve"] == "gaussian")
+
+    def _summed(self, data: EmbeddingSet, promise: Privacy) -> Sum:
+        return summed(
+            self.model,
+            data,
+            promise,
+            bins=self.federation.bins,
+            noise=self.noise,
+            min_survivors=self.federation.min_survivors,
+            rehearsal=Rehearsal(self.federation.dropped, self.federation.dishonest),
+        )

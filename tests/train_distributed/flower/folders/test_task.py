@@ -14,6 +14,8 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import Facts, ModelTask, transform_hash
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.released.card.assemble import card_of
+from train_distributed.one_shot.released.card.markdown import as_markdown
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
@@ -96,6 +98,11 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
     assert report.get("unchecked_parts") == (None, None, [])[servers]
     alone = task.released(Opened(words, frozenset([0, 2, 3])), replace(FACTS, unchecked=(0, 1)))
     assert alone.report.get("unchecked_parts") == (None, None, [0, 1])[servers]
+    text = as_markdown(card_of(alone))
+    for words in (report["secure_sum"], "hospital-1", "3 of the 4 that were invited"):
+        assert words in text
+    assert "One process" not in text
+    assert ("one server alone" in text) == (servers == 2)
 
 
 def test_noise_is_fresh_and_as_wide_as_planned(

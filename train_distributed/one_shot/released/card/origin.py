@@ -147,7 +147,8 @@ def _messages(report: dict[str, Any]) -> list[Block]:
         )
         lines += [f"Missing: {name}, lost at: {at}." for name, at in report["missing"].items()]
         if report.get("unchecked_parts"):
-            lines.append("Parts of the sum that one server alone has reported: some; see report.")
+            parts = counted(len(report["unchecked_parts"]), "part")
+            lines.append(f"Reported by one server alone, so that nobody could compare: {parts}.")
     else:
         lines.append(
             "One process played all users and saw all rows. The promise is about whoever sees the "

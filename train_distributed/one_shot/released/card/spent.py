@@ -99,4 +99,7 @@ def _together(state: State) -> str:
             parts.append(f"ε = {rounded_up(epsilon)} at {at} for one {unit}")
     if not parts:
         return "Together they promise nothing: one of them has no promise."
-    return f"Together they come to {', '.join(parts)}; reserved and spent count alike."
+    return (
+        f"Together they come to {', '.join(parts)}. Reserved and spent count alike; entries on "
+        "parts of a set that have no record in common do not add up for one record."
+    )

@@ -20,10 +20,10 @@ def scatter_of(
     """
     if not isinstance(public, EmbeddingSet) or not public.labelled:
         return None, None
-    labels = torch.from_numpy(np.asarray(public.labels))
+    labels = torch.from_numpy(np.array(public.labels))
     parts = (slice(start, start + CHUNK) for start in range(0, len(public), CHUNK))
     found = class_scatter(
-        (transform(np.asarray(public.embeddings[part]))[:, 1:], labels[part]) for part in parts
+        (transform(np.array(public.embeddings[part]))[:, 1:], labels[part]) for part in parts
     )
     return (None, None) if found is None else found
 

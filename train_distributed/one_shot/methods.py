@@ -104,7 +104,8 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
             )
     else:
         raise ValueError(
-            f"method must be of ClassSums, LeastSquares or BlindAveraging, got {type(method)}"
+            "method must be of Discriminant, ClassSums, LeastSquares or BlindAveraging, "
+            f"got {type(method)}"
         )
     if method.num_classes != num_classes:
         raise ValueError(
@@ -121,8 +122,8 @@ def build_method(
         name: one of METHODS.
         transform: the public transform that makes the rows.
         num_classes: K.
-        options: for statistics the fields of `ClassSums` or `LeastSquares`; for heads `l2_reg`,
-            `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
+        options: for statistics the fields of `Discriminant`, `ClassSums` or `LeastSquares`; for
+            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
 
     Raises:
         ValueError: an unknown name or option, a value out of range.

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from embed.store import EVALUATION, TRAIN, EmbeddingSet
-from pretrain.cli.output import default_directory, refuse_existing
+from pretrain.cli.output import default_directory, refuse_existing, refuse_inputs
 
 By = Literal["record", "user"]
 
@@ -38,6 +38,7 @@ class HoldOut:
     def run(self) -> None:
         """Writes the set with its new split; prints how many rows are for what."""
         out = self.out or default_directory("hold-out")
+        refuse_inputs(out, (self.embeddings,))
         refuse_existing(out, overwrite=self.overwrite)
         source = EmbeddingSet.open(self.embeddings)
         held, dropped = hold_out(source, self.share, by=self.by, seed=self.seed)

@@ -11,7 +11,7 @@ from embed.image_options import ImageOptions
 from embed.transform_options import TransformOptions
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
-from pretrain.cli.output import default_directory, refuse_existing
+from pretrain.cli.output import default_directory, refuse_existing, refuse_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,7 @@ class Run(ImageOptions):
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
+        refuse_inputs(out, (self.data,))
         device = usual_device(self.device)
         options = ExtractOptions(
             dtype=self.dtype,
@@ -135,6 +136,7 @@ class ImportReference:
         from embed.reference import import_reference
 
         out = self.out or default_directory("import-reference")
+        refuse_inputs(out, (self.source,))
         refuse_existing(out, overwrite=self.overwrite)
         done = import_reference(
             self.source, out, num_classes=self.num_classes, overwrite=self.overwrite
@@ -175,6 +177,7 @@ class FitTransform(TransformOptions):
         from embed.fit import fit_and_apply
 
         out = self.out or default_directory("fit-transform")
+        refuse_inputs(out, (self.public, self.apply_to))
         refuse_existing(out, overwrite=self.overwrite)
         report = fit_and_apply(
             self.public,
@@ -208,6 +211,7 @@ class Exclude:
         from embed.fit import exclude
 
         out = self.out or default_directory("exclude")
+        refuse_inputs(out, (self.public, *self.private))
         refuse_existing(out, overwrite=self.overwrite)
         kept, dropped = exclude(self.public, self.private, out, overwrite=self.overwrite)
         print(f"{len(kept)} rows in {out}, {dropped} dropped")
@@ -235,6 +239,7 @@ class Plot:
         from embed.plot import plot_embeddings
 
         out = self.out or default_directory("plot")
+        refuse_inputs(out, (self.embeddings,))
         refuse_existing(out, overwrite=self.overwrite)
         plot_embeddings(
             self.embeddings,

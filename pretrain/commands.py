@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory, refuse_existing, refuse_inputs
 from pretrain.recipes import SMALL, SimCLRConfig
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -66,6 +66,7 @@ class Simclr:
         from torch import distributed
 
         out = self.out or default_directory("simclr")
+        refuse_inputs(out, self.data)
         refuse_existing(out, overwrite=self.overwrite)
         parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if parallel:
@@ -228,6 +229,7 @@ class Probe:
         from pretrain.sources import open_images
 
         out = self.out or default_directory("probe")
+        refuse_inputs(out, (self.data,))
         refuse_existing(out, overwrite=self.overwrite)
         if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):
             raise ValueError(f"l2_reg must be >= 0 and finite, got {self.l2_reg}")

@@ -37,15 +37,21 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"output directory must not hold the working directory, got {path}")
 
 
-def refuse_inputs(out: Path, given: Iterable[Path | None]) -> None:
+def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
     """Checks that what is read does not lie in the directory that is written.
+
+    Args:
+        out: the directory.
+        given: what is read; text is the name of data, PATH or KIND:PATH.
 
     Raises:
         ValueError: it does; replacing the directory would remove it.
     """
-    for path in given:
-        if path is not None and path.resolve().is_relative_to(out.resolve()):
-            raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
+    for place in given:
+        names = (place, place.partition(":")[2]) if isinstance(place, str) else (place,)
+        for path in (Path(name) for name in names if name):
+            if path.exists() and path.resolve().is_relative_to(out.resolve()):
+                raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import default_directory, new_directory, refuse_existing, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.choices import Cost
 
@@ -97,6 +97,7 @@ class Protect:
         from train_distributed.research.protection.study import run_study
 
         out = default_directory("protect") if self.out is None else self.out
+        refuse_inputs(out, (self.embeddings, self.public))
         refuse_existing(out, overwrite=self.overwrite)
         preference, settings = self._preference(), self._settings()
         similarity = Similarity("ssim" if self.images else "cosine", self.threshold)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.configuration import Chosen
 from train_distributed.privacy.promise import Privacy
@@ -55,6 +55,7 @@ class Select:
         """
         sizes = self._checked()
         out = default_directory("select") if self.out is None else self.out
+        refuse_inputs(out, (self.public,))
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial, sizes)
         print(f"written: {out}")

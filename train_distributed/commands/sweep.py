@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from pretrain.cli.output import default_directory, new_directory
+from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 
@@ -55,6 +55,7 @@ class Sweep:
             FileExistsError: the directory exists.
         """
         out = default_directory(f"sweep-{self.experiment}") if self.out is None else self.out
+        refuse_inputs(out, (self.embeddings, self.public))
         with new_directory(out, overwrite=self.overwrite) as partial:  # nobody else's meanwhile
             text, journal = self._into(partial, out)
         journal.path.unlink(missing_ok=True)

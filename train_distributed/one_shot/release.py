@@ -28,7 +28,7 @@ from train_distributed.one_shot.summation import IntegerSum, one_sum, zero_out_r
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.ledger import Reserve, gaussian_fields, simulated_fields
+from train_distributed.privacy.ledger_fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
 
 

@@ -38,8 +38,8 @@ class HoldOut:
     def run(self) -> None:
         """Writes the set with its new split; prints how many rows are for what."""
         out = self.out or default_directory("hold-out")
-        refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.embeddings,))
+        refuse_existing(out, overwrite=self.overwrite)
         source = EmbeddingSet.open(self.embeddings)
         held, dropped = hold_out(source, self.share, by=self.by, seed=self.seed)
         held.save(out, overwrite=self.overwrite)

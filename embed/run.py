@@ -136,8 +136,8 @@ class ImportReference:
         from embed.reference import import_reference
 
         out = self.out or default_directory("import-reference")
-        refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.source,))
+        refuse_existing(out, overwrite=self.overwrite)
         done = import_reference(
             self.source, out, num_classes=self.num_classes, overwrite=self.overwrite
         )
@@ -177,8 +177,8 @@ class FitTransform(TransformOptions):
         from embed.fit import fit_and_apply
 
         out = self.out or default_directory("fit-transform")
-        refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.public, self.apply_to))
+        refuse_existing(out, overwrite=self.overwrite)
         report = fit_and_apply(
             self.public,
             self.apply_to,
@@ -211,8 +211,8 @@ class Exclude:
         from embed.fit import exclude
 
         out = self.out or default_directory("exclude")
-        refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.public, *self.private))
+        refuse_existing(out, overwrite=self.overwrite)
         kept, dropped = exclude(self.public, self.private, out, overwrite=self.overwrite)
         print(f"{len(kept)} rows in {out}, {dropped} dropped")
 
@@ -239,8 +239,8 @@ class Plot:
         from embed.plot import plot_embeddings
 
         out = self.out or default_directory("plot")
-        refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.embeddings,))
+        refuse_existing(out, overwrite=self.overwrite)
         plot_embeddings(
             self.embeddings,
             out,

@@ -66,6 +66,7 @@ class Simclr:
         from torch import distributed
 
         out = self.out or default_directory("simclr")
+        refuse_inputs(out, self.data)
         refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (*self.data, self.monitor))
         if self.checkpoint_steps < 1:
@@ -234,6 +235,7 @@ class Probe:
         from pretrain.sources import open_images
 
         out = self.out or default_directory("probe")
+        refuse_inputs(out, (self.data,))
         refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.data, self.encoder, self.weights))
         if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):

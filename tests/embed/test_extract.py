@@ -1,10 +1,6 @@
 import errno
 import os
-import random
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -192,102 +188,6 @@ def test_bad_options(
 ) -> None:
     with pytest.raises(ValueError, match=rule):
         embed(open_npz(archive), row_numbers, tmp_path / "out", **options)
-
-
-CHILD = """
-import sys, time
-from pathlib import Path
-import torch
-from embed.extract import ExtractOptions, extract
-from pretrain.intake.archive import open_npz
-from pretrain.preprocess import Preprocess
-
-class Slow(torch.nn.Module):
-    embedding_dim = 3
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.linspace(0.1, 1.7, 9).view(3, 3))
-    def forward(self, images):
-        rows = (images[:, 0, 0, 0] * 255).round().int().tolist()
-        with open(sys.argv[3], "a") as log:
-            log.write("".join(f"{row}\\n" for row in rows))
-        time.sleep(0.04)
-        return images.mean((2, 3)) @ self.weight
-
-extract(open_npz(Path(sys.argv[1])), Slow(), Path(sys.argv[2]), encoder_name="slow",
-        preprocess=Preprocess(), options=ExtractOptions(batch_size=2, shard_rows=4))
-"""
-
-
-@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None:
-    out, log = tmp_path / "out", tmp_path / "log"
-    whole = [sys.executable, "-c", CHILD, str(archive), str(tmp_path / "whole"), os.devnull]
-    uninterrupted = subprocess.Popen(whole, cwd=ROOT)
-    moments = random.Random(0)
-    finished: set[int] = set()
-    marks = out.with_name("out.partial") / "finished"
-    for _ in range(kills):
-        log.write_text("")
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(archive), str(out), str(log)], cwd=ROOT
-        )
-        while child.poll() is None and not log.read_text():
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0.0, 0.4))
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        computed = {int(row) // 4 for row in log.read_text().split()}
-        assert not computed & finished
-        finished = {int(mark.name) for mark in marks.iterdir()}
-    assert 0 < len(finished) < 25
-    log.write_text("")
-    subprocess.run(
-        [sys.executable, "-c", CHILD, str(archive), str(out), str(log)], cwd=ROOT, check=True
-    )
-    last = [int(row) for row in log.read_text().split()]
-    assert sorted(last) == [row for row in range(100) if row // 4 not in finished]
-    assert uninterrupted.wait() == 0
-    assert files(out) == files(tmp_path / "whole")
-
-
-MEMORY = """
-import resource, sys
-from pathlib import Path
-import torch
-from embed.extract import ExtractOptions, extract
-from pretrain.intake.archive import open_npz
-from pretrain.preprocess import Preprocess
-
-class Wide(torch.nn.Module):
-    embedding_dim = 2048
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2048)
-    def forward(self, images):
-        return self.layer(images.mean((2, 3)))
-
-extract(open_npz(Path(sys.argv[1])), Wide(), Path(sys.argv[2]), encoder_name="wide",
-        preprocess=Preprocess(), options=ExtractOptions(batch_size=256, shard_rows=1024))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-"""
-
-
-@pytest.mark.slow
-def test_memory_does_not_follow_the_number_of_images(tmp_path: Path) -> None:
-    peaks = []
-    for rows in (4_000, 40_000):
-        path = tmp_path / f"{rows}.npz"
-        np.savez(
-            path,
-            x_train=np.zeros((rows, 32, 32, 3), np.uint8),
-            y_train=np.zeros(rows, np.int64),
-        )
-        command = [sys.executable, "-c", MEMORY, str(path), str(tmp_path / f"out{rows}")]
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        peaks.append(int(done.stdout))
-    print(f"peak MiB at 4,000 and 40,000 images: {peaks}")  # 31 and 313 MiB of embeddings
-    assert peaks[1] < peaks[0] + 32
 
 
 def test_torchrun_shares_by_rank(

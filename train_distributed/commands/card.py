@@ -11,7 +11,7 @@ from train_distributed.commands.command_line import command_line
 from train_distributed.commands.run import Run
 
 if TYPE_CHECKING:
-    from train_distributed.privacy.ledger import State
+    from train_distributed.privacy.ledger_state import State
 
 HTML, MARKDOWN = "card.html", "card.md"
 EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.durable import sync_tree
-from train_distributed.privacy.ledger import NONE, Entry, Kind, Ledger, row_fields
+from train_distributed.privacy.ledger import NONE, Ledger
+from train_distributed.privacy.ledger_entry import Entry, Kind
+from train_distributed.privacy.ledger_fields import row_fields
 
 if TYPE_CHECKING:
     from embed import EmbeddingSet

@@ -140,7 +140,7 @@ class Evaluate:
 
         from embed.store import EVALUATION
         from train_distributed.partition import split
-        from train_distributed.privacy.ledger import hash_of
+        from train_distributed.privacy.ledger_fields import hash_of
 
         if self.scheme == "own":
             unnamed = embeddings.users is None

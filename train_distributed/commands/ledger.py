@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from train_distributed.privacy.promise import Unit
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.privacy.ledger import Ledger, Record, State
+    from train_distributed.privacy.ledger import Ledger
     from train_distributed.privacy.ledger_entry import Limit
+    from train_distributed.privacy.ledger_state import Record, State
 
 REPORTS = ("report.json", "evaluation.json")  # what results are told in
 KindName = Literal["release", "evaluation", "re-release"]
@@ -116,7 +117,7 @@ class Reserve(Place):
         Raises:
             ValueError: a setting out of range, a limit would be passed, or the chain is broken.
         """
-        from train_distributed.privacy.ledger import Entry
+        from train_distributed.privacy.ledger_entry import Entry
 
         entry = Entry(
             **self._rows(),  # pyright: ignore[reportArgumentType]
@@ -142,7 +143,7 @@ class Reserve(Place):
             assert self.data is not None
             return {"data": self.data}
         from embed.store import EmbeddingSet
-        from train_distributed.privacy.ledger import row_fields
+        from train_distributed.privacy.ledger_fields import row_fields
 
         return row_fields(EmbeddingSet.open(self.embeddings), self.part)
 

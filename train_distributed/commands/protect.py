@@ -97,6 +97,7 @@ class Protect:
         from train_distributed.research.protection.study import run_study
 
         out = default_directory("protect") if self.out is None else self.out
+        refuse_inputs(out, (self.embeddings, self.public))
         refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.embeddings, self.public, self.images))
         preference, settings = self._preference(), self._settings()

@@ -105,7 +105,8 @@ class Run:
         from embed import EmbeddingSet
         from train_distributed.commands.counted import Counted
         from train_distributed.one_shot.report import with_reason
-        from train_distributed.privacy.ledger import Ledger, hash_of
+        from train_distributed.privacy.ledger import Ledger
+        from train_distributed.privacy.ledger_fields import hash_of
         from train_distributed.research.baselines.learn import learn
 
         settings = self._settings()

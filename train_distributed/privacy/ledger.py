@@ -1,7 +1,7 @@
 """What has been spent on private rows: every sum over them is reserved here before its noise.
 
 One ledger is kept beside one set of private rows, and **all that is in it adds up**, except for
-parts of one split (see `ledger_entry`): a set that was embedded again, cut or copied holds the same
+parts of one split (see `ledger_total`): a set that was embedded again, cut or copied holds the same
 people, whatever its hash. What is reserved counts as spent from then on: a crash between here and
 the result loses an allowance, never an entry.
 
@@ -9,88 +9,29 @@ A ledger sees only what is written to it. It does not know of copies of the rows
 commands run with `--ledger none`, of simulations that say so, or of its own end being cut off.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from train_distributed.privacy.ledger_entry import Entry, Kind, Limit, Total, read_fields
-from train_distributed.privacy.ledger_file import (
-    TORN,
-    Chain,
-    LedgerFile,
-    Line,
-    Writer,
-    is_ledger,
-    torn_bodies,
+from train_distributed.privacy.ledger_entry import Entry, Kind, Limit
+from train_distributed.privacy.ledger_file import Chain, LedgerFile, Writer, is_ledger
+from train_distributed.privacy.ledger_state import (
+    LIMIT,
+    RESERVE,
+    SPEND,
+    State,
+    entry_id,
+    torn_entry,
 )
+from train_distributed.privacy.ledger_total import Total
 from train_distributed.privacy.promise import Unit
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+__all__ = ["Entry", "Ledger", "Limit"]
 
-    from embed.store import EmbeddingSet
-    from train_distributed.privacy.guarantee import Guarantee
-    from train_distributed.privacy.integer_gaussian import IntegerRelease
-
-__all__ = [
-    "Entry",
-    "Ledger",
-    "Limit",
-    "Record",
-    "Reserve",
-    "State",
-    "gaussian_fields",
-    "hash_of",
-    "row_fields",
-    "simulated_fields",
-]
-
-Reserve = Callable[[Mapping[str, Any]], None]  # of fields of an entry; raises to stop a release
 NONE = "none"  # what `--ledger` is given to keep none, and what a report then says
 SUFFIX = ".ledger"
-RESERVE, SPEND, LIMIT = "reserve", "spend", "limit"
-ID_DIGITS = 16
 TOLERANCE = 1e-9  # relative: a limit admits just what it says, whose ε is computed from its noise
-
-
-@dataclass(frozen=True)
-class Record:
-    """An entry as it stands in a ledger."""
-
-    id: str
-    entry: Entry
-    time: str  # of the reservation, UTC
-    spent: bool = False  # whether its result was written; what it costs is the same
-    torn: bool = False  # read from a line that was not written to its end
-
-
-@dataclass(frozen=True)
-class State:
-    """What a ledger says, all of it."""
-
-    records: tuple[Record, ...]
-    limit: Limit | None
-    raised: int  # how often a limit was raised
-    torn: int  # lines that were not written to their end
-    head: str  # hash of all of it
-    length: int  # lines
-
-    def total(self, unit: Unit = "record") -> Total:
-        """What all entries come to, for one record or one user."""
-        return Total.of((record.entry for record in self.records), unit)
-
-    def record(self, id: str) -> Record:
-        """The entry that was reserved under this id.
-
-        Raises:
-            ValueError: there is none.
-        """
-        for record in self.records:
-            if record.id == id:
-                return record
-        raise ValueError(f"id must be of an entry in the ledger, got {id!r}")
 
 
 class Ledger:
@@ -160,7 +101,7 @@ class Ledger:
         Raises:
             ValueError: its chain is broken, or it is no ledger.
         """
-        return self._state(self._file.read())
+        return self._read(self._file.read())
 
     def total(self, unit: Unit = "record") -> Total:
         """What all entries come to, reserved and spent alike."""
@@ -183,17 +124,17 @@ class Ledger:
         """
         self._refuse_elsewhere(entry)
         if not self.path.exists():  # nothing is left behind where it is refused
-            self._afford(self._state(Chain(())), [entry], at_most)
+            self._afford(self._read(Chain(())), [entry], at_most)
         with self._file.locked() as writer:
             self._recover(writer)
-            state = self._state(writer.chain)
+            state = self._read(writer.chain)
             for record in state.records:
                 if entry.reference and record.entry.reference == entry.reference:
                     if replace(record.entry, kind=entry.kind, result=entry.result) != entry:
                         raise ValueError(f"reference {entry.reference} must be of the same entry")
                     return record.id
             self._afford(state, [entry], at_most)
-            return _id(writer.append(RESERVE, {"entry": entry.to_json()}))
+            return entry_id(writer.append(RESERVE, {"entry": entry.to_json()}))
 
     def afford(self, entries: Iterable[Entry], *at_most: Limit) -> None:
         """Looks whether entries could be reserved, all of them; reserves nothing.
@@ -212,7 +153,7 @@ class Ledger:
         self.state().record(id)
         with self._file.locked() as writer:
             self._recover(writer)  # what was torn has its id from then on
-            if self._state(writer.chain).record(id).spent:
+            if self._read(writer.chain).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
             writer.append(SPEND, {"id": id})
 
@@ -227,7 +168,7 @@ class Ledger:
             ValueError: it allows more, and `raised` is off.
         """
         with self._file.locked() as writer:
-            before = self._state(writer.chain).limit
+            before = self._read(writer.chain).limit
             looser = before is not None and not limit.within(before)
             if before is not None and looser and not raised:
                 raise ValueError(
@@ -277,35 +218,13 @@ class Ledger:
                 f"up to hash {head}, got {len(lines)} lines without it"
             )
 
-    def _state(self, chain: Chain) -> State:
-        records: dict[str, Record] = {}
-        limit, raised, torn = None, 0, 0
-        for line in chain.lines:
-            try:
-                if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
-                    entry = Entry.from_json(stored)
-                    records[_id(line)] = Record(_id(line), entry, line.time, torn=line.kind == TORN)
-                elif line.kind == SPEND:
-                    id = line.body["id"]
-                    records[id] = replace(records[id], spent=True)
-                elif line.kind == LIMIT:
-                    limit = read_fields(Limit, line.body["limit"])
-                    raised += line.body["raised"] is True
-                elif line.kind != TORN:
-                    raise ValueError(f"kind must be one of this version's, got {line.kind!r}")
-            except (KeyError, ValueError) as error:
-                raise ValueError(f"ledger {self.path} cannot be read: {error}") from error
-            torn += line.kind == TORN
-        if chain.torn:
-            torn += 1
-            if (entry := _torn_entry(chain.torn)) is not None:
-                records[TORN] = Record(TORN, entry, "", torn=True)
-        return State(tuple(records.values()), limit, raised, torn, chain.head, len(chain.lines))
+    def _read(self, chain: Chain) -> State:
+        return State.read(chain, str(self.path))
 
     def _recover(self, writer: Writer) -> None:
         """Writes down what a killed writer left: what can be read of it counts as reserved."""
         if writer.chain.torn:
-            entry = _torn_entry(writer.chain.torn)
+            entry = torn_entry(writer.chain.torn)
             writer.close_torn({"entry": None if entry is None else entry.to_json()})
 
     def _afford(self, state: State, entries: list[Entry], at_most: Iterable[Limit]) -> None:
@@ -334,60 +253,3 @@ class Ledger:
                     raise ValueError(
                         f"ledger must be {path}, which counts these rows already, got {self.path}"
                     )
-
-
-def hash_of(values: "NDArray[Any]") -> str:
-    """SHA-256 of an array's values, hexadecimal."""
-    return hashlib.sha256(values.tobytes()).hexdigest()
-
-
-def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
-    """What an entry says of the rows it is about.
-
-    Args:
-        embeddings: the set.
-        part: which of its rows: "train", "evaluation", or "" for all. Parts are disjoint.
-    """
-    users = embeddings.users
-    images = embeddings.meta.get("data_hash")
-    return {
-        "data": embeddings.content_hash(),
-        "part": part,
-        "split": hash_of(embeddings.split),
-        "users": "" if users is None else hash_of(users),
-        "images": images if isinstance(images, str) else "",
-    }
-
-
-def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
-    """What an entry says of the noise of a sum in floating point, or of a sum without noise."""
-    return {
-        "noise": "float" if guarantee.privacy.private else "none",
-        "sigma": guarantee.noise_multiplier * guarantee.sensitivity,
-        "sensitivity": guarantee.sensitivity,
-        "compositions": guarantee.compositions,
-    }
-
-
-def gaussian_fields(planned: "IntegerRelease") -> dict[str, Any]:
-    """What an entry says of the noise of a sum of integers."""
-    return {
-        "noise": "discrete",
-        "sigma": planned.certain_std,
-        "sensitivity": planned.charged_sensitivity,
-        "zeta": planned.zeta,
-    }
-
-
-def _torn_entry(torn: bytes) -> Entry | None:
-    for body in torn_bodies(torn):
-        try:
-            if isinstance(body, dict) and body.get("entry") is not None:
-                return Entry.from_json(body["entry"])
-        except ValueError:
-            continue
-    return None
-
-
-def _id(line: Line) -> str:
-    return line.hash[:ID_DIGITS]

@@ -9,6 +9,7 @@ import pytest
 
 from embed import EmbeddingSet
 from train_distributed.__main__ import main
+from train_distributed.privacy.ledger import Ledger
 
 Said = tuple[int, str, str]
 
@@ -44,3 +45,22 @@ def sets(tmp_path) -> tuple[str, str]:
     private.save(tmp_path / "private")
     EmbeddingSet(embeddings=x[::-1] + 0.01, labels=labels).save(tmp_path / "public")
     return str(tmp_path / "private"), str(tmp_path / "public")
+
+
+@pytest.fixture
+def no_pictures(monkeypatch) -> None:
+    """They take longer than all the rest."""
+    monkeypatch.setattr("train_distributed.one_shot.figure.draw_release", lambda *_: None)
+
+
+@pytest.fixture
+def run(call, sets, no_pictures):
+    """Runs class sums on the private set: (exit code, stdout, stderr)."""
+    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", "class-sums"]
+    return lambda *more: call(*common, *more)
+
+
+@pytest.fixture
+def ledger(tmp_path) -> Ledger:
+    """The one beside the private set."""
+    return Ledger(tmp_path / "private.ledger")

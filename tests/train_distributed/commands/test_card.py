@@ -15,7 +15,8 @@ from train_distributed.commands.card import _command
 from train_distributed.commands.configuration import jsonable
 from train_distributed.commands.run import Run
 from train_distributed.one_shot.released.card.content import rounded_up
-from train_distributed.privacy.ledger import Entry, Ledger
+from train_distributed.privacy.ledger import Ledger
+from train_distributed.privacy.ledger_entry import Entry
 
 ENTRY = Entry(
     kind="release",

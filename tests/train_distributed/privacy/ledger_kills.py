@@ -10,7 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from train_distributed.privacy.ledger import Entry, Ledger, Limit
+from train_distributed.privacy.ledger import Ledger
+from train_distributed.privacy.ledger_entry import Entry, Limit
 
 DELTA = 1e-5
 

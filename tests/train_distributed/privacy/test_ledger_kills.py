@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from train_distributed.privacy.ledger import Ledger, State
+from train_distributed.privacy.ledger import Ledger
+from train_distributed.privacy.ledger_state import State
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("ledger_kills.py")

@@ -20,8 +20,9 @@ from train_distributed.flower.model_task import Facts, ModelTask
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate
-from train_distributed.privacy.ledger import NONE, SUFFIX, Ledger, gaussian_fields
+from train_distributed.privacy.ledger import NONE, SUFFIX, Ledger
 from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.privacy.ledger_fields import gaussian_fields
 from train_distributed.secure_sum.keys import PrivateKeys
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.escape import safe
 from train_distributed.flower.supernode import Node, serve
-from train_distributed.privacy.ledger import Ledger, gaussian_fields, row_fields
+from train_distributed.privacy.ledger import Ledger
 from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.privacy.ledger_fields import gaussian_fields, row_fields
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.session import FIRST_SERVER

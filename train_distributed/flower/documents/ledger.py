@@ -19,7 +19,8 @@ from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
 from train_distributed.privacy.ledger import TOLERANCE, Ledger
-from train_distributed.privacy.ledger_entry import Entry, Total
+from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.privacy.ledger_total import Total
 from train_distributed.privacy.promise import Privacy, Unit
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.session import FIRST_SERVER

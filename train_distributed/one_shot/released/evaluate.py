@@ -36,7 +36,7 @@ from train_distributed.one_shot.summation import (
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.ledger import Reserve, gaussian_fields, simulated_fields
+from train_distributed.privacy.ledger_fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
 
 APART = "no row of these sets is in both: for one replaced record the promises do not add up"

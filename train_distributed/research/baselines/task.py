@@ -17,7 +17,7 @@ from train_distributed.one_shot.source import Source
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
-from train_distributed.privacy.ledger import Reserve
+from train_distributed.privacy.ledger_fields import Reserve
 from train_distributed.privacy.promise import Privacy
 
 

@@ -19,8 +19,9 @@ from train_distributed.flower.documents.ledger import (
     read_ledger,
     remember,
 )
-from train_distributed.privacy.ledger import Entry, Ledger, Limit
-from train_distributed.privacy.ledger_entry import Total
+from train_distributed.privacy.ledger import Ledger
+from train_distributed.privacy.ledger_entry import Entry, Limit
+from train_distributed.privacy.ledger_total import Total
 from train_distributed.secure_sum.journal import DurableJournal
 
 SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session

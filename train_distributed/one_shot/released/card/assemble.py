@@ -30,7 +30,7 @@ from train_distributed.one_shot.released.card.reproduce import reproduce_section
 from train_distributed.one_shot.released.card.spent import ledger_section
 
 if TYPE_CHECKING:
-    from train_distributed.privacy.ledger import State
+    from train_distributed.privacy.ledger_state import State
 
 
 def card_of(

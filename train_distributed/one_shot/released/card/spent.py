@@ -13,7 +13,8 @@ from train_distributed.one_shot.released.card.content import (
     counted,
     rounded_up,
 )
-from train_distributed.privacy.ledger import NONE, Record, State
+from train_distributed.privacy.ledger import NONE
+from train_distributed.privacy.ledger_state import Record, State
 
 
 def ledger_section(report: Mapping[str, Any], state: State | None) -> Section:

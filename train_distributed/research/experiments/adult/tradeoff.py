@@ -1,6 +1,7 @@
 """The privacy that is worth its accuracy (Sec. V of Zhang and Zhu)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import curve_fit, minimize_scalar
@@ -74,6 +75,6 @@ def best_alpha(
     grid = np.linspace(np.log(low), np.log(high), 401)  # two local maxima are usual
     best = int(np.argmin([cost(point) for point in grid]))
     around = grid[max(0, best - 1)], grid[min(400, best + 1)]
-    found = minimize_scalar(cost, bounds=around, method="bounded", options={"xatol": 1e-9})
+    found: Any = minimize_scalar(cost, bounds=around, method="bounded", options={"xatol": 1e-9})
     ends = (float(np.log(low)), float(np.log(high)), float(found.x))
     return float(np.exp(min(ends, key=cost)))

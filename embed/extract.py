@@ -71,9 +71,10 @@ def extract(
 ) -> EmbeddingSet | None:
     """Embeds all images into the directory `out`, or this process's share of them.
 
-    A later call with the same arguments goes on where an interrupted one stopped. `encoder_name`
-    and `weights` (see `pretrain.encoder.origin`) are for meta.json. Skipped images are counted
-    there as `unreadable` and named, with the reason, in `unreadable.txt`.
+    A later call with the same arguments goes on where an interrupted one stopped; one that fails
+    before its first shard is finished leaves nothing. `encoder_name` and `weights` (see
+    `pretrain.encoder.origin`) are for meta.json. Skipped images are counted there as `unreadable`
+    and named, with the reason, in `unreadable.txt`.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -117,28 +118,28 @@ def extract(
                 return held
         refuse_existing(out, overwrite=options.overwrite)
     partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
-    shards = partial.open(options.shard, skip=options.skip_unreadable)
-    forward = fast_forward(encoder, device, dtype, compiled=compiled)
-    batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
-    with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
-        block: list[np.ndarray] = []
-        skipped: dict[int, str] = {}
-        for (_, stop), rows in embedded(
-            images,
-            batches,
-            lambda pixels: forward(preprocess(pixels.to(device))),
-            shape=tuple(meta["image_shape"]),
-            dtype=partial.dtype,
-            skipped=skipped if options.skip_unreadable else None,
-        ):
-            block.append(rows)
-            shard = (stop - 1) // options.shard_rows
-            if stop == partial.span(shard)[1]:
-                partial.write(shard, np.concatenate(block), skipped)
-                block.clear()
-                skipped.clear()
-            progress.update(len(rows))
-    return partial.finish()
+    with partial.open(options.shard, skip=options.skip_unreadable) as shards:
+        forward = fast_forward(encoder, device, dtype, compiled=compiled)
+        batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
+        with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
+            block: list[np.ndarray] = []
+            skipped: dict[int, str] = {}
+            for (_, stop), rows in embedded(
+                images,
+                batches,
+                lambda pixels: forward(preprocess(pixels.to(device))),
+                shape=tuple(meta["image_shape"]),
+                dtype=partial.dtype,
+                skipped=skipped if options.skip_unreadable else None,
+            ):
+                block.append(rows)
+                shard = (stop - 1) // options.shard_rows
+                if stop == partial.span(shard)[1]:
+                    partial.write(shard, np.concatenate(block), skipped)
+                    block.clear()
+                    skipped.clear()
+                progress.update(len(rows))
+        return partial.finish()
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:

@@ -80,9 +80,10 @@ def test_pictures_are_classified_as_their_embeddings_are(call, place, tmp_path) 
         assert {**pictures, "path": ""} == {**rows, "path": ""}
         assert Path(pictures["path"]).name == Path(rows["path"]).name
     released = Release.load(place / "model")
-    shares = released.predict_proba(EmbeddingSet.open(place / "new").embeddings)
-    for row, p in zip(first, shares, strict=True):
-        order = p.argsort(descending=True)
+    rows = EmbeddingSet.open(place / "new").embeddings
+    shares, scores = released.predict_proba(rows), released.scores(rows)
+    for row, p, score in zip(first, shares, scores, strict=True):
+        order = score.argsort(descending=True)  # probabilities that round to 0 have none
         names = [released.class_names[k] for k in order]
         assert [row["class"], row["second"], row["third"]] == names
         found = [row[c] for c in ("probability", "second_probability", "third_probability")]

@@ -25,12 +25,18 @@ def test_without_noise_it_is_the_interval_of_clopper_and_pearson(hits: int, rows
 
 
 @pytest.mark.parametrize(
-    ("rows", "share", "noise"),
-    [(10_000, 0.55, 150.0), (100, 0.9, 1.0), (100, 0.99, 0.01), (12, 0.5, 0.3), (10, 1.0, 2.0)],
+    ("draws", "rows", "share", "noise"),
+    [
+        (250, 10_000, 0.55, 150.0),
+        (1500, 100, 0.9, 1.0),
+        (1500, 100, 0.99, 0.01),
+        (1500, 12, 0.5, 0.3),
+        (1500, 10, 1.0, 2.0),
+    ],
 )
-def test_a_noisy_share_is_covered(rows: int, share: float, noise: float) -> None:
+def test_a_noisy_share_is_covered(draws: int, rows: int, share: float, noise: float) -> None:
     draw = np.random.default_rng(0)
-    counts = draw.binomial(rows, share, 250) + noise * draw.standard_normal(250)
+    counts = draw.binomial(rows, share, draws) + noise * draw.standard_normal(draws)
     found = [proportion(c, rows, noise, confidence=CONFIDENCE) for c in counts]
     assert np.mean([each.low <= share <= each.high for each in found]) >= LEAST
     drowned = all(each.high - each.low > 0.9 for each in found)

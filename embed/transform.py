@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from embed.class_scatter import scatter_of
 from embed.clip import CHUNK, add_constant_and_clip, check_bounds, check_finite
 from embed.encoding import Encoding
 from embed.identity import known_rows
@@ -42,6 +43,10 @@ class PublicTransform:
     constant: float  # a
     row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
     second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
+    within_class: Tensor | None = (
+        None  # (q, q) covariance of a class's public features; None: no labels
+    )
+    between_class: Tensor | None = None  # (q, q) covariance of public class means
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # rows left out of the public set because they were private ones
@@ -161,7 +166,9 @@ class PublicTransform:
             encoding=public.encoding if isinstance(public, EmbeddingSet) else None,
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
-        return replace(fitted, row_mean=row_mean, second_moment=second_moment)
+        of_all = {"row_mean": row_mean, "second_moment": second_moment}
+        within, between = scatter_of(public, fitted)
+        return replace(fitted, **of_all, within_class=within, between_class=between)
 
     @classmethod
     def identity(
@@ -224,7 +231,7 @@ class PublicTransform:
     def tensors(self) -> dict[str, Tensor]:
         """What makes rows, without what it was fitted on: for a file that holds more than it."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
-        return {
+        tensors = {
             "mean": self.mean,
             "basis": self.basis,
             "scale": self.scale,
@@ -232,6 +239,9 @@ class PublicTransform:
             "row_mean": self.row_mean,
             "second_moment": self.second_moment,
         }
+        if self.within_class is not None and self.between_class is not None:
+            tensors |= {"within_class": self.within_class, "between_class": self.between_class}
+        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
@@ -250,6 +260,7 @@ class PublicTransform:
         fields: dict[str, Any] = {name: tensors[name] for name in names - {"bounds"}}
         if tensors["bounds"].shape != (2,) or fields["basis"].ndim != 2:
             raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
+        fields |= {n: tensors[n] for n in ("within_class", "between_class") if n in tensors}
         clip_norm, constant = tensors["bounds"].tolist()
         p, q = fields["basis"].shape
         expected = {"mean": (p,), "scale": (q,), "row_mean": (q + 1,)}

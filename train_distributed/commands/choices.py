@@ -5,6 +5,7 @@ from typing import Literal
 Noise = Literal["discrete", "float"]
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 PrivateMethodName = Literal[
+    "discriminant",
     "class-sums",
     "least-squares",
     "softmax",

@@ -27,6 +27,10 @@ class MethodOptions:
     """Regulariser of least squares, added to the sum over all rows."""
     public_share: float | None = None
     """Share of the public covariance in least squares."""
+    moments: Literal["all", "none"] | None = None
+    """What the discriminant sends beside class sums; `none` where bytes are dear."""
+    prior: Literal["empirical", "equal"] | None = None
+    """Shares of the classes in the discriminant: as counted, or equal for balanced accuracy."""
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
     rounds: int | None = None

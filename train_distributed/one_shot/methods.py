@@ -9,12 +9,13 @@ from embed import PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Reach
 
 HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
-STATISTICS = {"class-sums": ClassSums, "least-squares": LeastSquares}
+STATISTICS = {"discriminant": Discriminant, "class-sums": ClassSums, "least-squares": LeastSquares}
 METHODS = (*STATISTICS, *HEADS)
 L2_REG = 1.0  # Λ where none is given
 
@@ -88,7 +89,7 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
             those of METHODS, which does not say for which rows it is.
     """
     method.validate()
-    if isinstance(method, ClassSums | LeastSquares):
+    if isinstance(method, Discriminant | ClassSums | LeastSquares):
         stated = method.transform
         if not stated.same_rows(transform):
             raise ValueError(
@@ -103,7 +104,8 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
             )
     else:
         raise ValueError(
-            f"method must be of ClassSums, LeastSquares or BlindAveraging, got {type(method)}"
+            "method must be of Discriminant, ClassSums, LeastSquares or BlindAveraging, "
+            f"got {type(method)}"
         )
     if method.num_classes != num_classes:
         raise ValueError(
@@ -120,8 +122,8 @@ def build_method(
         name: one of METHODS.
         transform: the public transform that makes the rows.
         num_classes: K.
-        options: for statistics the fields of `ClassSums` or `LeastSquares`; for heads `l2_reg`,
-            `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
+        options: for statistics the fields of `Discriminant`, `ClassSums` or `LeastSquares`; for
+            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
 
     Raises:
         ValueError: an unknown name or option, a value out of range.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import (
     Method,
@@ -88,8 +89,8 @@ def release(
 
     Args:
         embeddings: what users hold: the training rows of a set, or any stream of `Users`.
-        method: "class-sums", "least-squares", "softmax", "svm", "logistic", or a `Method` made for
-            the same transform and classes.
+        method: "discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic", or a
+            `Method` made for the same transform and classes.
         privacy: (ε, δ), honest fraction, unit and group.
         transform: the public transform, which alone clips the rows; None: the `Method`'s own, or
             only the constant 1 and a clip to 1.
@@ -139,7 +140,7 @@ def release(
         raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
     if generator is not None and noise == "discrete":
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
-    if transform is None and isinstance(method, ClassSums | LeastSquares):
+    if transform is None and isinstance(method, ClassSums | Discriminant | LeastSquares):
         transform = method.transform
     discrete = noise == "discrete" and privacy.private
     source = Source.of(embeddings, transform, partition, num_classes)

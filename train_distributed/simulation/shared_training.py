@@ -11,6 +11,7 @@ from heads import fit_exact
 from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import Method
 from train_distributed.one_shot.users import Chunk
@@ -94,7 +95,7 @@ def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
         (D,) float64 for each.
     """
     first = methods[0]
-    if isinstance(first, ClassSums | LeastSquares):
+    if isinstance(first, ClassSums | Discriminant | LeastSquares):
         return [first.submit(users.together())[0]] * len(methods)
     if isinstance(first, BlindAveraging) and first.solver == "exact":
         return _averages(users, [m for m in methods if isinstance(m, BlindAveraging)])

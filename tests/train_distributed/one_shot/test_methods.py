@@ -84,7 +84,7 @@ def test_a_method_that_does_not_say_for_which_rows_it_is_refused() -> None:
         def validate(self) -> None:
             pass
 
-    with pytest.raises(ValueError, match="method must be of ClassSums"):
+    with pytest.raises(ValueError, match="method must be of Discriminant, ClassSums"):
         release(rows(), Unknown(), PROMISE)  # pyright: ignore[reportArgumentType]
 
 

@@ -11,7 +11,7 @@ from train_distributed.flower.documents.party import MOST_ROWS
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
-MethodName = Literal["class-sums", "least-squares", "softmax", "svm", "logistic"]
+MethodName = Literal["discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic"]
 MOST_CLASSES, MOST_STEPS = 2**20, 2**31
 LONGEST_NAME = 100
 HASH = re.compile("[0-9a-f]{64}")

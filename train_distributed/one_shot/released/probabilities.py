@@ -7,6 +7,10 @@ from torch import Tensor
 
 _SCORES = "softmax of the scores, which are no log-probabilities: "
 READINGS = {
+    "discriminant": (
+        "softmax of the scores: the posterior of Gaussian classes with what the sum leaves open of "
+        "their means, calibrated as far as the classes are such"
+    ),
     "class-sums": (
         "softmax of the scores: the posterior of Gaussian classes of equal shares and the public "
         "covariance, calibrated as far as the classes are such"

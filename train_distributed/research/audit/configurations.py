@@ -8,6 +8,7 @@ from train_distributed.research.audit.worst_case import WorstCase
 
 SVM = {"l2_reg": 20.0}  # strong enough that no loss saturates: the bound is attained
 EVERY = (
+    ("discriminant", {}),
     ("class-sums", {}),
     ("least-squares", {}),
     ("softmax", {}),

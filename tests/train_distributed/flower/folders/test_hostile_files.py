@@ -210,7 +210,7 @@ def test_a_bad_field_is_named(
         ({"options": {"edges": "/etc/passwd"}}, "task.options.edges must be left out"),
         ({"options": {"solver": "guess"}}, "task.options.solver must be one of exact, sgd"),
         ({"unit": "people"}, "task.unit must be one of record, user, got people"),
-        ({"method": "admm"}, "task.method must be one of class-sums"),
+        ({"method": "admm"}, "task.method must be one of discriminant"),
         ({"class_names": ["a", "a", "b"]}, "task.class_names must be 3 distinct names"),
         ({"num_classes": 10**9}, "task.num_classes must be a whole number"),
     ],

@@ -17,6 +17,9 @@ from train_distributed.one_shot.released.card.content import (
 )
 
 METHODS = {
+    "discriminant": "discriminant: every user submits class sums, and second moments of its rows; "
+    "the classifier is Gaussian discriminant analysis, its means and covariance posterior "
+    "estimates under a public prior",
     "class-sums": "class sums: every user submits the sum of its rows by class; the classifier is "
     "linear discriminant analysis with the public covariance",
     "least-squares": "least squares: every user submits class sums and second moments of its rows; "

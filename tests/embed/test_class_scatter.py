@@ -1,0 +1,73 @@
+"""Scatter within and between public classes, beside NumPy's of whole arrays."""
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.class_scatter import class_scatter
+
+SIZES = (5, 9, 40, 2)
+
+
+def rows_of(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(4) * 3, SIZES)  # numbers with gaps
+    means = rng.standard_normal((10, 6))
+    rows = means[labels] + rng.standard_normal((len(labels), 6)) * np.linspace(0.1, 1, 6)
+    order = rng.permutation(len(labels))
+    return rows[order], labels[order]
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+def test_blocks_give_what_whole_arrays_do(block: int) -> None:
+    rows, labels = rows_of()
+    parts = [slice(start, start + block) for start in range(0, len(rows), block)]
+    found = class_scatter((torch.from_numpy(rows[p]), torch.from_numpy(labels[p])) for p in parts)
+    assert found is not None
+    known = np.unique(labels)
+    centred = np.concatenate([rows[labels == k] - rows[labels == k].mean(0) for k in known])
+    within = centred.T @ centred / (len(rows) - 4)
+    means = np.stack([rows[labels == k].mean(0) for k in known])
+    between = np.cov(means.T) - within * np.mean(1 / np.array(SIZES))
+    values, vectors = np.linalg.eigh(between)
+    assert values.min() < 0  # four means in six dimensions
+    assert np.allclose(found[0], within, atol=1e-12)
+    assert np.allclose(found[1], vectors * values.clip(0) @ vectors.T, atol=1e-12)
+
+
+def test_between_is_the_scatter_of_true_means() -> None:
+    """Many small classes: the part of the means' covariance that rows add is taken off."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(4000), 3)
+    rows = 0.5 * rng.standard_normal((4000, 2))[labels] + rng.standard_normal((12_000, 2))
+    found = class_scatter([(torch.from_numpy(rows), torch.from_numpy(labels))])
+    assert found is not None
+    assert np.allclose(found[0], np.eye(2), atol=0.05)
+    assert np.allclose(found[1], 0.25 * np.eye(2), atol=0.05)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2]])
+def test_one_class_or_one_row_of_each_shows_nothing(labels: list[int]) -> None:
+    rows = torch.from_numpy(rows_of()[0][:3])
+    assert class_scatter([(rows, torch.tensor(labels))]) is None
+
+
+def test_a_transform_keeps_it_in_its_file(tmp_path) -> None:
+    rows, labels = rows_of()
+    public = EmbeddingSet(embeddings=rows, labels=labels)
+    fitted = PublicTransform.fit(public, components=3)
+    assert fitted.within_class is not None
+    assert fitted.within_class.shape == (3, 3)
+    fitted.save(tmp_path / "transform.safetensors")
+    loaded = PublicTransform.load(tmp_path / "transform.safetensors")
+    assert loaded.same_rows(fitted)
+    assert loaded.between_class is not None
+    assert torch.equal(loaded.between_class, fitted.between_class)  # type: ignore[arg-type]
+    assert PublicTransform.fit(rows, components=3).within_class is None
+
+
+def test_an_older_file_without_it_still_loads(tmp_path) -> None:
+    fitted = PublicTransform.fit(rows_of()[0], components=3)
+    fitted.save(tmp_path / "transform.safetensors")
+    assert PublicTransform.load(tmp_path / "transform.safetensors").within_class is None

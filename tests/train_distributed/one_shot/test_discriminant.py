@@ -1,0 +1,127 @@
+"""The discriminant: what is submitted is least squares', what is made of it withstands noise."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy, release
+from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant, Moments
+from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.users import Chunk
+
+K, P, Q, CONSTANT = 4, 12, 8, 0.5
+
+
+def rows_of(n: int, classes: int, seed: int, shares: list[float] | None = None) -> EmbeddingSet:
+    """Gaussian classes; public and private means are drawn alike, so differ by their seed."""
+    rng = np.random.default_rng(seed)
+    scatter = np.diag(np.linspace(0.3, 2.0, P))
+    means = 1.5 * rng.standard_normal((classes, P))
+    labels = rng.choice(classes, n, p=shares)
+    rows = means[labels] + rng.standard_normal((n, P)) @ scatter
+    split = (np.arange(n) % 4 == 3).astype(np.uint8)
+    names = {"class_names": [str(k) for k in range(classes)]}
+    return EmbeddingSet(embeddings=rows, labels=labels, split=split, meta=names)
+
+
+@pytest.fixture(scope="module")
+def transform() -> PublicTransform:
+    return PublicTransform.fit(
+        rows_of(4000, 30, 1), components=Q, constant=CONSTANT, clip_norm=math.sqrt(1.25)
+    )
+
+
+def test_what_is_submitted_has_the_sensitivity_of_its_statistics(
+    transform: PublicTransform,
+) -> None:
+    labels = torch.arange(40)[None] % K
+    x = transform(rows_of(40, K, 2).embeddings)[None]
+    chunk = Chunk(torch.zeros(1).long(), x, labels, torch.tensor([40]))
+    kinds: tuple[tuple[Moments, type[LeastSquares | ClassSums]], ...]
+    kinds = (("all", LeastSquares), ("none", ClassSums))
+    for moments, of in kinds:
+        found = Discriminant(num_classes=K, transform=transform, moments=moments)
+        same = of(num_classes=K, transform=transform)
+        assert torch.equal(found.submit(chunk), same.submit(chunk))
+        sizes = torch.tensor([3, 50])
+        assert found.record_reach(sizes) == same.record_reach(sizes)
+        assert torch.equal(found.user_reach(sizes), same.user_reach(sizes))
+        assert found.entry_bound(50) == same.entry_bound(50)
+        assert torch.equal(found.grid_powers, same.grid_powers)
+        assert torch.equal(torch.as_tensor(found.scale), torch.as_tensor(same.scale))
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 3.0])
+@pytest.mark.parametrize("moments", ["all", "none"])
+def test_it_is_no_worse_than_the_nearest_noisy_mean(
+    transform: PublicTransform, epsilon: float, moments: Moments
+) -> None:
+    data = rows_of(4000, K, 3)
+    privacy = Privacy(epsilon, 1e-5)
+
+    def accuracy(method: str, **more: Any) -> float:
+        found = []
+        for seed in range(5):
+            draw = torch.Generator().manual_seed(seed)
+            made = release(
+                data,
+                method,
+                privacy,
+                generator=draw,
+                transform=transform,
+                noise="float",
+                **more,
+            )
+            found.append(made.report["test_accuracy"])
+        return float(np.mean(found))
+
+    assert accuracy("discriminant", moments=moments) >= accuracy("class-sums") - 0.01
+
+
+@pytest.mark.parametrize("std", [0.0, 1.0, 1e9])
+@pytest.mark.parametrize("moments", ["all", "none"])
+def test_any_noise_gives_finite_weights(
+    transform: PublicTransform, std: float, moments: Moments
+) -> None:
+    method = Discriminant(num_classes=K, transform=transform, moments=moments)
+    noise = torch.randn(method.dimension, generator=torch.Generator().manual_seed(4)).double()
+    weights = method.classifier(noise * std / method.scale, 100, std)
+    assert weights.shape == (transform.dim, K)
+    assert weights.isfinite().all()
+
+
+def test_equal_priors_serve_the_smaller_class(transform: PublicTransform) -> None:
+    data = rows_of(6000, 2, 5, shares=[0.9, 0.1])
+    recall = {}
+    for prior in ("empirical", "equal"):
+        draw = torch.Generator().manual_seed(0)
+        made = release(
+            data,
+            "discriminant",
+            Privacy(3.0, 1e-5),
+            transform=transform,
+            noise="float",
+            generator=draw,
+            prior=prior,
+        )
+        confusion = made.confusion(data)
+        recall[prior] = float(confusion[1, 1] / confusion[1].sum())
+    assert recall["equal"] > recall["empirical"]
+
+
+def test_a_transform_without_labels_serves_with_what_it_has() -> None:
+    public = PublicTransform.fit(rows_of(4000, 30, 1).embeddings, components=Q)
+    assert public.within_class is None
+    method = Discriminant(num_classes=K, transform=public)
+    assert method.classifier(torch.zeros(method.dimension).double(), 10, 1.0).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "value"), [("moments", "some"), ("prior", "flat")])
+def test_unknown_words_are_refused(transform: PublicTransform, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be one of .*{value}"):
+        Discriminant(num_classes=K, transform=transform, **{name: value}).validate()

@@ -1,0 +1,167 @@
+"""What noised sums show of Gaussian classes: posterior means and covariance under a public prior.
+
+Features u | class k ~ N(μ_k, W) and μ_k ~ N(g, t B): an empirical-Bayes model (Efron and Morris
+1973) whose B and a first guess of W come from public data, while t, and how far W is moved, come
+from the noised sums. All of it is post-processing of sums that are private already.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
+LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
+LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
+SCORING_STEPS = 50
+LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Class means given noisy ones, less their common centre: N(mean_k, V_k)."""
+
+    means: Tensor  # (q, K)
+    covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+
+
+@dataclass(frozen=True)
+class Prior:
+    """N(g, t B) of class means, B = U diag(b) Uᵀ."""
+
+    values: Tensor  # (q,) b >= 0
+    vectors: Tensor  # (q, q) U
+
+    @classmethod
+    def of(cls, covariance: Tensor) -> "Prior":
+        """Of a (q, q) covariance B; negative eigenvalues, which rounding leaves, become 0."""
+        values, vectors = torch.linalg.eigh(covariance.double())
+        return cls(values.clamp(min=0), vectors)
+
+    def evidence(self, deviations: Tensor, noise: Tensor, scales: Tensor) -> Tensor:
+        """(m,) log marginal likelihood of noisy class means under each scale t, less a constant.
+
+        Deviations from their own mean have K − 1 degrees of freedom, so the determinant counts
+        (K − 1)/K times.
+
+        Args:
+            deviations: (q, K) noisy class means less their common centre.
+            noise: (K,) standard deviation τ_k of an entry of a noisy mean.
+            scales: (m,) t.
+        """
+        classes = deviations.shape[1]
+        squares = (self.vectors.T @ deviations).square()
+        variance = scales[:, None, None] * self.values[:, None] + noise.square()
+        variance = variance.clamp(min=torch.finfo(torch.float64).tiny)
+        freedom = (classes - 1) / classes
+        return -0.5 * (freedom * variance.log() + squares / variance).sum((1, 2))
+
+    def fitted(self, deviations: Tensor, noise: Tensor) -> tuple[float, float]:
+        """The scale t of most evidence, at least `LEAST_SCALE`, and its evidence.
+
+        Sought on a grid of a tenth of a decade, then between the neighbours of its best point.
+        """
+        low, high = -DECADES, DECADES
+        for points in (121, 41, 41):
+            scales = torch.logspace(low, high, points, dtype=torch.float64)
+            found = self.evidence(deviations, noise, scales)
+            best, step = int(found.argmax()), (high - low) / (points - 1)
+            centre = low + best * step
+            low, high = centre - step, centre + step
+        return max(float(scales[best]), LEAST_SCALE), float(found[best])
+
+    def posterior(
+        self, deviations: Tensor, noise: Tensor, scale: float, shares: Tensor
+    ) -> Posterior:
+        """N(g + U diag(tb/(tb + τ_k²)) Uᵀ d_k, U diag(tb τ_k²/(tb + τ_k²)) Uᵀ) for every class.
+
+        Args:
+            deviations: (q, K) d, noisy class means less their common centre.
+            noise: (K,) τ_k.
+            scale: t; infinite: no prior.
+            shares: (K,) n_k/N.
+        """
+        variance = noise.square()
+        prior = scale * self.values[:, None].expand(-1, len(noise))
+        kept = torch.where(prior.isinf(), 1.0, prior / (prior + variance).clamp(min=1e-300))
+        means = self.vectors @ (kept * (self.vectors.T @ deviations))
+        spread = (kept * variance) @ shares
+        return Posterior(means, self.vectors * spread @ self.vectors.T)
+
+
+def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor) -> Tensor:
+    """(q, q) W_priv = M/N − g gᵀ − Σ (n_k/N)(μ_k − g)(μ_k − g)ᵀ − Σ (n_k/N) V_k.
+
+    Args:
+        moments: (q, q) M/N, mean of u uᵀ, noised.
+        centre: (q,) g, the mean of all rows.
+        posterior: of the class means less g.
+        shares: (K,) n_k/N.
+    """
+    between = posterior.means * shares @ posterior.means.T
+    return moments - torch.outer(centre, centre) - between - posterior.covariance
+
+
+def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """(q, q) posterior mean of W under a prior around the public covariance, and room for noise.
+
+    Where W_pub = I, the difference W − W_pub has entries N(0, v), N(0, 2v) on the diagonal, in any
+    basis. In the eigenbasis of W_pub, noise of entry (i, j) is s²/(w_i w_j) there, so the entry is
+    kept by v/(v + s²/(w_i w_j)): what leading directions show is believed before what others do. v
+    is of maximum likelihood. Room for what is kept of the noise is the edge of its spectrum, row by
+    row 2 √(Σ_j (k_ij s)²), which is 2 k s √q where all k are alike (Wigner).
+
+    Args:
+        public: (q, q) W_pub, positive definite.
+        noised: (q, q) W with independent N(0, s²) in every entry, 2s² on the diagonal.
+        noise: s.
+    """
+    values, vectors = torch.linalg.eigh(public)
+    scale = torch.outer(values, values).sqrt()
+    difference = vectors.T @ (noised - public) @ vectors / scale
+    variance = (noise / scale).square()
+    prior = fitted_variance(difference, variance)
+    kept = prior / (prior + variance).clamp(min=torch.finfo(torch.float64).tiny)
+    moved = public + vectors @ (kept * difference * scale) @ vectors.T
+    room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
+    return moved, vectors * room @ vectors.T
+
+
+def fitted_variance(difference: Tensor, noise: Tensor) -> float:
+    """v >= 0 of maximum likelihood for symmetric entries N(0, v + noise), twice on the diagonal.
+
+    Fisher scoring, where every entry weighs 1/(v + noise)².
+
+    Args:
+        difference: (q, q) symmetric.
+        noise: (q, q) variance of the noise off the diagonal, as of such an entry on it.
+    """
+    squares = difference.square()
+    squares = squares - torch.diag(squares.diagonal() / 2)
+    found = float(squares.mean())
+    for _ in range(SCORING_STEPS):
+        weight = 1 / (found + noise).clamp(min=1e-150).square()
+        found = max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
+    return found
+
+
+def conditioned(covariance: Tensor, shrinkage: float) -> Tensor:
+    """(q, q) with eigenvalues of at least 10⁻³ of their mean, shrunk towards their mean."""
+    values, vectors = torch.linalg.eigh(covariance)
+    mean = values.mean().clamp(min=LEAST_MEAN)
+    values = values.clamp(min=LEAST_EIGENVALUE * float(mean))
+    mean = values.mean()
+    values = (1 - shrinkage) * values + shrinkage * mean
+    return vectors * values @ vectors.T
+
+
+def linear_discriminant(means: Tensor, covariance: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """(q, K) Σ⁻¹μ_k and (K,) log π_k − ½ μ_kᵀ Σ⁻¹ μ_k: Bayes' rule for Gaussian classes.
+
+    Args:
+        means: (q, K) μ.
+        covariance: (q, q) Σ, of every class.
+        shares: (K,) prior probability π_k.
+    """
+    directions = torch.linalg.solve(covariance, means)
+    return directions, shares.log() - 0.5 * (means * directions).sum(0)

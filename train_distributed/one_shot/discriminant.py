@@ -1,0 +1,148 @@
+"""Class sums and second moments, and the Gaussian discriminant that an empirical Bayes makes."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from embed import PublicTransform
+from heads import symmetric
+from train_distributed.one_shot.class_gaussians import (
+    Posterior,
+    Prior,
+    conditioned,
+    linear_discriminant,
+    moved_covariance,
+    within_class,
+)
+from train_distributed.one_shot.class_sums import ClassSums, class_counts
+from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.users import Chunk
+
+Moments = Literal["all", "none"]
+ClassPrior = Literal["empirical", "equal"]
+PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
+SHRINKAGE = 0.02  # of what it was moved to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discriminant:
+    """Every user submits class sums, and second moments where bytes allow; the rest is public.
+
+    The class means of the classifier are posterior means under a public prior, its covariance is
+    the public within-class one, moved as far as the noised moments deserve; see `class_gaussians`.
+    """
+
+    num_classes: int
+    transform: PublicTransform
+    moments: Moments = "all"
+    prior: ClassPrior = "empirical"  # of the classes: as the noised counts say, or equal
+
+    def validate(self) -> None:
+        """Checks what the transform and the data cannot know.
+
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        for name, known in (("moments", Moments), ("prior", ClassPrior)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(
+                    f"{name} must be one of {get_args(known)}, got {getattr(self, name)!r}"
+                )
+        self.statistics.validate()
+
+    @cached_property
+    def statistics(self) -> ClassSums | LeastSquares:
+        """What is submitted, and how far a record moves it."""
+        of = ClassSums if self.moments == "none" else LeastSquares
+        return of(num_classes=self.num_classes, transform=self.transform)
+
+    @property
+    def dimension(self) -> int:
+        """Length of a submission: d K, and q(q + 1)/2 more for the moments."""
+        return self.statistics.dimension
+
+    @property
+    def compositions(self) -> int:
+        """1: all parts jointly."""
+        return self.statistics.compositions
+
+    @property
+    def scale(self) -> float | Tensor:
+        """As of the statistics."""
+        return self.statistics.scale
+
+    @property
+    def grid_powers(self) -> Tensor:
+        """(dimension,) as of the statistics."""
+        return self.statistics.grid_powers
+
+    def entry_bound(self, n: int) -> float:
+        """As of the statistics."""
+        return self.statistics.entry_bound(n)
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """Sensitivity of the statistics: the moments cost nothing at their usual weight."""
+        return self.statistics.record_reach(sizes)
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        """(users,) how far all records of a user move them."""
+        return self.statistics.user_reach(sizes)
+
+    def record_removal(self, sizes: Tensor) -> float:
+        """As of the statistics."""
+        return self.statistics.record_removal(sizes)
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) as of the statistics."""
+        return self.statistics.user_removal(sizes)
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, dimension) float64 statistics of every user, unscaled."""
+        return self.statistics.submit(chunk)
+
+    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
+        """(d, K) weights from the noised statistics of `rows` rows, noise of `noise_std` per entry.
+
+        The features' clip leaves the constant alone, so its row counts the classes.
+        """
+        transform = self.transform
+        split = transform.dim * self.num_classes
+        sums = total[:split].unflatten(0, (transform.dim, self.num_classes))
+        counts = class_counts(sums[0], transform.constant, rows, noise_std)
+        shares = counts / rows
+        centre = sums[1:].sum(1) / rows
+        deviations = sums[1:] / counts - centre[:, None]
+        posterior = self._posterior(deviations, noise_std / counts, shares)
+        covariance = conditioned(self._public_within().double(), PUBLIC_SHRINKAGE)
+        if isinstance(self.statistics, LeastSquares):
+            noise = noise_std / (self.statistics.weight * math.sqrt(2)) / rows
+            moments = symmetric(total[split:], self.transform.dim - 1) / rows
+            private = within_class(moments, centre, posterior, shares)
+            moved, room = moved_covariance(covariance, private, noise)
+            covariance = moved + room
+        covariance = conditioned(covariance, SHRINKAGE)
+        means = centre[:, None] + posterior.means
+        equal = torch.full_like(shares, 1 / self.num_classes)
+        directions, bias = linear_discriminant(
+            means,
+            covariance + posterior.covariance,
+            equal if self.prior == "equal" else shares,
+        )
+        return torch.cat([bias[None] / transform.constant, directions])
+
+    def _public_within(self) -> Tensor:
+        """(q, q) of labelled public rows; without labels that of all."""
+        known = self.transform.within_class
+        return self.transform.covariance[1:, 1:] if known is None else known
+
+    def _posterior(self, deviations: Tensor, noise: Tensor, shares: Tensor) -> Posterior:
+        """Of the class means, under the public prior with more evidence."""
+        known = (self.transform.between_class, self.transform.covariance[1:, 1:])
+        priors = [Prior.of(covariance) for covariance in known if covariance is not None]
+        fits = [prior.fitted(deviations, noise) for prior in priors]
+        best = max(range(len(priors)), key=lambda index: fits[index][1])
+        return priors[best].posterior(deviations, noise, fits[best][0], shares)

@@ -71,9 +71,10 @@ def extract(
 ) -> EmbeddingSet | None:
     """Embeds all images into the directory `out`, or this process's share of them.
 
-    A later call with the same arguments goes on where an interrupted one stopped. `encoder_name`
-    and `weights` (see `pretrain.encoder.origin`) are for meta.json. Skipped images are counted
-    there as `unreadable` and named, with the reason, in `unreadable.txt`.
+    A later call with the same arguments goes on where an interrupted one stopped; one that fails
+    before its first shard is finished leaves nothing. `encoder_name` and `weights` (see
+    `pretrain.encoder.origin`) are for meta.json. Skipped images are counted there as `unreadable`
+    and named, with the reason, in `unreadable.txt`.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -81,7 +82,7 @@ def extract(
     Raises:
         ValueError: `<out>.partial` or `out` holds something else, an image is damaged or of
             another size, or the encoder returns NaN.
-        OSError: no space left; finished shards are kept, and nothing where there is none.
+        OSError: no space left; finished shards are kept.
     """
     device = torch.device(options.device)
     dtype = choose_dtype(device) if options.compute == "auto" else DTYPES[options.compute]
@@ -117,8 +118,7 @@ def extract(
                 return held
         refuse_existing(out, overwrite=options.overwrite)
     partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
-    with partial.dropped_if_vain(options.shard):
-        shards = partial.open(options.shard, skip=options.skip_unreadable)
+    with partial.open(options.shard, skip=options.skip_unreadable) as shards:
         forward = fast_forward(encoder, device, dtype, compiled=compiled)
         batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
         with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
@@ -139,7 +139,7 @@ def extract(
                     block.clear()
                     skipped.clear()
                 progress.update(len(rows))
-    return partial.finish()
+        return partial.finish()
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from pretrain.datasets import ImageSet
 
 
 class Partial:
-    """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, `lock`.
+    """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, and locks.
 
     A finished shard has a file in `finished/`, which holds the images of it that were skipped.
+    `lock` is held by whoever changes what is there, `workers` by all that compute rows for it.
     """
 
     def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
@@ -35,50 +36,43 @@ class Partial:
         self.rows, self.dtype = self.partial / "set" / "embeddings.npy", np.dtype(meta["dtype"])
         self.finished = self.partial / "finished"
         self.shards = -(-len(images) // meta["shard_rows"])
+        self.made: list[Path] = []  # directories above it that this process has made
 
-    def open(self, share: tuple[int, int], *, skip: bool) -> list[int]:
+    @contextlib.contextmanager
+    def open(self, share: tuple[int, int], *, skip: bool) -> Iterator[list[int]]:
         """Creates the directory, or checks that the existing one is of this extraction.
+
+        Where the block fails before any shard is finished, nothing is left behind; while other
+        processes are at work in the directory, the last of them sees to that.
 
         Args:
             share: this process is i of n.
             skip: images may be skipped, in earlier calls as well.
 
-        Returns:
+        Yields:
             The shards of this process that are not finished.
 
         Raises:
             ValueError: it is of another extraction.
             OSError: no room.
         """
-        self.partial.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            self._prepare()
-        if (skipped := len(self._unreadable())) and not skip:
-            raise ValueError(
-                f"{self.partial} must be removed, or --skip-unreadable passed, where {skipped} "
-                "unreadable images were skipped before"
-            )
-        index, count = share
-        return [s for s in range(index, self.shards, count) if not self._marker(s).exists()]
-
-    @contextlib.contextmanager
-    def dropped_if_vain(self, share: tuple[int, int]) -> Iterator[None]:
-        """Removes the directory again if the block made it and fails before a shard is finished.
-
-        Args:
-            share: this process is i of n; where there are others it may be theirs and stays.
-        """
-        missing = [path for path in self.partial.parents if not path.exists()]
-        fresh = share == (0, 1) and not self.partial.exists()
-        try:
-            yield
-        except Exception:
-            if fresh and not any(self.finished.glob("[0-9]*")):
-                shutil.rmtree(self.partial, ignore_errors=True)
-                with contextlib.suppress(OSError):  # one that holds something is kept
-                    for parent in missing:
-                        parent.rmdir()
-            raise
+        self.made = [parent for parent in self.partial.parents if not parent.exists()]
+        with contextlib.ExitStack() as stack:
+            with self._locked():
+                workers = stack.enter_context((self.partial / "workers").open("w"))
+                fcntl.flock(workers, fcntl.LOCK_SH)
+                self._prepare()
+            if (skipped := len(self._unreadable())) and not skip:
+                raise ValueError(
+                    f"{self.partial} must be removed, or --skip-unreadable passed, where {skipped} "
+                    "unreadable images were skipped before"
+                )
+            index, count = share
+            try:
+                yield [s for s in range(index, self.shards, count) if not self._marker(s).exists()]
+            except BaseException:
+                self._give_up(workers)
+                raise
 
     def span(self, shard: int) -> tuple[int, int]:
         """First row of a shard, and the one after its last."""
@@ -115,11 +109,28 @@ class Partial:
             shutil.rmtree(self.partial, ignore_errors=True)
         return EmbeddingSet.open(self.out)
 
+    def _give_up(self, workers: IO[str]) -> None:
+        with self._locked(), contextlib.suppress(BlockingIOError):
+            fcntl.flock(workers, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unless others are at work
+            if not any(self.finished.glob("[0-9]*")):
+                self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.partial, ignore_errors=True)
+        with contextlib.suppress(OSError):  # one that holds something is kept
+            for parent in self.made:
+                parent.rmdir()
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self.partial / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        while True:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            lock = self.partial / "lock"
+            with lock.open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+                    yield
+                    return  # else it was removed by whoever had it
 
     def _marker(self, shard: int) -> Path:
         return self.finished / f"{shard:06d}"
@@ -156,7 +167,7 @@ class Partial:
                 row = self.dim * self.dtype.itemsize
                 os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
         except OSError as error:
-            shutil.rmtree(self.partial)
+            self._remove()
             needed = len(self.images) * self.dim * self.dtype.itemsize
             reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
             raise OSError(error.errno, reason) from error

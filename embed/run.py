@@ -97,7 +97,9 @@ class Run(ImageOptions):
                 weights=origin(self.encoder, self.weights),
             )
         except KeyboardInterrupt:
-            print(f"interrupted; finished shards are kept in {out}.partial", file=sys.stderr)
+            kept = out.with_name(f"{out.name}.partial")
+            said = f"; finished shards are kept in {kept}" if kept.exists() else ""
+            print(f"interrupted{said}", file=sys.stderr)
             return INTERRUPTED
         if done is None:
             print(f"this share is done; other shards are missing in {out}.partial")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from embed.class_scatter import scatter_of
@@ -20,6 +19,7 @@ from embed.project import project
 from embed.public_rows import as_tensor, checked_blocks, content_hash
 from embed.store import EmbeddingSet
 from pretrain.cli.output import new_file
+from pretrain.tensor_file import write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ class PublicTransform:
         return p != q or not torch.equal(self.basis, torch.eye(p, dtype=self.basis.dtype))
 
     def save(self, path: Path) -> None:
-        """Writes the transform as safetensors, whole or not at all."""
+        """Writes the transform as safetensors, whole or not at all; equal ones as equal bytes."""
         tensors = {k: v.contiguous() for k, v in self.tensors().items()}
         if self.seen is not None:
             tensors["seen"] = torch.from_numpy(self.seen.view(np.int64))
@@ -226,7 +226,7 @@ class PublicTransform:
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
         with new_file(path) as partial:
-            save_file(tensors, partial, metadata)
+            write_tensors(partial, tensors, metadata)
 
     def tensors(self) -> dict[str, Tensor]:
         """What makes rows, without what it was fitted on: for a file that holds more than it."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from pretrain.cli.output import new_file
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.weights import features, load_weights, read_tensors
 from pretrain.preprocess import Size
+from pretrain.tensor_file import write_tensors
 
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (
@@ -108,7 +108,7 @@ def save_encoder(encoder: Encoder, path: Path, *, half: bool = False, note: str 
     }
     metadata = {"architecture": json.dumps(encoder.architecture()), "note": note}
     with new_file(path) as partial:
-        save_file(tensors, partial, metadata)
+        write_tensors(partial, tensors, metadata)
 
 
 def load_encoder(path: Path) -> Encoder:

@@ -154,6 +154,70 @@ def test_a_real_full_disk(tmp_path: Path, archive: Path, row_numbers: Any) -> No
         subprocess.run(["umount", str(disk)], check=True)
 
 
+class Refusing(nn.Module):
+    """Takes so many batches, then fails as a network does that was built for another size."""
+
+    embedding_dim = 3
+
+    def __init__(self, batches: int = 0, error: type[BaseException] = AssertionError) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.batches, self.error = batches, error
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.batches -= 1
+        if self.batches < 0:
+            raise self.error("another size")
+        return images.mean((2, 3)) + self.weight
+
+
+@pytest.mark.parametrize("error", [AssertionError, KeyboardInterrupt])
+@pytest.mark.parametrize("batches", [0, 2])  # three batches are a shard
+def test_where_nothing_was_finished_nothing_is_left(
+    tmp_path: Path, archive: Path, batches: int, error: type[BaseException]
+) -> None:
+    images = open_npz(archive)
+    for out in (tmp_path / "out", tmp_path / "a" / "b" / "out"):
+        with pytest.raises((ValueError, KeyboardInterrupt), match="another size"):
+            embed(images, Refusing(batches, error), out)
+        assert list(tmp_path.iterdir()) == [archive]
+
+
+def test_a_failure_keeps_finished_shards_of_an_earlier_call(tmp_path: Path, archive: Path) -> None:
+    images, finished = open_npz(archive), tmp_path / "out.partial" / "finished"
+    for batches in (3, 0):
+        with pytest.raises(ValueError, match="another size"):
+            embed(images, Refusing(batches), tmp_path / "out")
+        assert [mark.name for mark in finished.iterdir()] == ["000000"]
+    embed(images, Refusing(99), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [archive.name, "out"]
+
+
+@pytest.mark.parametrize("batches", [0, 99])
+def test_a_failure_leaves_the_directory_to_others_at_work_in_it(
+    tmp_path: Path, archive: Path, batches: int
+) -> None:
+    """One share fails while another computes its first batch; the last to fail removes it."""
+    out, met = tmp_path / "out", []
+
+    class Meeting(Refusing):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            if not met:
+                with pytest.raises(ValueError, match="another size"):
+                    embed(open_npz(archive), Refusing(), out, shard=(1, 2))
+                met.append((tmp_path / "out.partial" / "meta.json").exists())
+            return super().forward(images)
+
+    if batches:
+        assert embed(open_npz(archive), Meeting(batches), out, shard=(0, 2)) is None
+        assert len(list((tmp_path / "out.partial" / "finished").iterdir())) == 5
+    else:
+        with pytest.raises(ValueError, match="another size"):
+            embed(open_npz(archive), Meeting(), out, shard=(0, 2))
+        assert list(tmp_path.iterdir()) == [archive]
+    assert met == [True]
+
+
 def test_an_encoder_that_returns_nan_is_named(
     tmp_path: Path, archive: Path, row_numbers: Any
 ) -> None:
@@ -162,7 +226,7 @@ def test_an_encoder_that_returns_nan_is_named(
         ValueError, match=r"embeddings must be finite.* row 0, .*images\.npz: row 0 of train"
     ):
         embed(open_npz(archive), row_numbers, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert list(tmp_path.iterdir()) == [archive]
 
 
 def test_embeddings_too_large_for_float16_are_an_error(

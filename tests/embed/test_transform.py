@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+from pretrain.preprocess import Preprocess
 
 CLIP = math.sqrt(2)
 
@@ -220,3 +223,28 @@ def test_a_damaged_transform_is_refused(change: dict, rule: str) -> None:
     PublicTransform.from_tensors(tensors)
     with pytest.raises(ValueError, match=rule):
         PublicTransform.from_tensors(tensors | change)
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from embed import PublicTransform
+for place in sys.argv[2:]:
+    PublicTransform.load(Path(sys.argv[1])).save(Path(place))
+"""
+
+
+def test_equal_transforms_are_equal_files_whoever_saves_them(tmp_path: Path) -> None:
+    """A federation agrees on a transform by the hash of its file."""
+    rows = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).numpy()
+    made = {"encoder": "e", "encoder_hash": "h", "weights": "random"}
+    meta = {**made, "preprocess": Preprocess().to_json()}
+    public = EmbeddingSet(embeddings=rows, labels=np.zeros(50, int), meta=meta)
+    first, *others = [tmp_path / f"{number}.safetensors" for number in range(7)]
+    transform = PublicTransform.fit(public)
+    assert transform.encoding is not None
+    for path in (first, *others[:3]):
+        transform.save(path)
+    elsewhere = [sys.executable, "-c", SAVES, *map(str, (first, *others[3:]))]
+    subprocess.run(elsewhere, check=True, cwd=Path(__file__).parents[2])
+    assert {path.read_bytes() for path in others} == {first.read_bytes()}

@@ -15,6 +15,7 @@ from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
 from embed.encoding import Encoding
 from embed.store import TEST
 from pretrain.cli.output import new_directory
+from pretrain.tensor_file import write_tensors
 from train_distributed.one_shot.released.files import (
     MODEL,
     PREFIX,
@@ -23,7 +24,6 @@ from train_distributed.one_shot.released.files import (
     read_directory,
     read_field,
     read_model,
-    write_model,
 )
 from train_distributed.one_shot.released.probabilities import probabilities, reading
 
@@ -169,7 +169,7 @@ class Release:
             metadata |= self.encoding.metadata()
         if self.image_shape is not None:
             metadata["image_shape"] = json.dumps(self.image_shape)
-        write_model(directory / MODEL, tensors, metadata)
+        write_tensors(directory / MODEL, tensors, metadata)
         text = json.dumps(self.report, indent=2, allow_nan=False)
         (directory / REPORT).write_text(text + "\n")
 

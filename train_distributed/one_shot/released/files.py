@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from embed import PublicTransform
@@ -72,20 +71,6 @@ def read_model(model: Path) -> Stored:
         metadata=metadata,
         report={},
     )
-
-
-def write_model(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file, the same bytes for the same content.
-
-    The library's own writer orders metadata by chance.
-    """
-    whole = save(tensors, metadata)
-    start = 8 + int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8:start])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at multiples of their size
-    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[start:])
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         FileExistsError: `path` exists and `overwrite` is off, or another command is writing it.
             Where somebody else made it during the block, what was written is kept beside it, and
             the error says where.
+        OSError: it cannot be written, or the disk is full.
     """
     place = Path(os.path.realpath(path))  # of a link, and of "..", what it stands for
     missing = [parent for parent in place.parents if not parent.exists()]
@@ -86,6 +87,10 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
                     _replace(place, partial, overwrite=overwrite)
                 else:
                     partial.rename(place)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or error.filename is not None:
+                    raise
+                raise OSError(error.errno, error.strerror, str(path)) from error  # whose disk
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     finally:

@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from tests.train_distributed.commands.bad_inputs import (
     of_settings,
 )
 from tests.train_distributed.commands.bad_inputs.case import Case, state
-from tests.train_distributed.commands.bad_inputs.world import make
 
 CASES = [
     *of_pictures.CASES,
@@ -27,14 +25,6 @@ CASES = [
     *of_models.CASES,
     *of_settings.CASES,
 ]
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory) -> Path:
-    """What all cases copy."""
-    folder = tmp_path_factory.mktemp("world")
-    make(folder)
-    return folder
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

@@ -42,6 +42,8 @@ def run_command(parse: Callable[[], Command]) -> int:
         return command.run() or 0
     except (ValueError, OSError, ArithmeticError) as error:
         return _fail(" ".join(_message(error).split()))
+    except MemoryError as error:
+        return _fail(" ".join(f"memory must suffice, got: {error or 'none left'}".split()))
     except KeyboardInterrupt as stop:
         kept = " ".join(map(str, stop.args)) or "nothing was written"
         print(f"interrupted; {kept}", file=sys.stderr)

@@ -158,14 +158,14 @@ class Plot:
             result = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise ValueError(f"results must be the JSON of a sweep, got: {error}") from error
-        if not isinstance(result, dict) or result.get("experiment") not in EXPERIMENTS:
+        if not isinstance(result, dict) or str(result.get("experiment")) not in EXPERIMENTS:
             raise ValueError(f"results must be the JSON of a sweep, got another file: {path}")
         out = path.with_name("figure.png") if self.out is None else self.out
         try:
             text = tell(result)
+            draw(result, out)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"results must be whole, got {path} without: {error}") from error
-        draw(result, out)
         print(f"{text}\n\nwritten: {out}")
 
 

@@ -129,11 +129,17 @@ CASES = table(
         r"results must",
         put("r.json", '{"experiment": "accuracy"}'),
     ),
+    ("plot of a list", "plot r.json", r"results must be", put("r.json", '{"experiment": []}')),
     # audit, protect, account
     ("audit with no trials", f"{AUDIT} --trials 0", r"trials must be >= .* got 0"),
     ("audit with no users", f"{AUDIT} --users 0", r"users must be .* got 0"),
     ("audit with no rows", f"{AUDIT} --rows 0", r"rows must be .* got 0"),
     ("audit with no features", f"{AUDIT} --features 0", r"features must be .* got 0"),
+    (
+        "audit beyond the memory",
+        f"{AUDIT} --rows 1000000000000",
+        r"memory must suffice, got: Unable to allocate",
+    ),
     ("audit with one class", f"{AUDIT} --num-classes 1", r"num_classes must be .* got 1"),
     (
         "audit with full confidence",

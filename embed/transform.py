@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from embed.class_scatter import scatter_of
@@ -18,8 +17,11 @@ from embed.moments import moments, norm_quantile, principal_directions, whitenin
 from embed.project import project
 from embed.public_rows import as_tensor, checked_blocks, content_hash
 from embed.store import EmbeddingSet
+from embed.transform_file import read_transform_file
 from pretrain.cli.output import new_file
 from pretrain.tensor_file import write_tensors
+
+NO_SCATTER = {name: torch.empty(0) for name in ("within_class", "between_class")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,8 @@ class PublicTransform:
             values = getattr(self, name)
             if values.dtype != torch.float32:
                 raise ValueError(f"{name} must be float32, got {values.dtype}")
-        for name in ("mean", "basis", "scale", "row_mean", "second_moment"):
-            if not getattr(self, name).isfinite().all():
+        for name, values in self.tensors().items():
+            if not values.isfinite().all():
                 raise ValueError(f"{name} must be finite, got NaN or infinity")
         if not (self.scale > 0).all():
             raise ValueError(f"scale must be > 0, got {float(self.scale.min())}")
@@ -84,14 +86,18 @@ class PublicTransform:
         unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
         centred = not (self.mean.any() or self.row_mean.any())
         white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
-        return centred and white and not self._rotates
+        return centred and white and not self._rotates and not self._scatter
 
     def same_rows(self, other: "PublicTransform") -> bool:
         """Whether both are one transform, whatever is known of what they have seen."""
-        theirs = other.tensors()
-        return self is other or all(
-            torch.equal(values, theirs[name]) for name, values in self.tensors().items()
-        )
+        ours, theirs = ({**each.tensors(), **NO_SCATTER} for each in (self, other))
+        return self is other or all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    @property
+    def _scatter(self) -> dict[str, Tensor]:
+        """What labels of public rows have shown, by name; nothing where there were none."""
+        known = {name: getattr(self, name) for name in NO_SCATTER}
+        return {name: values for name, values in known.items() if values is not None}
 
     @classmethod
     def fit(
@@ -231,7 +237,7 @@ class PublicTransform:
     def tensors(self) -> dict[str, Tensor]:
         """What makes rows, without what it was fitted on: for a file that holds more than it."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
-        tensors = {
+        return self._scatter | {
             "mean": self.mean,
             "basis": self.basis,
             "scale": self.scale,
@@ -239,9 +245,6 @@ class PublicTransform:
             "row_mean": self.row_mean,
             "second_moment": self.second_moment,
         }
-        if self.within_class is not None and self.between_class is not None:
-            tensors |= {"within_class": self.within_class, "between_class": self.between_class}
-        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
@@ -260,14 +263,15 @@ class PublicTransform:
         fields: dict[str, Any] = {name: tensors[name] for name in names - {"bounds"}}
         if tensors["bounds"].shape != (2,) or fields["basis"].ndim != 2:
             raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
-        fields |= {n: tensors[n] for n in ("within_class", "between_class") if n in tensors}
+        fields |= {name: tensors[name] for name in NO_SCATTER if name in tensors}
         clip_norm, constant = tensors["bounds"].tolist()
         p, q = fields["basis"].shape
         expected = {"mean": (p,), "scale": (q,), "row_mean": (q + 1,)}
-        expected |= {"second_moment": (q + 1, q + 1)}
-        for name, shape in expected.items():
-            if tuple(fields[name].shape) != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {fields[name].shape}")
+        expected |= {"second_moment": (q + 1, q + 1)} | dict.fromkeys(NO_SCATTER, (q, q))
+        for name in fields:
+            if name in expected and tuple(fields[name].shape) != expected[name]:
+                got = tuple(fields[name].shape)
+                raise ValueError(f"{name} must have shape {expected[name]}, got {got}")
         return cls(**fields, clip_norm=clip_norm, constant=constant, **provenance)
 
     @classmethod
@@ -277,26 +281,8 @@ class PublicTransform:
         Raises:
             ValueError: missing, damaged or something else.
         """
+        tensors, provenance = read_transform_file(path)
         try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} must be a saved transform, got: {error}") from error
-        seen = tensors.pop("seen", None)
-        if seen is not None and (seen.dtype != torch.int64 or seen.ndim != 1):
-            raise ValueError(f"{path}: seen must be int64 (m,), got {seen.dtype} {seen.shape}")
-        dropped = metadata.get("dropped", "0")
-        if not dropped.isdecimal():
-            raise ValueError(f"{path}: dropped must be a whole number, got {dropped!r}")
-        encoding = Encoding.in_metadata(metadata, path)
-        try:
-            return cls.from_tensors(
-                tensors,
-                fitted_on=metadata.get("fitted_on", ""),
-                seen=None if seen is None else seen.numpy().view(np.uint64),
-                dropped=int(dropped),
-                encoding=encoding,
-            )
+            return cls.from_tensors(tensors, **provenance)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error

@@ -66,7 +66,6 @@ class Simclr:
         from torch import distributed
 
         out = self.out or default_directory("simclr")
-        refuse_inputs(out, self.data)
         refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (*self.data, self.monitor))
         if self.checkpoint_steps < 1:
@@ -274,13 +273,11 @@ class Probe:
         from pretrain.preprocess import Preprocess
         from pretrain.probe import embed_all
 
-        device = usual_device(self.device)
-        preprocess = encoder.preprocess
+        device, size = usual_device(self.device), self.image_size
+        preprocess = encoder.preprocess if size is None else Preprocess(image_size=size)
         encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        if self.image_size is not None:
-            preprocess = Preprocess(image_size=self.image_size)
-        rows = [embed_all(encoder, _pixels(part), preprocess) for part in (train, test)]
-        return self._accuracies(rows[0], rows[1], train, test)
+        x, z = (embed_all(encoder, _pixels(part), preprocess) for part in (train, test))
+        return self._accuracies(x, z, train, test)
 
     def _score_pixels(self, dim: Any, train: "ImageSet", test: "ImageSet") -> dict[str, float]:
         from pretrain.probe import pixel_directions

@@ -1,5 +1,7 @@
 """Scatter within and between public classes, beside NumPy's of whole arrays."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -71,3 +73,23 @@ def test_an_older_file_without_it_still_loads(tmp_path) -> None:
     fitted = PublicTransform.fit(rows_of()[0], components=3)
     fitted.save(tmp_path / "transform.safetensors")
     assert PublicTransform.load(tmp_path / "transform.safetensors").within_class is None
+
+
+def test_an_identity_that_carries_scatter_is_no_identity() -> None:
+    """What looks at no row makes rows as they are; covariances of rows are not such a thing."""
+    plain = PublicTransform.identity(3)
+    assert plain.is_identity
+    loaded = replace(plain, within_class=torch.eye(3), between_class=torch.eye(3))
+    assert not loaded.is_identity
+    assert not replace(plain, within_class=torch.eye(3)).is_identity
+    assert plain.same_rows(loaded)
+    assert loaded.same_rows(plain)
+
+
+@pytest.mark.parametrize("name", ["within_class", "between_class"])
+def test_scatter_of_another_size_or_not_finite_is_refused(name: str) -> None:
+    tensors = PublicTransform.identity(3).tensors()
+    with pytest.raises(ValueError, match=rf"{name} must have shape \(3, 3\), got \(2, 2\)"):
+        PublicTransform.from_tensors({**tensors, name: torch.eye(2)})
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        PublicTransform.from_tensors({**tensors, name: torch.full((3, 3), float("nan"))})

@@ -1,6 +1,7 @@
 """The discriminant: what is submitted is least squares', what is made of it withstands noise."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,3 +126,17 @@ def test_a_transform_without_labels_serves_with_what_it_has() -> None:
 def test_unknown_words_are_refused(transform: PublicTransform, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} must be one of .*{value}"):
         Discriminant(num_classes=K, transform=transform, **{name: value}).validate()
+
+
+def test_an_identity_with_scatter_of_private_rows_makes_no_release(
+    transform: PublicTransform,
+) -> None:
+    """Its rows were compared with nothing: the covariance may be of the private ones."""
+    data = rows_of(400, K, 6)
+    known = PublicTransform.fit(data)
+    bare = PublicTransform.identity(P)
+    planted = replace(bare, within_class=known.within_class, between_class=known.between_class)
+    promise = Privacy(1.0, 1e-5)
+    release(data, "discriminant", promise, transform=bare)
+    with pytest.raises(ValueError, match="transform"):
+        release(data, "discriminant", promise, transform=planted)

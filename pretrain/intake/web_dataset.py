@@ -71,11 +71,14 @@ class _Index:
     size: array = field(default_factory=lambda: array("q"))
 
     def add(self, shard: int, offset: int, size: int) -> None:
+        """Notes the next picture: `size` bytes at `offset` of a shard."""
         self.shard.append(shard)
         self.offset.append(offset)
         self.size.append(size)
 
     def reader(self, shards: list[Path]) -> Any:
+        """A function that gives the bytes of rows, in their order."""
+
         def fetch(rows: np.ndarray) -> Iterator[bytes]:
             for row in rows.tolist():
                 with shards[self.shard[row]].open("rb", buffering=0) as file:

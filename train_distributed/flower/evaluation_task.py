@@ -94,10 +94,7 @@ class EvaluationTask(SumTask):
             ValueError: not as many evaluation rows as the federation says, or what `held_out`
                 refuses: training rows among them, rows that are not finite, another encoder.
         """
-        if identity not in self.federation.users:
-            raise ValueError(
-                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
-            )
+        self._check_user(identity)
         found, agreed = held_out(embeddings, self.model), self.terms.sizes[identity]
         if len(found.rows) != agreed:
             raise ValueError(f"evaluation rows must be {agreed} as agreed, got {len(found.rows)}")

@@ -59,6 +59,13 @@ class SumTask:
         """A submission with this user's fresh share of the noise."""
         return self.integers.noised(encoded, sampler)
 
+    def _check_user(self, identity: int) -> None:
+        """Raises ValueError for a number that is none of the users'."""
+        if identity not in self.federation.users:
+            raise ValueError(
+                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
+            )
+
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
         """Who is in the sum, how it was taken, and what it cost a user."""
         federation = self.federation
@@ -135,10 +142,7 @@ class ModelTask(SumTask):
                 what `intake.admit` refuses: a row that is not finite or that the transform has
                 seen, a label out of range, or a transform that does not say what it has seen.
         """
-        if identity not in self.federation.users:
-            raise ValueError(
-                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
-            )
+        self._check_user(identity)
         train = embeddings.split == TRAIN
         names = self.terms.class_names
         admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)

@@ -1,14 +1,16 @@
 """The ways to spend the one secure sum, by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from embed import PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.class_prior import checked_prior, shares_of
+from train_distributed.one_shot.class_sums import ClassSums, class_counts
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
@@ -123,7 +125,8 @@ def build_method(
         transform: the public transform that makes the rows.
         num_classes: K.
         options: for statistics the fields of `Discriminant`, `ClassSums` or `LeastSquares`; for
-            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
+            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`. A
+            `prior` may be a list of shares too.
 
     Raises:
         ValueError: an unknown name or option, a value out of range.
@@ -141,13 +144,15 @@ def build_method(
 def _build(
     name: str, transform: PublicTransform, num_classes: int, options: dict[str, Any]
 ) -> Method:
+    if "prior" in options:
+        options["prior"] = checked_prior(options["prior"], num_classes)
     if name in STATISTICS:
         return STATISTICS[name](num_classes=num_classes, transform=transform, **options)
     of_head = {"l2_reg": L2_REG} | {
         key: options.pop(key) for key in ("l2_reg", "radius", "relaxation") if key in options
     }
     head = HEADS[name](num_classes=num_classes, clip_norm=transform.clip_norm, **of_head)
-    return BlindAveraging(head=head, dim=transform.dim, **options)
+    return BlindAveraging(head=head, dim=transform.dim, constant=transform.constant, **options)
 
 
 def submissions(method: Method, chunk: Chunk, grid: float | None) -> Tensor:
@@ -185,3 +190,32 @@ def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tupl
 
     solved = method.solve(total / method.scale, rows, noise_std)
     return solved.weights, ridge_temperature(solved, rows, noise_std, method.transform.constant)
+
+
+def prior_report(
+    method: Method, total: Tensor, rows: int, noise_std: float, class_names: Sequence[str]
+) -> dict[str, Any]:
+    """The class prior of the weights: the word for it, and its shares as far as they are known.
+
+    Those of users' rows are the ones that the noised sum shows; a head's sum shows none.
+
+    Args:
+        method: as in `weights_of`.
+        total: as there.
+        rows: as there.
+        noise_std: as there.
+        class_names: K of them.
+    """
+    if not isinstance(method, BlindAveraging | ClassSums | Discriminant | LeastSquares):
+        return {}
+    report = {"prior": method.prior if isinstance(method.prior, str) else "given"}
+    if not isinstance(method, BlindAveraging):
+        counted = class_counts(
+            total[: method.num_classes], method.transform.constant, rows, noise_std
+        )
+    elif method.prior == "empirical":
+        return report
+    else:
+        counted = torch.ones(method.num_classes, dtype=torch.float64)
+    shares = shares_of(method.prior, counted / counted.sum()).tolist()
+    return report | {"class_prior": dict(zip(class_names, shares, strict=True))}

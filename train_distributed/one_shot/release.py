@@ -18,6 +18,7 @@ from train_distributed.one_shot.methods import (
     check_method,
     method_name,
     model_of,
+    prior_report,
     submissions,
     weights_of,
 )
@@ -178,6 +179,7 @@ def release(
     facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
     facts |= {"method": method_name(method)}
+    facts |= prior_report(method, opened, rows, opened_std, names)
     verdict = suitability(
         privacy,
         noise,

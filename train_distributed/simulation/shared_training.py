@@ -97,7 +97,7 @@ def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
     first = methods[0]
     if isinstance(first, ClassSums | Discriminant | LeastSquares):
         return [first.submit(users.together())[0]] * len(methods)
-    if isinstance(first, BlindAveraging) and first.solver == "exact":
+    if isinstance(first, BlindAveraging) and first.solver == "exact" and first.labels is None:
         return _averages(users, [m for m in methods if isinstance(m, BlindAveraging)])
     sums = [torch.zeros(method.dimension, dtype=torch.float64) for method in methods]
     for chunk in users.chunks():

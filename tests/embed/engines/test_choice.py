@@ -81,7 +81,7 @@ def test_the_first_that_agrees_is_taken_and_named(
 
 
 def turned(rows: np.ndarray, compute: str) -> np.ndarray:
-    return rows + np.float32([0.02, 0, 0])
+    return rows + np.array([0.02, 0, 0], np.float32)
 
 
 def longer(rows: np.ndarray, compute: str) -> np.ndarray:
@@ -114,7 +114,9 @@ def test_one_that_does_not_agree_is_not_taken(
 
 
 def test_what_differs_less_than_the_bounds_agrees(engines: Callable[..., None]) -> None:
-    engines(one=pretend(lambda rows, _: rows * np.float32(1.009) + np.float32([0.001, 0, 0])))
+    engines(
+        one=pretend(lambda rows, _: rows * np.float32(1.009) + np.array([0.001, 0, 0], np.float32))
+    )
     assert chosen().name == "one"
 
 

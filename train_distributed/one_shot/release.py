@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.defaults import Circumstances
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import (
@@ -106,7 +108,8 @@ def release(
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
             stops it by raising. The report says "ledger": "none", until who counts says otherwise.
-        **options: settings of the method, as in `methods.build_method`.
+        **options: settings of the method, as in `methods.build_method`; Λ of a head that is left
+            out is that of `defaults`.
 
     Returns:
         The (d, K) weights with the transform of their rows and a report, which says under
@@ -146,8 +149,18 @@ def release(
     discrete = noise == "discrete" and privacy.private
     source = Source.of(embeddings, transform, partition, num_classes)
     transform, users = source.transform, source.users
-    method = _method(method, transform, source.num_classes, options)
     sizes = users.sizes
+    method = _method(
+        method,
+        transform,
+        options,
+        Circumstances(
+            sizes=sizes,
+            num_classes=source.num_classes,
+            privacy=privacy,
+            min_survivors=min_survivors,
+        ),
+    )
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     played = Rehearsal() if rehearsal is None else rehearsal
     kept = played.surviving(len(sizes), guarantee.min_survivors)
@@ -179,6 +192,8 @@ def release(
     facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
     facts |= {"method": method_name(method)}
+    if isinstance(method, BlindAveraging):
+        facts |= {"l2_reg": method.head.l2_reg}
     facts |= prior_report(method, opened, rows, opened_std, names)
     verdict = suitability(
         privacy,
@@ -192,9 +207,14 @@ def release(
 
 
 def _method(
-    method: str | Method, transform: PublicTransform, num_classes: int, options: dict[str, Any]
+    method: str | Method,
+    transform: PublicTransform,
+    options: dict[str, Any],
+    circumstances: Circumstances,
 ) -> Method:
+    num_classes = circumstances.num_classes
     if isinstance(method, str):
+        options = circumstances.options(method, options)
         return build_method(method, transform, num_classes, options)
     if options:
         raise ValueError(f"options must go into the Method itself, got {sorted(options)}")

@@ -17,7 +17,13 @@ from train_distributed.flower.documents.document import LARGE, read_file, shown
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms
 from train_distributed.one_shot.intake import admit, provenance
-from train_distributed.one_shot.methods import Method, build_method, model_of, submissions
+from train_distributed.one_shot.methods import (
+    Method,
+    build_method,
+    method_report,
+    model_of,
+    submissions,
+)
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers, zero_out_report
@@ -163,7 +169,7 @@ class ModelTask(SumTask):
         names = class_names(self.terms.class_names, self.method.num_classes)
         report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
         report |= self.integers.report() | {"rows": rows, "rounds": 1}
-        report |= {"method": self.terms.method}
+        report |= method_report(self.method)
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)

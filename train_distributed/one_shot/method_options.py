@@ -33,6 +33,9 @@ class MethodOptions:
     """Shares of the classes in the discriminant: as counted, or equal for balanced accuracy."""
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
+    user_clip: float | None = None
+    """Norm to which every user's submission is clipped, with `--unit user`: public, as `select`
+    proposes it."""
     rounds: int | None = None
     """Of gradient perturbation."""
     learning_rate: float | None = None

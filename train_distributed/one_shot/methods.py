@@ -11,6 +11,7 @@ from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Reach
 
@@ -67,8 +68,23 @@ class Method(Submission, Protocol):
         ...
 
 
+def unclipped(method: Method) -> Method:
+    """The method itself, without a users' clip."""
+    return method.method if isinstance(method, UserClip) else method
+
+
+def method_report(method: Method) -> dict[str, Any]:
+    """The method's name, and the users' clip where there is one, in words too."""
+    report: dict[str, Any] = {"method": method_name(method)}
+    if isinstance(method, UserClip):
+        words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
+        report |= {"user_clip": method.norm, "user_clip_means": words}
+    return report
+
+
 def method_name(method: Method) -> str | None:
     """The name under which `build_method` makes such a method; None for one of another kind."""
+    method = unclipped(method)
     head = method.head if isinstance(method, BlindAveraging) else None
     kinds = [(STATISTICS, method), (HEADS, head)]
     return next(
@@ -89,6 +105,7 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
             those of METHODS, which does not say for which rows it is.
     """
     method.validate()
+    method = unclipped(method)
     if isinstance(method, Discriminant | ClassSums | LeastSquares):
         stated = method.transform
         if not stated.same_rows(transform):
@@ -123,7 +140,8 @@ def build_method(
         transform: the public transform that makes the rows.
         num_classes: K.
         options: for statistics the fields of `Discriminant`, `ClassSums` or `LeastSquares`; for
-            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
+            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`; for
+            any of them `user_clip`, the norm of `UserClip`.
 
     Raises:
         ValueError: an unknown name or option, a value out of range.
@@ -141,6 +159,8 @@ def build_method(
 def _build(
     name: str, transform: PublicTransform, num_classes: int, options: dict[str, Any]
 ) -> Method:
+    if (norm := options.pop("user_clip", None)) is not None:
+        return UserClip(method=_build(name, transform, num_classes, options), norm=norm)
     if name in STATISTICS:
         return STATISTICS[name](num_classes=num_classes, transform=transform, **options)
     of_head = {"l2_reg": L2_REG} | {
@@ -179,9 +199,13 @@ def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tupl
     T is found from the same sum, where the method's scores are no log-probabilities and the sum
     shows what to do about it; else it is 1.
     """
-    if type(method) is not LeastSquares:
+    if type(unclipped(method)) is not LeastSquares:
         return weights_of(method, total, rows, noise_std), 1.0
     from train_distributed.one_shot.released.temperature import ridge_temperature
 
-    solved = method.solve(total / method.scale, rows, noise_std)
+    total = total / method.scale
+    if isinstance(method, UserClip):
+        method, rows = method.method, method.rows(total, rows, noise_std)
+    assert isinstance(method, LeastSquares)
+    solved = method.solve(total, rows, noise_std)
     return solved.weights, ridge_temperature(solved, rows, noise_std, method.transform.constant)

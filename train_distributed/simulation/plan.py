@@ -12,7 +12,7 @@ from torch import Tensor
 from train_distributed.one_shot.methods import STATISTICS
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
-from train_distributed.simulation.shared_training import TRAINED
+from train_distributed.simulation.shared_training import CLIP, TRAINED
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,13 @@ class Setting:
         seen = {} if statistics else dict(self.options)
         if exact:
             seen = {name: value for name, value in seen.items() if name not in TRAINED}
-        return f"{self.method}({_in_words(seen)}) on {self.transform}"
+        clipped = ", users' clip" if self.clipped else ""
+        return f"{self.method}({_in_words(seen)}) on {self.transform}{clipped}"
+
+    @property
+    def clipped(self) -> bool:
+        """Whether there is a users' clip, with which all sums know who holds which rows."""
+        return CLIP in self.options
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ class _Stage:
         if not accuracies:
             weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
             accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
-        if job.family[0].method in STATISTICS:  # equal sums, sizes and noise: equal releases
+        if job.family[0].method in STATISTICS and not job.family[0].clipped:
+            # equal sums, sizes and noise: equal releases
             self.known[key] = accuracies
         return self._cells(job, held, accuracies)
 
@@ -109,7 +110,7 @@ class _Stage:
 
     def _totals(self, job: Job, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
         """Sums, from an earlier job where the partition makes no difference to them."""
-        statistics = job.family[0].method in STATISTICS
+        statistics = job.family[0].method in STATISTICS and not job.family[0].clipped
         if not statistics and job.scenario.users != 1:
             return totals(held, methods)
         part = job.scenario.rows_per_user and (job.scenario.users, job.scenario.rows_per_user)

@@ -22,6 +22,7 @@ from train_distributed.one_shot.methods import (
     build_method,
     method_report,
     model_of,
+    prior_report,
     submissions,
 )
 from train_distributed.one_shot.model import Release
@@ -170,6 +171,7 @@ class ModelTask(SumTask):
         report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
         report |= self.integers.report() | {"rows": rows, "rounds": 1}
         report |= method_report(self.method)
+        report |= prior_report(self.method, total, rows, std, names)
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)

@@ -18,12 +18,12 @@ from train_distributed.one_shot.class_gaussians import (
     moved_covariance,
     within_class,
 )
+from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, class_counts
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 
 Moments = Literal["all", "none"]
-ClassPrior = Literal["empirical", "equal"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
 SHRINKAGE = 0.02  # of what it was moved to
 
@@ -39,7 +39,7 @@ class Discriminant:
     num_classes: int
     transform: PublicTransform
     moments: Moments = "all"
-    prior: ClassPrior = "empirical"  # of the classes: as the noised counts say, or equal
+    prior: ClassPrior = "empirical"  # of the classes; as the noised counts say
 
     def validate(self) -> None:
         """Checks what the transform and the data cannot know.
@@ -47,12 +47,10 @@ class Discriminant:
         Raises:
             ValueError: naming the field, its rule and its value.
         """
-        for name, known in (("moments", Moments), ("prior", ClassPrior)):
-            if getattr(self, name) not in get_args(known):
-                raise ValueError(
-                    f"{name} must be one of {get_args(known)}, got {getattr(self, name)!r}"
-                )
+        if self.moments not in get_args(Moments):
+            raise ValueError(f"moments must be one of {get_args(Moments)}, got {self.moments!r}")
         self.statistics.validate()
+        checked_prior(self.prior, self.num_classes)
 
     @cached_property
     def statistics(self) -> ClassSums | LeastSquares:
@@ -126,11 +124,10 @@ class Discriminant:
             covariance = moved + room
         covariance = conditioned(covariance, SHRINKAGE)
         means = centre[:, None] + posterior.means
-        equal = torch.full_like(shares, 1 / self.num_classes)
         directions, bias = linear_discriminant(
             means,
             covariance + posterior.covariance,
-            equal if self.prior == "equal" else shares,
+            shares_of(self.prior, shares),
         )
         return torch.cat([bias[None] / transform.constant, directions])
 

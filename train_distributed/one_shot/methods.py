@@ -1,14 +1,16 @@
 """The ways to spend the one secure sum, by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from embed import PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.class_prior import checked_prior, shares_of
+from train_distributed.one_shot.class_sums import ClassSums, class_counts
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.user_clip import UserClip
@@ -71,6 +73,11 @@ class Method(Submission, Protocol):
 def unclipped(method: Method) -> Method:
     """The method itself, without a users' clip."""
     return method.method if isinstance(method, UserClip) else method
+
+
+def rows_left(method: Method, total: Tensor, rows: int, noise_std: float) -> int:
+    """How many of N rows a noised sum holds after a users' clip; see `UserClip.rows`."""
+    return method.rows(total, rows, noise_std) if isinstance(method, UserClip) else rows
 
 
 def method_report(method: Method) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def build_method(
         num_classes: K.
         options: for statistics the fields of `Discriminant`, `ClassSums` or `LeastSquares`; for
             heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`; for
-            any of them `user_clip`, the norm of `UserClip`.
+            any of them `user_clip`, the norm of `UserClip`. A `prior` may be a list of shares too.
 
     Raises:
         ValueError: an unknown name or option, a value out of range.
@@ -161,13 +168,15 @@ def _build(
 ) -> Method:
     if (norm := options.pop("user_clip", None)) is not None:
         return UserClip(method=_build(name, transform, num_classes, options), norm=norm)
+    if "prior" in options:
+        options["prior"] = checked_prior(options["prior"], num_classes)
     if name in STATISTICS:
         return STATISTICS[name](num_classes=num_classes, transform=transform, **options)
     of_head = {"l2_reg": L2_REG} | {
         key: options.pop(key) for key in ("l2_reg", "radius", "relaxation") if key in options
     }
     head = HEADS[name](num_classes=num_classes, clip_norm=transform.clip_norm, **of_head)
-    return BlindAveraging(head=head, dim=transform.dim, **options)
+    return BlindAveraging(head=head, dim=transform.dim, constant=transform.constant, **options)
 
 
 def submissions(method: Method, chunk: Chunk, grid: float | None) -> Tensor:
@@ -199,13 +208,41 @@ def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tupl
     T is found from the same sum, where the method's scores are no log-probabilities and the sum
     shows what to do about it; else it is 1.
     """
-    if type(unclipped(method)) is not LeastSquares:
+    own = unclipped(method)
+    if type(own) is not LeastSquares:
         return weights_of(method, total, rows, noise_std), 1.0
     from train_distributed.one_shot.released.temperature import ridge_temperature
 
-    total = total / method.scale
-    if isinstance(method, UserClip):
-        method, rows = method.method, method.rows(total, rows, noise_std)
-    assert isinstance(method, LeastSquares)
-    solved = method.solve(total, rows, noise_std)
-    return solved.weights, ridge_temperature(solved, rows, noise_std, method.transform.constant)
+    rows = rows_left(method, total, rows, noise_std)
+    solved = own.solve(total / own.scale, rows, noise_std)
+    return solved.weights, ridge_temperature(solved, rows, noise_std, own.transform.constant)
+
+
+def prior_report(
+    method: Method, total: Tensor, rows: int, noise_std: float, class_names: Sequence[str]
+) -> dict[str, Any]:
+    """The class prior of the weights: the word for it, and its shares as far as they are known.
+
+    Those of users' rows are the ones that the noised sum shows; a head's sum shows none.
+
+    Args:
+        method: as in `weights_of`.
+        total: as there.
+        rows: as there.
+        noise_std: as there.
+        class_names: K of them.
+    """
+    rows, method = rows_left(method, total, rows, noise_std), unclipped(method)
+    if not isinstance(method, BlindAveraging | ClassSums | Discriminant | LeastSquares):
+        return {}
+    report = {"prior": method.prior if isinstance(method.prior, str) else "given"}
+    if not isinstance(method, BlindAveraging):
+        counted = class_counts(
+            total[: method.num_classes], method.transform.constant, rows, noise_std
+        )
+    elif method.prior == "empirical":
+        return report
+    else:
+        counted = torch.ones(method.num_classes, dtype=torch.float64)
+    shares = shares_of(method.prior, counted / counted.sum()).tolist()
+    return report | {"class_prior": dict(zip(class_names, shares, strict=True))}

@@ -15,6 +15,7 @@ from train_distributed.one_shot.methods import (
     check_method,
     method_report,
     model_of,
+    prior_report,
     submissions,
     unclipped,
     weights_of,
@@ -176,6 +177,7 @@ def release(
     facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
     facts |= method_report(method)
+    facts |= prior_report(method, opened, rows, opened_std, names)
     verdict = suitability(
         privacy,
         noise,

@@ -38,13 +38,8 @@ class Setting:
         seen = {} if statistics else dict(self.options)
         if exact:
             seen = {name: value for name, value in seen.items() if name not in TRAINED}
-        clipped = ", users' clip" if self.clipped else ""
+        clipped = ", users' clip" if CLIP in self.options else ""
         return f"{self.method}({_in_words(seen)}) on {self.transform}{clipped}"
-
-    @property
-    def clipped(self) -> bool:
-        """Whether there is a users' clip, with which all sums know who holds which rows."""
-        return CLIP in self.options
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,7 @@ class Cell:
     users: int = 0  # that held rows, whatever the scenario stands for
     rows: int = 0  # that they held
     delta: float | None = None
+    balanced: float | None = None  # mean accuracy of the classes; None: not measured
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON takes them."""
@@ -111,6 +107,12 @@ class Job:
     family: tuple[Setting, ...]
     scenario: Scenario
     seed: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether its sums are the same whoever holds which rows: not those of clipped users."""
+        first = self.family[0]
+        return first.method in STATISTICS and CLIP not in first.options
 
     @property
     def key(self) -> str:

@@ -108,7 +108,7 @@ def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
                 clips = isinstance(method, UserClip)
                 total += (method.clipped_(submitted.clone()) if clips else submitted).sum(0)
         return sums
-    if isinstance(first, BlindAveraging) and first.solver == "exact":
+    if isinstance(first, BlindAveraging) and first.solver == "exact" and first.labels is None:
         return _averages(users, methods, first.without_radius)
     for chunk in users.chunks():
         for total, method in zip(sums, methods, strict=True):

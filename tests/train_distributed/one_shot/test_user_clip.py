@@ -34,6 +34,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("softmax", {"l2_reg": 0.3}),
     ("svm", {"l2_reg": 30.0}),
     ("logistic", {"l2_reg": 0.3}),
+    ("softmax", {"l2_reg": 0.3, "prior": "equal"}),
     ("softmax", {"l2_reg": 0.3, "solver": "sgd", "epochs": 3, "batch_size": 4}),
 ]
 
@@ -127,7 +128,7 @@ def test_users_that_turn_round_move_a_submission_by_twice_the_clip(
     if bare.dimension == TRANSFORM.dim * K:
         assert moved >= 1.9 * norm
         assert float((unbound[0] - unbound[1]).norm()) > 1.5 * stated
-    else:  # second moments do not turn round with their rows
+    else:  # neither second moments nor labels turn round with their rows
         assert moved >= 1.5 * norm / options.get("alpha", 1.0)
 
 

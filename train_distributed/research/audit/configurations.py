@@ -38,6 +38,9 @@ def standing() -> tuple[Target | EvaluationTarget, ...]:
         Target("svm", pair, "float", SVM | SGD),
         Target("softmax", pair, "float", {"radius": 0.5, "bound": "paper"} | SGD),
         Target("svm", WorstCase(1, 3, 1, 2, wide), "discrete", SVM | SGD | {"radius": 0.02}),
+        # labels beside heads, for a prior: the worst record changes its label
+        Target("softmax", pair, "float", {"prior": "equal"}),
+        Target("logistic", single, "discrete", SVM | {"prior": "equal"}),
         # an unusual weight of the second moments: the worst angle is neither 0 nor 180 degrees
         Target("least-squares", WorstCase(1, 2, 2, 2, tight), "float", {"alpha": 1.5}),
         # many classes, many users, more of them dishonest, all of them honest

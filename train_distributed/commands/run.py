@@ -202,7 +202,7 @@ class Run:
         transform = settings.transform_options
         if transform.components is None and self.transform is None:
             width = private.dim if self.public is None else EmbeddingSet.open(self.public).dim
-            components = known.components(settings.method, width)
+            components = known.components(settings.method, width, options.get("user_clip"))
             transform = replace(transform, components=components)
         return replace(settings, options=options, transform_options=transform)
 

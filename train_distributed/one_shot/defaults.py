@@ -67,8 +67,8 @@ class Circumstances:
     privacy: Privacy
     min_survivors: int | None = None
 
-    def noise(self, rule: Rule) -> float:
-        """t of a method; 0 without noise."""
+    def noise(self, rule: Rule, user_clip: float | None = None) -> float:
+        """t of a method; 0 without noise. A users' clip C_u is known to sums: A <= C_u of users."""
         privacy, users, rows = self.privacy, len(self.sizes), int(self.sizes.sum())
         compositions = self.num_classes if rule.one_vs_rest else 1
         multiplier = accounting.noise_multiplier(privacy.epsilon, privacy.delta, compositions)
@@ -77,12 +77,14 @@ class Circumstances:
         together = group_sensitivity(
             1.0, self.sizes, self.sizes, unit=privacy.unit, group_size=privacy.group_size
         )
+        if user_clip is not None and privacy.unit == "user" and rule.l2_reg is None:
+            together = min(together, user_clip * privacy.group_size)
         return self.num_classes * multiplier * math.sqrt(shares[rule.noise]) * together / rows
 
-    def components(self, method: str, most: int) -> int:
+    def components(self, method: str, most: int, user_clip: float | None = None) -> int:
         """q of at most `most` directions."""
         rule = RULES.get(method, OTHERS)
-        noise = self.noise(rule)
+        noise = self.noise(rule, user_clip)
         wanted = rule.components / noise**rule.exponent if noise else math.inf
         return min(round(_within(wanted, COMPONENTS)), most)
 

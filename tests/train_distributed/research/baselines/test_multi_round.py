@@ -161,7 +161,7 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path, method):
         ),
         (
             ["--method", "charter", "--constants", "paper", "--epsilon", "2"],
-            "epsilon must be < 1.5/sqrt(rounds) = 1.06 for the paper's constants, got 2.0",
+            "epsilon must be < 1.5/sqrt(rounds) = 1.061 for the paper's constants, got 2.0",
         ),
         (
             ["--method", "charter", "--unit", "user"],

@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,14 +34,17 @@ DELTA, USERS = 1e-5, 100
 WIDTHS = (16, 32, 64, 128, 256)
 L2_REGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 QUANTILES = (0.02, 0.1, 0.3)
-FEDERATIONS = ((100, 10), (100, 40), (20, 40), (1000, 10))
+FEDERATIONS = {  # w, n
+    "heads": ((100, 10), (100, 40), (20, 40), (1000, 10)),
+    "sums": ((100, 10), (100, 40), (1000, 10), (1000, 50)),
+}
 Run = tuple[int, int, int, float]  # K, w, n, ε
 Grid = dict[tuple[int, float], float]  # (q, Λ) -> accuracy
 
 
 def main() -> None:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="The rule for settings that are left out")
     commands = parser.add_subparsers(dest="command", required=True)
     fitting = commands.add_parser("fit")
     fitting.add_argument("--public", required=True)
@@ -84,7 +88,8 @@ def rehearsed(public: EmbeddingSet, method: str) -> dict[Run, Grid]:
     promises = [Privacy(epsilon, DELTA) for epsilon in (0.3, 1.0, 3.0, 10.0)]
     found: dict[Run, dict[tuple[int, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for classes in (2, 5, 10, 20):
-        sizes = [Sizes(users=w, rows_per_user=n, num_classes=classes) for w, n in FEDERATIONS]
+        federations = FEDERATIONS["heads" if RULES[method].l2_reg else "sums"]
+        sizes = [Sizes(users=w, rows_per_user=n, num_classes=classes) for w, n in federations]
         candidates = Candidates(tuple(settings), transforms)
         for _, cells in rehearse(public, sizes, promises, candidates, tasks=2, seeds=1):
             for cell in cells:
@@ -132,6 +137,7 @@ def on_digits(methods: Sequence[str], epsilon: float, seeds: int) -> None:
             promise: Privacy = promise,
         ) -> float:
             transform = TransformOptions(components=q, clip_quantile=quantile).fit(public)
+            options: dict[str, Any] = {} if l2_reg is None else {"l2_reg": l2_reg}
             values = []
             for seed in range(seeds):
                 draw = torch.Generator().manual_seed(seed)
@@ -143,7 +149,7 @@ def on_digits(methods: Sequence[str], epsilon: float, seeds: int) -> None:
                     partition=split(labels, USERS, "iid", generator=draw),
                     noise="float",
                     generator=draw,
-                    **({} if l2_reg is None else {"l2_reg": l2_reg}),
+                    **options,
                 )
                 values.append(100 * made.report["test_accuracy"])
             return float(np.mean(values))

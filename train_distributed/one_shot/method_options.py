@@ -34,7 +34,8 @@ class MethodOptions:
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
     rounds: int | None = None
-    """Of gradient perturbation."""
+    """Sums of gradients: further ones after the discriminant's sum (0 if left out), each a step of
+    the softmax loss, all under one promise; all sums of gradient perturbation."""
     learning_rate: float | None = None
     """Of DP-FL."""
     eps_frac: float | None = None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice, product
 from typing import Generic, TypeVar
 
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.methods import METHODS, STATISTICS, Method, build_method
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Cell, Job, Plan, Setting
 from train_distributed.simulation.scenario import Scenario, held_out
@@ -76,7 +76,7 @@ class _Stage:
         key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
         accuracies = self.known.get(key, [])
         if not accuracies:
-            weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
+            weights = _releases(job, self.plan.promises, held, methods, sums)
             accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
         if job.family[0].method in STATISTICS:  # equal sums, sizes and noise: equal releases
             self.known[key] = accuracies
@@ -154,19 +154,15 @@ class _Latest(Generic[K, V]):
 def _releases(
     job: Job,
     promises: Sequence[Privacy],
-    held: Tensor,
+    held: RowsInMemory,
     methods: Sequence[Method],
     sums: Sequence[Tensor],
 ) -> Iterator[Tensor]:
     """(d, K) weights for every method and promise; sums are scaled to what they stand for."""
-    sizes = job.scenario.sizes(held)
-    rows = int(sizes.sum())
-    noises = [job.noise(promise, methods[0].dimension) for promise in promises]
-    scale = rows / int(held.sum())
+    sizes = job.scenario.sizes(held.sizes)
     for method, total in zip(methods, sums, strict=True):
-        for promise, noise in zip(promises, noises, strict=True):
-            guarantee = Guarantee.of(sizes, method, promise)
-            yield released(method, scale * total, guarantee, rows, noise)
+        for promise in promises:
+            yield released(method, total, held, sizes, promise, partial(job.noise, promise))
 
 
 def accuracy(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
 LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
-SCORING_STEPS = 50
+SCORING_STEPS, CONVERGED = 50, 1e-12
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
 
@@ -170,7 +170,9 @@ def fitted_scale(squares: Tensor, noise: Tensor) -> float:
     found = float(squares.mean())
     for _ in range(SCORING_STEPS):
         weight = 1 / (found + noise).clamp(min=1e-150).square()
-        found = max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
+        before, found = found, max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
+        if abs(found - before) <= CONVERGED * before:
+            break
     return found
 
 

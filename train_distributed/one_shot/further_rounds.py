@@ -9,6 +9,7 @@ likelihood: the gradient is believed where it stands out of its noise, and W_0 e
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from train_distributed.one_shot.users import Chunk
 FIRST_SHARE = 0.5  # of μ², spent by the first sum; these two were chosen on public classes
 CLIP_SHARE = 0.125  # c of a gradient, of the rows' clip norm
 MOST_ROUNDS = 1000
+SMOOTHING = 0.02  # of probabilities in H: classes overlap more than Gaussians do
+OVERSHOT = 2.0  # times the first round's force: a step was far too long,
+SURE = 3.0  # if so many standard deviations of noise agree
+SHORTER = 4.0  # times, by which steps become shorter after one that overshot
 DRAWN = 4000  # rows from the Gaussian model, to average the Hessian over
 LEAST_CURVATURE = 1e-9  # of a direction, over the largest; less is taken for none
 LARGEST_WEIGHT = 1e100  # products with rows stay finite
@@ -84,6 +89,15 @@ class ClippedGradient:
         return (x.mT @ (residual * factor[..., None])).flatten(1)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One round, in the basis of H."""
+
+    position: Tensor  # (d, K - 1) W_t − W_0
+    gradient: Tensor  # (d, K - 1) G_t/N, noised
+    variance: float  # of the noise in an entry of it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Descent:
     """What all sums so far say of the weights; a value, which the next sum turns into the next.
@@ -99,8 +113,7 @@ class Descent:
     class_basis: Tensor  # (K, K - 1) eigenvectors of A
     curvature: Tensor  # (d, K - 1) h, eigenvalues of A ⊗ M; 0: none
     clip_norm: float  # c of the gradients
-    targets: tuple[Tensor, ...] = ()  # (d, K - 1) each: z_t − W_0 in that basis
-    variances: tuple[float, ...] = ()  # of the noise in an entry of G_t/N
+    steps: tuple[Step, ...] = ()  # rounds that count
 
     @classmethod
     def of(
@@ -121,7 +134,7 @@ class Descent:
         norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
         features = torch.where(norms > reach, features * (reach / norms), features)
         x = torch.cat([torch.full((len(features), 1), constant).double(), features], 1)
-        p = torch.softmax(x @ start, 1)
+        p = (1 - SMOOTHING) * torch.softmax(x @ start, 1) + SMOOTHING / start.shape[1]
         spread = 1 - p.square().sum(1)
         values, class_basis = torch.linalg.eigh(torch.diag(p.mean(0)) - p.mT @ p / len(p))
         moments = (x * spread[:, None]).mT @ x / spread.sum().clamp(min=1e-300)
@@ -147,35 +160,54 @@ class Descent:
         """(d, K) weights for the class probabilities that were asked for."""
         return self.weights + self.offset
 
-    @property
+    @cached_property
     def weights(self) -> Tensor:
         """(d, K) W_0 + v/(v + s²/h) of the mean of the later half of all z_t − W_0."""
-        if not self.targets:
+        if not self.steps:
             return self.start
-        used = max(1, math.ceil(len(self.targets) / 2))
-        mean = torch.stack(self.targets[-used:]).mean(0)
+        used = self.steps[-math.ceil(len(self.steps) / 2) :]
         live = self.curvature > 0
-        squares = self.curvature[live] * mean[live].square()
-        noise = sum(self.variances[-used:]) / used**2 / self.curvature[live]
-        scale = fitted_scale(squares, noise)
-        kept = torch.zeros_like(mean)
-        kept[live] = scale / (scale + noise).clamp(min=torch.finfo(torch.float64).tiny)
+        curvature = torch.where(live, self.curvature, math.inf)
+        mean = torch.stack([step.position - step.gradient / curvature for step in used]).mean(0)
+        noise = sum(step.variance for step in used) / len(used) ** 2
+        kept = _kept(mean * curvature.sqrt(), noise / curvature, live)
         return self.start + self.rows_basis @ (kept * mean) @ self.class_basis.mT
 
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Descent":
-        """With one more round.
+        """With one more round; one that overshot does not count, and further steps are shorter.
 
         Args:
             total: (d K,) noised sum of `gradient` over users.
             rows: n of all users in it.
             noise_std: of the noise in one entry.
         """
-        shape = self.start.shape
-        gradient = self.rows_basis.mT @ (total.unflatten(0, shape) / rows) @ self.class_basis
-        moved = self.rows_basis.mT @ (self.weights - self.start) @ self.class_basis
-        step = torch.where(self.curvature > 0, gradient / self.curvature, 0.0)
-        return replace(
-            self,
-            targets=(*self.targets, moved - step),
-            variances=(*self.variances, (noise_std / rows) ** 2),
+        position, gradient = (
+            self.rows_basis.mT @ each @ self.class_basis
+            for each in (self.weights - self.start, total.view(self.start.shape) / rows)
         )
+        step = Step(position, gradient, (noise_std / rows) ** 2)
+        if self.steps and self._overshot(step):
+            return replace(self, curvature=SHORTER * self.curvature)
+        return replace(self, steps=(*self.steps, step))
+
+    def _overshot(self, step: Step) -> bool:
+        """Whether its gradient is far larger than the first, beyond what noise explains."""
+        (first, _), (last, error) = map(self._force, (self.steps[0], step))
+        return last - SURE * error > OVERSHOT * first
+
+    def _force(self, step: Step) -> tuple[float, float]:
+        """‖G/N‖² in the metric of H⁻¹, as far as it stands out of its noise, and its own error."""
+        live = self.curvature > 0
+        curvature = torch.where(live, self.curvature, math.inf)
+        whitened = step.gradient / curvature.sqrt()
+        noise = step.variance / curvature
+        kept = _kept(whitened, noise, live)
+        error = (kept * whitened.square()).square().sum().mul(2 / 3).sqrt()  # E w⁴ = 3 (E w²)²
+        return float((kept * (whitened.square() - noise)).sum()), float(error)
+
+
+def _kept(whitened: Tensor, noise: Tensor, live: Tensor) -> Tensor:
+    """v/(v + noise) where live, else 0; v of maximum likelihood for entries N(0, v + noise)."""
+    scale = fitted_scale(whitened[live].square(), noise[live])
+    least = torch.finfo(torch.float64).tiny
+    return torch.where(live, scale / (scale + noise).clamp(min=least), 0.0)

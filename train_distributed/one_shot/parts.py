@@ -46,12 +46,16 @@ def parts_of(
         return (Part(method, Guarantee.of(sizes, method, privacy, min_survivors)),)
     assert isinstance(method, Discriminant)
     gradient = method.gradient
-    shares = (FIRST_SHARE, (1 - FIRST_SHARE) / rounds)
     first, each = (
         Guarantee.of(sizes, submission, privacy, min_survivors, share=share)
-        for submission, share in zip((method, gradient), shares, strict=True)
+        for submission, share in zip((method, gradient), shares_of(rounds), strict=True)
     )
     return Part(method, first), Part(gradient, each, rounds)
+
+
+def shares_of(rounds: int) -> tuple[float, float]:
+    """Of μ²: the first sum's share, and that of each of `rounds` > 0 further ones."""
+    return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
 
 
 def further_rounds(method: Method) -> int:

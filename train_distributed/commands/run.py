@@ -1,6 +1,6 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,9 @@ class Run:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         out = default_directory("run") if self.out is None else self.out
-        refuse_inputs(out, (self.embeddings, self.public, self.transform, self.config, self.ledger))
+        given = (self.embeddings, self.public, self.transform, self.config, self.ledger)
+        files = [each for each in self.options.given().values() if isinstance(each, Path)]
+        refuse_inputs(out, (*given, *files))
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             counted = self._into(partial, out)
         counted.spend()
@@ -104,7 +106,9 @@ class Run:
 
         from embed import EmbeddingSet
         from train_distributed.commands.counted import Counted
-        from train_distributed.one_shot.report import with_reason
+        from train_distributed.one_shot.class_prior import with_shares
+        from train_distributed.one_shot.intake import known_classes
+        from train_distributed.one_shot.report import class_names, with_reason
         from train_distributed.privacy.ledger import Ledger
         from train_distributed.privacy.ledger_fields import hash_of
         from train_distributed.research.baselines.learn import learn
@@ -113,6 +117,9 @@ class Run:
         private = EmbeddingSet.open(self.embeddings)
         private.need_labels()
         transform = self._transform(private, settings)
+        if isinstance(settings.options.get("prior"), Path):
+            names = class_names(private.declared_classes, known_classes(private, self.num_classes))
+            settings = replace(settings, options=with_shares(settings.options, names))
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one

@@ -5,20 +5,34 @@ sum is divided by Σ n_i. n_i·2L/(Λ n_i) is the same for all, so a record move
 whoever holds it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
-from heads import Head, fit_exact, fit_sgd, project_ball, sgd_rounding, sgd_sensitivity
+from heads import (
+    Head,
+    HuberSVMHead,
+    fit_exact,
+    fit_sgd,
+    project_ball,
+    sgd_rounding,
+    sgd_sensitivity,
+)
 from heads.exact import certified_sensitivity, default_tolerance
 from heads.head import Bound
 from heads.projection import ball_margin
+from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
 from train_distributed.one_shot.users import Chunk
 
 Solver = Literal["exact", "sgd"]
+LABEL_SHARE = 0.1  # of the sensitivity's square, for what labels alone teach
 ROUND_UP = 1 + 2.0**-36  # of entries, by more than double rounding or rows a little too long
 
 
@@ -28,6 +42,13 @@ class BlindAveraging:
 
     A radius projects: at every step of SGD, and once after the exact solver (projection onto a
     ball never expands, so the certified sensitivity stands).
+
+    An averaged head has learnt how frequent classes are, and only its users know how frequent. For
+    a prior other than "empirical" a user submits beside its head what labels alone teach such a
+    head: the one trained on the constant column. Both are one vector, noised jointly, of
+    sensitivity √(u² + (γ v)²), where a record moves the head by u and the other by v. The server
+    takes the average of the latter off the intercepts, and adds what labels of the wanted shares
+    would have taught. For Λ → 0 that is the shift by log(wanted/empirical share).
     """
 
     head: Head
@@ -36,6 +57,8 @@ class BlindAveraging:
     epochs: int = 150  # of SGD
     batch_size: int = 20  # of SGD
     bound: Bound = "tight"
+    prior: ClassPrior = "empirical"
+    constant: float | None = None  # a, the first column of all rows; needed for another prior
 
     def validate(self) -> None:
         """Checks what the head cannot know.
@@ -49,6 +72,33 @@ class BlindAveraging:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         self.head.sensitivity(1, bound=self.bound)
+        if checked_prior(self.prior, self.num_classes) == "empirical":
+            return
+        if isinstance(self.head, HuberSVMHead):
+            raise ValueError(
+                f"prior must be 'empirical' for an SVM, whose margins follow no shares; a softmax "
+                f"or logistic head or a discriminant can have another, got {self.prior!r}"
+            )
+        if self.constant is None or not 0 < self.constant <= self.head.clip_norm:
+            raise ValueError(
+                f"constant must be given and in (0, {self.head.clip_norm}] for prior "
+                f"{self.prior!r}, got {self.constant}"
+            )
+
+    @cached_property
+    def labels(self) -> "BlindAveraging | None":
+        """What users submit beside their heads: those of the constant column alone."""
+        if self.prior == "empirical" or self.constant is None:
+            return None
+        head = replace(self.head, clip_norm=self.constant * (1 + 2.0**-23))  # as float32 has it
+        return replace(self, head=head, dim=1, solver="exact", prior="empirical")
+
+    @property
+    def label_scale(self) -> float:
+        """γ: what labels teach moves by √LABEL_SHARE of what the head does, up to rounding."""
+        labels = self.labels
+        assert labels is not None
+        return math.sqrt(LABEL_SHARE) * self.head.lipschitz / labels.head.lipschitz
 
     @property
     def num_classes(self) -> int:
@@ -57,8 +107,8 @@ class BlindAveraging:
 
     @property
     def dimension(self) -> int:
-        """Length of a submission, d K."""
-        return self.dim * self.head.num_classes
+        """Length of a submission, d K, and K more for another prior."""
+        return (self.dim + (self.labels is not None)) * self.head.num_classes
 
     @property
     def compositions(self) -> int:
@@ -66,9 +116,13 @@ class BlindAveraging:
         return self.head.compositions
 
     @property
-    def scale(self) -> float:
-        """Factor under which a submission's sensitivity is the same in all directions."""
-        return 1.0
+    def scale(self) -> float | Tensor:
+        """Factor of the head, 1; (D,) factors where γ is that of what labels teach."""
+        if self.labels is None:
+            return 1.0
+        factors = torch.ones(self.dim + 1, self.num_classes, dtype=torch.float64)
+        factors[-1] = self.label_scale
+        return factors.flatten()
 
     @property
     def grid_powers(self) -> None:
@@ -81,7 +135,10 @@ class BlindAveraging:
 
     def entry_bound(self, n: int) -> float:
         """n ‖W‖ bounds every entry."""
-        return n * self.weight_bound(n) * ROUND_UP
+        bound = n * self.weight_bound(n) * ROUND_UP
+        if self.labels is None:
+            return bound
+        return max(bound, self.label_scale * self.labels.entry_bound(n) * ROUND_UP)
 
     def record_reach(self, sizes: Tensor) -> float:
         """u: L2 movement of one part of a submission when one record is replaced.
@@ -100,8 +157,10 @@ class BlindAveraging:
         else:
             tight = n * self._of_steps(sgd_sensitivity, n)
         if self.bound == "paper":
-            return max(tight, n * self.head.sensitivity(n, bound="paper"))
-        return tight
+            tight = max(tight, n * self.head.sensitivity(n, bound="paper"))
+        if self.labels is None:
+            return tight
+        return math.hypot(tight, self.label_scale * self.labels.record_reach(sizes)) * ROUND_UP
 
     def user_reach(self, sizes: Tensor) -> Tensor:
         """(users,) r_i: movement of one part when all of a user's records are replaced, 2 R n_i.
@@ -109,7 +168,10 @@ class BlindAveraging:
         Without projection ‖W‖ ≤ L/Λ all the same: from zero, W ← (1 − αΛ)W − αg with ‖g‖ ≤ L.
         """
         bound = max(self.weight_bound(int(n)) for n in (sizes.min(), sizes.max()))
-        return 2 * sizes.double() * bound
+        reach = 2 * sizes.double() * bound
+        if self.labels is None:
+            return reach
+        return torch.hypot(reach, self.label_scale * self.labels.user_reach(sizes)) * ROUND_UP
 
     def record_removal(self, sizes: Tensor) -> float:
         """L/Λ less than `record_reach`: one gradient of norm L vanishes, no other takes its place.
@@ -118,7 +180,10 @@ class BlindAveraging:
         L/n instead of 2L/n, in every step of SGD too, and what solver and rounding leave is as it
         was.
         """
-        return self.record_reach(sizes) - self.head.lipschitz / self.head.l2_reg
+        if self.labels is None:
+            return self.record_reach(sizes) - self.head.lipschitz / self.head.l2_reg
+        of_labels = self.label_scale * self.labels.record_removal(sizes)
+        return math.hypot(replace(self, prior="empirical").record_removal(sizes), of_labels)
 
     def user_removal(self, sizes: Tensor) -> Tensor:
         """(users,) without any record the head is zero: n_i ‖W_i‖, half of `user_reach`."""
@@ -155,8 +220,36 @@ class BlindAveraging:
                 batch_size=self.batch_size,
                 counts=chunk.counts,
             )
-        return (weights * chunk.counts[:, None, None]).flatten(1)
+        submitted = (weights * chunk.counts[:, None, None]).flatten(1)
+        if self.labels is None:
+            return submitted
+        return torch.cat([submitted, self.labels.submit(replace(chunk, x=chunk.x[..., :1]))], 1)
 
     def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
-        """(d, K) weights from the noised sum over `rows` rows: their mean."""
-        return total.unflatten(0, (self.dim, self.head.num_classes)) / rows
+        """(d, K) weights from the noised sum over `rows` rows: their mean, for the prior."""
+        mean = total.unflatten(0, (-1, self.num_classes)) / rows
+        if self.labels is None:
+            return mean
+        weights = mean[:-1].clone()
+        weights[0] += self.taught_by(shares_of(self.prior, mean[-1])) - mean[-1]
+        return weights
+
+    def taught_by(self, shares: Tensor) -> Tensor:
+        """(K,) weights of the constant column that minimise J where rows have no features.
+
+        Args:
+            shares: (K,) of the classes.
+        """
+        head, a = self.head, self.constant or 0.0
+        targets = head.targets(torch.arange(self.num_classes), torch.float64)
+
+        def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+            w = torch.from_numpy(weights)
+            scores = (a * w).expand(self.num_classes, -1)
+            value = head.l2_reg / 2 * w.square().sum() + shares @ head.data_loss(scores, targets)
+            return float(value), (
+                head.l2_reg * w + a * shares @ head.residual(scores.clone(), targets)
+            ).numpy()
+
+        found = minimize(loss, np.zeros(self.num_classes), jac=True, options={"gtol": 1e-10})
+        return torch.from_numpy(found.x)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from heads import class_sums, class_sums_sensitivity
+from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
 from train_distributed.one_shot.users import Chunk
 
 
@@ -14,14 +15,15 @@ from train_distributed.one_shot.users import Chunk
 class ClassSums:
     """Every user submits Σ x e_yᵀ; the classifier is LDA with the public covariance.
 
-    w_k = Σ⁻¹(μ_k − m), b_k = −½ (μ_k − m)ᵀ Σ⁻¹ (μ_k − m): the nearest class mean where public
-    data is white. Class counts are the noised ones from the constant row, shrunk towards equal
-    shares as far as noise explains their spread.
+    w_k = Σ⁻¹(μ_k − m), b_k = log π_k − ½ (μ_k − m)ᵀ Σ⁻¹ (μ_k − m): the nearest class mean where
+    public data is white and classes are alike probable. Class counts are the noised ones from the
+    constant row, shrunk towards equal shares as far as noise explains their spread.
     """
 
     num_classes: int
     transform: PublicTransform
     shrinkage: float = 0.1  # of the public covariance towards the multiple of I of equal trace
+    prior: ClassPrior = "empirical"  # π of the classes; as the noised counts say
 
     def validate(self) -> None:
         """Checks what the transform and the data cannot know.
@@ -31,6 +33,7 @@ class ClassSums:
         """
         check_num_classes(self.num_classes)
         check_share("shrinkage", self.shrinkage)
+        checked_prior(self.prior, self.num_classes)
         class_sums_sensitivity(self.transform.clip_norm, self.transform.constant)
 
     @property
@@ -88,6 +91,7 @@ class ClassSums:
         excess = precision.trace() * (noise_std / counts) ** 2
         bias = -0.5 * ((centred * directions).sum(0) - excess)
         bias = bias - self.transform.row_mean[1:].double() @ directions
+        bias = bias + shares_of(self.prior, counts / rows).log()
         return torch.cat([bias[None] / self.transform.constant, directions])
 
 

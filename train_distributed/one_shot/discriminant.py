@@ -18,6 +18,7 @@ from train_distributed.one_shot.class_gaussians import (
     moved_covariance,
     within_class,
 )
+from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, class_counts
 from train_distributed.one_shot.further_rounds import (
     CLIP_SHARE,
@@ -29,7 +30,6 @@ from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 
 Moments = Literal["all", "none"]
-ClassPrior = Literal["empirical", "equal"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
 SHRINKAGE = 0.02  # of what it was moved to
 
@@ -45,7 +45,7 @@ class Discriminant:
     num_classes: int
     transform: PublicTransform
     moments: Moments = "all"
-    prior: ClassPrior = "empirical"  # of the classes: as the noised counts say, or equal
+    prior: ClassPrior = "empirical"  # of the classes; as the noised counts say
     rounds: int = 0  # T further sums of gradients, with the first under one promise
 
     def validate(self) -> None:
@@ -54,14 +54,12 @@ class Discriminant:
         Raises:
             ValueError: naming the field, its rule and its value.
         """
-        for name, known in (("moments", Moments), ("prior", ClassPrior)):
-            if getattr(self, name) not in get_args(known):
-                raise ValueError(
-                    f"{name} must be one of {get_args(known)}, got {getattr(self, name)!r}"
-                )
+        if self.moments not in get_args(Moments):
+            raise ValueError(f"moments must be one of {get_args(Moments)}, got {self.moments!r}")
         if not 0 <= self.rounds <= MOST_ROUNDS:
             raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}], got {self.rounds}")
         self.statistics.validate()
+        checked_prior(self.prior, self.num_classes)
 
     @cached_property
     def statistics(self) -> ClassSums | LeastSquares:
@@ -131,9 +129,7 @@ class Discriminant:
         return Descent.of(start, offset, found, constant, self.transform.clip_norm)
 
     def _weights(self, found: Gaussians) -> Tensor:
-        equal = torch.full_like(found.shares, 1 / self.num_classes)
-        shares = equal if self.prior == "equal" else found.shares
-        return found.weights(shares, self.transform.constant)
+        return found.weights(shares_of(self.prior, found.shares), self.transform.constant)
 
     def gaussians(self, total: Tensor, rows: int, noise_std: float) -> Gaussians:
         """The classes, from the same; Σ holds what is left open of their means.

@@ -45,7 +45,7 @@ class ClippedGradient:
     compositions: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.weights.abs() <= LARGEST_WEIGHT).all():  # also true for NaN
+        if not (self.weights.double().abs() <= LARGEST_WEIGHT).all():  # also true for NaN
             raise ValueError(f"weights must be finite and at most {LARGEST_WEIGHT:g}, got others")
 
     @property
@@ -81,7 +81,7 @@ class ClippedGradient:
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64; rows beyond a user's count add nothing."""
         x = chunk.x.double()
-        residual = torch.softmax(x @ self.weights, 2)
+        residual = torch.softmax(x @ self.weights.double(), 2)
         residual.scatter_add_(2, chunk.y[..., None], -torch.ones_like(residual[..., :1]))
         norms = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(residual, dim=2)
         own = torch.arange(x.shape[1]) < chunk.counts[:, None]
@@ -202,7 +202,7 @@ class Descent:
         whitened = step.gradient / curvature.sqrt()
         noise = step.variance / curvature
         kept = _kept(whitened, noise, live)
-        error = (kept * whitened.square()).square().sum().mul(2 / 3).sqrt()  # E w⁴ = 3 (E w²)²
+        error = 2 * (kept * noise.sqrt() * whitened).norm()  # a noisy square w² varies by 4 s² w²
         return float((kept * (whitened.square() - noise)).sum()), float(error)
 
 

@@ -15,6 +15,7 @@ from heads import (
     svec_scale,
     symmetric,
 )
+from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
 from train_distributed.one_shot.class_sums import check_num_classes, check_share, class_counts
 from train_distributed.one_shot.users import Chunk
 
@@ -33,6 +34,7 @@ class LeastSquares:
     alpha: float | None = None  # weight of the moments in the joint noise; None: 1/(√2 r)
     ridge: float | None = None  # added to Σ u uᵀ; None: the size of the moments' noise
     public_share: float = 0.0  # of the moments, taken from the public covariance instead
+    prior: ClassPrior = "empirical"  # of the classes: their rows weigh as much as it says
 
     def validate(self) -> None:
         """Checks what the transform and the data cannot know.
@@ -42,6 +44,7 @@ class LeastSquares:
         """
         check_num_classes(self.num_classes)
         check_share("public_share", self.public_share)
+        checked_prior(self.prior, self.num_classes)
         if self.ridge is not None and not 0 <= self.ridge < math.inf:
             raise ValueError(f"ridge must be finite and >= 0, got {self.ridge}")
         self.record_reach(torch.ones(1))
@@ -113,10 +116,16 @@ class LeastSquares:
     def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
         """(d, K) ridge solution from noised sums of `rows` rows; `noise_std` per scaled entry.
 
-        Centred: (C + λI) V = Σ (u − ū)(e_y − ē)ᵀ, C the noised scatter matrix with its eigenvalues
-        clipped at 0, partly replaced by the public one; the intercept makes means meet. λ defaults
-        to the largest eigenvalue that the noise alone would have, σ_M √(2q), and at least to
-        10⁻³ of C's mean eigenvalue.
+        Centred: (C + λI) V = Σ (u − m)(e_y − π)ᵀ, C the noised scatter matrix with its eigenvalues
+        clipped at 0, partly replaced by the public one; the intercept makes means meet. Rows of a
+        class weigh as much as makes its share π_k: of C only the scatter of the class means
+        changes, as that within is taken to be of all classes alike. λ defaults to the largest
+        eigenvalue that the noise alone would have, σ_M √(2q), and at least to 10⁻³ of C's mean
+        eigenvalue.
+
+        Noise of τ_k in the mean of class k is in m and in V: π − mᵀV is too small, by what the
+        noise alone expects of it, tr((C + λI)⁻¹) π_k (π_k τ_k² − Σ π_j² τ_j²) N, most where shares
+        or counts differ. Without that a small class would never be predicted.
         """
         return self.solve(total, rows, noise_std).weights
 
@@ -124,9 +133,12 @@ class LeastSquares:
         """The same with what it was made of."""
         split = self.transform.dim * self.num_classes
         sums = total[:split].unflatten(0, (self.transform.dim, self.num_classes))
-        shares = class_counts(sums[0], self.transform.constant, rows, noise_std) / rows
-        mean = sums[1:].sum(1) / rows
+        counts = class_counts(sums[0], self.transform.constant, rows, noise_std)
+        shares = shares_of(self.prior, counts / rows)
+        weighted = sums[1:] * (rows * shares / counts)
+        mean = weighted.sum(1) / rows
         scatter = symmetric(total[split:], self.features) - rows * torch.outer(mean, mean)
+        scatter = scatter + ((weighted - sums[1:]) / counts) @ sums[1:].T
         values, vectors = torch.linalg.eigh(scatter)
         clipped = vectors * values.clamp(min=0) @ vectors.T
         public = self.public_share * rows * self.transform.covariance[1:, 1:].double()
@@ -136,11 +148,14 @@ class LeastSquares:
         ridge = max(2 * noise * math.sqrt(self.features), floor.item())
         ridge = ridge if self.ridge is None else self.ridge
         regularised = clipped + ridge * torch.eye(self.features, dtype=torch.float64)
-        directions = torch.linalg.solve(regularised, sums[1:] - rows * mean[:, None] * shares)
-        bias = shares - mean @ directions
+        directions = torch.linalg.solve(regularised, weighted - rows * mean[:, None] * shares)
+        spread = (shares * noise_std / counts).square()  # π² τ²
+        excess = rows * torch.linalg.inv(regularised).trace() * (spread - shares * spread.sum())
+        bias = shares - mean @ directions + excess
         return Solved(
             weights=torch.cat([bias[None] / self.transform.constant, directions]),
-            sums=sums[1:],
+            means=sums[1:] / counts,
+            counts=counts,
             shares=shares,
             scatter=scatter,
             regularised=regularised,
@@ -153,8 +168,9 @@ class Solved:
     """A ridge regression, and the statistics that it was solved for."""
 
     weights: Tensor  # (d, K)
-    sums: Tensor  # (q, K) noised sums of the features of every class
-    shares: Tensor  # (K,) of the rows, positive, one together
-    scatter: Tensor  # (q, q) C of all rows about their mean, noised, its eigenvalues as they are
+    means: Tensor  # (q, K) noised means of the features of every class
+    counts: Tensor  # (K,) noised counts of their rows, positive
+    shares: Tensor  # (K,) of the classes as their rows weigh, positive, one together
+    scatter: Tensor  # (q, q) C of weighted rows about their mean, noised, its eigenvalues as it is
     regularised: Tensor  # (q, q) A: the same with none below 0, and λI
     moment_std: float  # of the noise in an entry of the scatter matrix

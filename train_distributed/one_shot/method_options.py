@@ -29,10 +29,14 @@ class MethodOptions:
     """Share of the public covariance in least squares."""
     moments: Literal["all", "none"] | None = None
     """What the discriminant sends beside class sums; `none` where bytes are dear."""
-    prior: Literal["empirical", "equal"] | None = None
-    """Shares of the classes in the discriminant: as counted, or equal for balanced accuracy."""
+    prior: Literal["empirical", "equal"] | Path | None = None
+    """Shares of the classes where the model is used: as in the private rows, equal, or a JSON file
+    of class and share. `equal` maximises balanced accuracy. Heads: softmax and logistic."""
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
+    user_clip: float | None = None
+    """Norm to which every user's submission is clipped, with `--unit user`: public, as `select`
+    proposes it."""
     rounds: int | None = None
     """Sums of gradients: further ones after the discriminant's sum (0 if left out), each a step of
     the softmax loss, all under one promise; all sums of gradient perturbation."""

@@ -1,16 +1,19 @@
 """The ways to spend the one secure sum, by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from embed import PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.class_prior import checked_prior, shares_of
+from train_distributed.one_shot.class_sums import ClassSums, class_counts
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Reach
 
@@ -71,8 +74,28 @@ class Method(Submitted, Protocol):
         ...
 
 
+def unclipped(method: Method) -> Method:
+    """The method itself, without a users' clip."""
+    return method.method if isinstance(method, UserClip) else method
+
+
+def rows_left(method: Method, total: Tensor, rows: int, noise_std: float) -> int:
+    """How many of N rows a noised sum holds after a users' clip; see `UserClip.rows`."""
+    return method.rows(total, rows, noise_std) if isinstance(method, UserClip) else rows
+
+
+def method_report(method: Method) -> dict[str, Any]:
+    """The method's name, and the users' clip where there is one, in words too."""
+    report: dict[str, Any] = {"method": method_name(method)}
+    if isinstance(method, UserClip):
+        words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
+        report |= {"user_clip": method.norm, "user_clip_means": words}
+    return report
+
+
 def method_name(method: Method) -> str | None:
     """The name under which `build_method` makes such a method; None for one of another kind."""
+    method = unclipped(method)
     head = method.head if isinstance(method, BlindAveraging) else None
     kinds = [(STATISTICS, method), (HEADS, head)]
     return next(
@@ -93,6 +116,7 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
             those of METHODS, which does not say for which rows it is.
     """
     method.validate()
+    method = unclipped(method)
     if isinstance(method, Discriminant | ClassSums | LeastSquares):
         stated = method.transform
         if not stated.same_rows(transform):
@@ -127,7 +151,8 @@ def build_method(
         transform: the public transform that makes the rows.
         num_classes: K.
         options: for statistics the fields of `Discriminant`, `ClassSums` or `LeastSquares`; for
-            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`.
+            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`; for
+            any of them `user_clip`, the norm of `UserClip`. A `prior` may be a list of shares too.
 
     Raises:
         ValueError: an unknown name or option, a value out of range.
@@ -145,13 +170,17 @@ def build_method(
 def _build(
     name: str, transform: PublicTransform, num_classes: int, options: dict[str, Any]
 ) -> Method:
+    if (norm := options.pop("user_clip", None)) is not None:
+        return UserClip(method=_build(name, transform, num_classes, options), norm=norm)
+    if "prior" in options:
+        options["prior"] = checked_prior(options["prior"], num_classes)
     if name in STATISTICS:
         return STATISTICS[name](num_classes=num_classes, transform=transform, **options)
     of_head = {"l2_reg": L2_REG} | {
         key: options.pop(key) for key in ("l2_reg", "radius", "relaxation") if key in options
     }
     head = HEADS[name](num_classes=num_classes, clip_norm=transform.clip_norm, **of_head)
-    return BlindAveraging(head=head, dim=transform.dim, **options)
+    return BlindAveraging(head=head, dim=transform.dim, constant=transform.constant, **options)
 
 
 def submissions(method: Submitted, chunk: Chunk, grid: float | None) -> Tensor:
@@ -183,9 +212,41 @@ def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tupl
     T is found from the same sum, where the method's scores are no log-probabilities and the sum
     shows what to do about it; else it is 1.
     """
-    if type(method) is not LeastSquares:
+    own = unclipped(method)
+    if type(own) is not LeastSquares:
         return weights_of(method, total, rows, noise_std), 1.0
     from train_distributed.one_shot.released.temperature import ridge_temperature
 
-    solved = method.solve(total / method.scale, rows, noise_std)
-    return solved.weights, ridge_temperature(solved, rows, noise_std, method.transform.constant)
+    rows = rows_left(method, total, rows, noise_std)
+    solved = own.solve(total / own.scale, rows, noise_std)
+    return solved.weights, ridge_temperature(solved, rows, noise_std, own.transform.constant)
+
+
+def prior_report(
+    method: Method, total: Tensor, rows: int, noise_std: float, class_names: Sequence[str]
+) -> dict[str, Any]:
+    """The class prior of the weights: the word for it, and its shares as far as they are known.
+
+    Those of users' rows are the ones that the noised sum shows; a head's sum shows none.
+
+    Args:
+        method: as in `weights_of`.
+        total: as there.
+        rows: as there.
+        noise_std: as there.
+        class_names: K of them.
+    """
+    rows, method = rows_left(method, total, rows, noise_std), unclipped(method)
+    if not isinstance(method, BlindAveraging | ClassSums | Discriminant | LeastSquares):
+        return {}
+    report = {"prior": method.prior if isinstance(method.prior, str) else "given"}
+    if not isinstance(method, BlindAveraging):
+        counted = class_counts(
+            total[: method.num_classes], method.transform.constant, rows, noise_std
+        )
+    elif method.prior == "empirical":
+        return report
+    else:
+        counted = torch.ones(method.num_classes, dtype=torch.float64)
+    shares = shares_of(method.prior, counted / counted.sum()).tolist()
+    return report | {"class_prior": dict(zip(class_names, shares, strict=True))}

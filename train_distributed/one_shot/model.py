@@ -165,6 +165,8 @@ class Release:
         }
         if self.method is not None:
             metadata["method"] = self.method
+        if (prior := self.report.get("class_prior")) is not None:
+            metadata["class_prior"] = json.dumps(prior)
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
         if self.image_shape is not None:

@@ -48,12 +48,12 @@ def parts_of(
     gradient = method.gradient
     first, each = (
         Guarantee.of(sizes, submission, privacy, min_survivors, share=share)
-        for submission, share in zip((method, gradient), shares_of(rounds), strict=True)
+        for submission, share in zip((method, gradient), mu_shares(rounds), strict=True)
     )
     return Part(method, first), Part(gradient, each, rounds)
 
 
-def shares_of(rounds: int) -> tuple[float, float]:
+def mu_shares(rounds: int) -> tuple[float, float]:
     """Of μ²: the first sum's share, and that of each of `rounds` > 0 further ones."""
     return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.privacy.ledger import Ledger
@@ -50,6 +51,21 @@ def test_baselines_run_by_the_same_command(call, sets, tmp_path, method, epsilon
     assert report["suitable_for_release"] is False
     assert {"test_accuracy", "epsilon", "delta", "rounds", "bytes_per_user"} <= report.keys()
     assert report["simulation_only"]["seconds"] > 0
+
+
+@pytest.mark.parametrize("method", ["least-squares", "softmax"])
+def test_a_prior_from_a_file_is_in_report_and_model(call, sets, tmp_path, method):
+    (tmp_path / "prior.json").write_text('{"c": 0.5, "a": 0.2, "b": 0.3}')
+    out = tmp_path / "out"
+    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", method]
+    code, _, error = call(*common, "--prior", str(tmp_path / "prior.json"), "--out", str(out))
+    assert (code, error) == (0, "")
+    report = json.loads((out / "report.json").read_text())
+    assert report["configuration"]["options"]["prior"] == [0.2, 0.3, 0.5]
+    wanted = {"a": 0.2, "b": 0.3, "c": 0.5}
+    assert (report["prior"], report["class_prior"]) == ("given", wanted)
+    with safe_open(out / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["class_prior"]) == wanted
 
 
 def test_infinite_epsilon_says_not_private(call, sets):

@@ -149,15 +149,21 @@ def _evaluation(
 
 def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
     from train_distributed.flower.model_task import transform_hash
+    from train_distributed.one_shot.class_prior import with_shares
+    from train_distributed.one_shot.report import class_names
 
     if bool(init.class_names) == (init.num_classes is not None):
         given = "both" if init.class_names else "neither"
         raise ValueError(f"exactly one of class_names and num_classes must be given, got {given}")
     init.privacy.validate()
+    classes = init.num_classes or len(init.class_names)
+    options = with_shares(init.options.given(), class_names(init.class_names, classes))
+    if isinstance(options.get("prior"), tuple):
+        options["prior"] = list(options["prior"])
     terms = Terms(
         method=init.method,
-        options=init.options.given(),
-        num_classes=init.num_classes or len(init.class_names),
+        options=options,
+        num_classes=classes,
         sizes={i: party.rows for i, party in enumerate(users)},
         privacy=init.privacy,
         transform=transform_hash(folder / TRANSFORM),

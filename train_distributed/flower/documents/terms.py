@@ -111,11 +111,15 @@ def read_class_names(document: Document, classes: int) -> tuple[str, ...]:
 def _options(document: Document) -> dict[str, Any]:
     """Options of a method that is summed, by the types that `MethodOptions` states."""
     hints = {name: get_args(hint) for name, hint in get_type_hints(MethodOptions).items()}
-    document.only([], [name for name, kinds in hints.items() if Path not in kinds])
+    summed = [name for name, kinds in hints.items() if Path not in kinds or name == "prior"]
+    document.only([], summed)
     return {name: _option(document, name, hints[name]) for name in document.values}
 
 
 def _option(document: Document, name: str, kinds: tuple[Any, ...]) -> Any:
+    if name == "prior" and isinstance(document.values[name], list):
+        shares = document.list(name, MOST_CLASSES)
+        return [shares.number(place, 0, 1) for place in shares.values]
     if int in kinds:
         return document.whole(name, 0, MOST_STEPS)
     if float in kinds:

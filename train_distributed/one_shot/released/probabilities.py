@@ -12,8 +12,8 @@ READINGS = {
         "their means, calibrated as far as the classes are such"
     ),
     "class-sums": (
-        "softmax of the scores: the posterior of Gaussian classes of equal shares and the public "
-        "covariance, calibrated as far as the classes are such"
+        "softmax of the scores: the posterior of Gaussian classes of the class prior and the "
+        "public covariance, calibrated as far as the classes are such"
     ),
     "least-squares": (
         "softmax of the scores / temperature, which fits Gaussian classes of the means and the "

@@ -48,6 +48,24 @@ CASES = table(
     ("option that is none", f"{RUN} --colour red", r"--colour"),
     ("ridge of NaN", f"{RUN} --ridge nan", r"ridge must be .* got nan"),
     ("infinite ridge", f"{RUN} --ridge inf", r"ridge must be .* got inf"),
+    ("prior that is no file", f"{RUN} --prior flat", r"prior must be .* got flat"),
+    (
+        "prior of other classes",
+        f"{RUN} --prior p.json",
+        r"prior must be .*p\.json.*wanted",
+        put("p.json", '{"cat": 0.5, "dog": 0.5}'),
+    ),
+    (
+        "prior of a margin",
+        f"{RUN} --method svm --prior equal",
+        r"prior must be 'empirical' for an SVM",
+    ),
+    ("prior of a rival", f"{RUN} --method amp --noise float --prior equal", r"options must fit"),
+    (
+        "users clipped to nothing",
+        f"{RUN} --method class-sums --user-clip 0",
+        r"user_clip must be finite and > 0, got 0",
+    ),
     (
         "regulariser of zero",
         f"{RUN} --method softmax --l2-reg 0",

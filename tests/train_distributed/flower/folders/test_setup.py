@@ -21,6 +21,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, node_key, read_private
+from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 ROOT = Path(__file__).parents[4]
@@ -99,6 +100,15 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     assert stat.S_IMODE(fed.stat().st_mode) == 0o700
     told = sorted(path.name for path in (fed / "invitation").iterdir())
     assert told == ["ca.pem", "federation.json", "operator.json", "transform.safetensors"]
+
+
+def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path], tmp_path: Path) -> None:
+    """What a file said is in the federation, not where it lay."""
+    (tmp_path / "prior.json").write_text('{"b": 0.2, "a": 0.7, "c": 0.1}')
+    options = MethodOptions(prior=tmp_path / "prior.json")
+    fed = initiated(options=options, method="softmax")
+    terms = Federation.load(fed / "fed" / "federation.json").task
+    assert terms["options"] == {"prior": [0.7, 0.2, 0.1]}
 
 
 def test_init_writes_all_or_nothing(joined: Callable[..., list[Path]], tmp_path: Path) -> None:

@@ -1,0 +1,313 @@
+"""Class priors: the words, the file, and what each kind of method makes of them."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from heads import LogisticHead, SoftmaxHead
+from train_distributed import Privacy, release
+from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, read_shares, shares_of
+from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant
+from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.users import Chunk
+from train_distributed.partition import split
+
+CONSTANT, P = 0.5, 6
+CLIP = math.sqrt(1 + CONSTANT**2)
+NAMES = ("cat", "dog", "owl")
+WITH_PRIOR = ("discriminant", "class-sums", "least-squares", "softmax", "logistic")
+
+
+def rows_of(n: int, shares: list[float], seed: int = 0, gap: float = 1.0) -> EmbeddingSet:
+    """Gaussian classes off the origin; every fourth row is for testing; the classes are public."""
+    rng = np.random.default_rng(seed)
+    means = gap * np.random.default_rng(9).standard_normal((len(shares), P)) + 0.5
+    labels = rng.choice(len(shares), n, p=shares)
+    rows = (means[labels] + rng.standard_normal((n, P))).astype(np.float32)
+    users = np.arange(n) % 40
+    split = (np.arange(n) // 40 % 4 == 3).astype(np.uint8)
+    names = {"class_names": [str(k) for k in range(len(shares))]}
+    return EmbeddingSet(embeddings=rows, labels=labels, split=split, users=users, meta=names)
+
+
+@pytest.fixture(scope="module")
+def transform() -> PublicTransform:
+    return PublicTransform.fit(
+        rows_of(4000, [0.1] * 10, 1, gap=2.0),
+        constant=CONSTANT,
+        clip_norm=CLIP,
+        clip_quantile=0.9,
+    )
+
+
+def balanced(made: Release, data: EmbeddingSet) -> float:
+    confusion = made.confusion(data).double()
+    return float((confusion.diagonal() / confusion.sum(1)).mean())
+
+
+@pytest.mark.parametrize("name", WITH_PRIOR)
+@pytest.mark.parametrize("epsilon", [1.0, 3.0])
+def test_equal_shares_keep_a_class_of_a_tenth(
+    transform: PublicTransform, name: str, epsilon: float
+) -> None:
+    """Noise and ridge pull scores to the shares: without a prior the larger class is all there is.
+
+    100 users x 40 rows in their proportion; the bar is far from 50, where a constant stands.
+    """
+    data = rows_of(5400, [0.9, 0.1], 2, gap=0.8)
+    more: dict[str, Any] = {"l2_reg": 0.03} if name in ("softmax", "logistic") else {}
+    found = []
+    for seed in range(3):
+        draw = torch.Generator().manual_seed(seed)
+        made = release(
+            data,
+            name,
+            Privacy(epsilon, 1e-5),
+            transform=transform,
+            noise="float",
+            generator=draw,
+            prior="equal",
+            **more,
+        )
+        assert made.report["prior"] == "equal"
+        assert made.report["class_prior"] == {"0": 0.5, "1": 0.5}
+        found.append(balanced(made, data))
+    assert np.mean(found) > (0.70 if epsilon == 1.0 else 0.76)
+
+
+def weighted_lda(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """(n,) classes by the textbook: pooled covariance of the rows as they are, shares as given."""
+    means = np.stack([x[y == k].mean(0) for k in range(len(shares))])
+    pooled = sum(np.cov(x[y == k].T, bias=True) * np.mean(y == k) for k in range(len(shares)))
+    solved = np.linalg.solve(pooled, means.T)
+    return (x @ solved - 0.5 * (means.T * solved).sum(0) + np.log(shares)).argmax(1)
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.2, 0.8)])
+def test_least_squares_of_two_classes_is_the_regression_of_rows_that_weigh_so(
+    transform: PublicTransform, shares: tuple[float, float]
+) -> None:
+    """Without noise: normal equations of pooled scatter within; equal shares: LDA's boundary."""
+    data = rows_of(3000, [0.85, 0.15], 3)
+    x, y = transform(data.embeddings), torch.from_numpy(data.labels)
+    n = len(x)
+    chunk = Chunk(torch.zeros(1).long(), x[None], y[None], torch.tensor([n]))
+    method = LeastSquares(num_classes=2, transform=transform, ridge=0.0, prior=shares)
+    weights = method.classifier(method.submit(chunk)[0], n, 0.0).numpy()
+    rows, labels = x.double().numpy(), y.numpy()
+    means = np.stack([rows[labels == k, 1:].mean(0) for k in range(2)])
+    within = (rows[:, 1:] - means[labels]).T @ (rows[:, 1:] - means[labels]) / n
+    centre = np.array(shares) @ means
+    between = sum(p * np.outer(m - centre, m - centre) for p, m in zip(shares, means, strict=True))
+    cross = np.array(shares) * (means - centre).T
+    directions = np.linalg.solve(within + between, cross)
+    assert np.allclose(weights[1:], directions, rtol=1e-7, atol=1e-9)
+    assert np.allclose(CONSTANT * weights[0], shares - centre @ directions, atol=1e-9)
+    if shares == (0.5, 0.5):
+        lda = weighted_lda(rows[:, 1:], labels, np.array(shares))
+        assert ((rows @ weights).argmax(1) == lda).all()
+
+
+@pytest.mark.parametrize("of", [ClassSums, Discriminant])
+def test_log_shares_are_what_a_prior_adds(
+    transform: PublicTransform, of: type[ClassSums | Discriminant]
+) -> None:
+    data = rows_of(2000, [0.6, 0.3, 0.1], 4)
+    x, y = transform(data.embeddings), torch.from_numpy(data.labels)
+    chunk = Chunk(torch.zeros(1).long(), x[None], y[None], torch.tensor([len(x)]))
+    equal = of(num_classes=3, transform=transform, prior="equal")
+    total = equal.submit(chunk)[0]
+    plain = equal.classifier(total, len(x), 0.0)
+    cases: tuple[tuple[ClassPrior, Tensor], ...] = (
+        ((0.2, 0.3, 0.5), torch.tensor([0.2, 0.3, 0.5])),
+        ("empirical", torch.bincount(y) / len(y)),
+    )
+    for prior, shares in cases:
+        method = of(num_classes=3, transform=transform, prior=prior)
+        shift = method.classifier(total, len(x), 0.0) - plain
+        assert shift[1:].abs().max() < 1e-12
+        moved = CONSTANT * shift[0]
+        assert torch.allclose(moved - moved[0], (shares / shares[0]).log().double(), atol=1e-6)
+
+
+def test_probabilities_of_ridge_regression_are_calibrated_to_the_prior(
+    transform: PublicTransform,
+) -> None:
+    """Where the model is used classes are equal, though 85 % of the private rows are of one."""
+    data, used = rows_of(6000, [0.85, 0.15], 5, 0.6), rows_of(6000, [0.5, 0.5], 6, 0.6)
+    made = release(
+        data, "least-squares", Privacy(1e3, 1e-5), transform=transform, noise="float", prior="equal"
+    )
+    sure = made.predict_proba(used.embeddings)[:, 1].numpy()
+    for low, high in ((0.05, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95)):
+        held = (sure >= low) & (sure < high)
+        assert held.sum() > 100
+        assert abs(used.labels[held].mean() - sure[held].mean()) < 0.08
+
+
+def head_method(name: str, prior: Any = "equal", l2_reg: float = 0.05) -> BlindAveraging:
+    kind = SoftmaxHead if name == "softmax" else LogisticHead
+    head = kind(num_classes=3, l2_reg=l2_reg, clip_norm=CLIP)
+    return BlindAveraging(head=head, dim=4, prior=prior, constant=CONSTANT)
+
+
+def pair_of(same_label: bool, draw: torch.Generator, n: int) -> Chunk:
+    """Two users alike but for their last record, of full length, opposite or of another label."""
+    features = torch.randn(n, 3, generator=draw, dtype=torch.float64)
+    features /= features.norm(dim=1, keepdim=True)
+    other = features.clone()
+    other[-1] = -features[-1] if same_label else features[-1]
+    x = torch.stack([features, other])
+    x = torch.cat([torch.full((2, n, 1), CONSTANT, dtype=torch.float64), x], 2)
+    y = torch.zeros(2, n, dtype=torch.int64)
+    y[1, -1] = 0 if same_label else 1
+    return Chunk(torch.arange(2), x, y, torch.full((2,), n))
+
+
+@pytest.mark.parametrize("name", ["softmax", "logistic"])
+@pytest.mark.parametrize("same_label", [True, False])
+def test_no_record_moves_head_and_labels_further_than_the_joint_reach(
+    name: str, same_label: bool
+) -> None:
+    """A flipped label moves both parts at once; the head alone would be under-noised by it."""
+    draw, largest = torch.Generator().manual_seed(0), 0.0
+    method = head_method(name, l2_reg=10.0)  # where losses are steepest
+    for n in (1, 2, 7):
+        stated = method.record_reach(torch.tensor([n])) * math.sqrt(method.compositions)
+        removal = method.record_removal(torch.tensor([n])) * math.sqrt(method.compositions)
+        for _ in range(10):
+            chunk = pair_of(same_label, draw, n)
+            sent = method.submit(chunk) * method.scale
+            moved = float((sent[0] - sent[1]).norm())
+            assert moved <= stated
+            assert sent.abs().max() <= method.entry_bound(n)
+            assert float(sent[0].norm()) <= float(method.user_removal(torch.tensor([n]))[0]) * (
+                math.sqrt(method.compositions)
+            )
+            largest = max(largest, moved / stated)
+        assert removal < stated
+    assert largest > 0.35
+
+
+def test_labels_alone_are_charged() -> None:
+    """The joint reach is that of both parts together, and their share is what is stated."""
+    sizes = torch.tensor([40])
+    joint, alone = head_method("softmax"), head_method("softmax", "empirical")
+    assert alone.labels is None
+    assert alone.dimension == joint.dimension - 3
+    assert joint.record_reach(sizes) == pytest.approx(
+        math.sqrt(1.1) * alone.record_reach(sizes), rel=1e-6
+    )
+    assert torch.allclose(joint.user_reach(sizes), math.sqrt(1.1) * alone.user_reach(sizes))
+
+
+@pytest.mark.parametrize("name", ["softmax", "logistic"])
+@pytest.mark.parametrize("scheme", ["iid", "one-class"])
+def test_rows_without_features_end_at_the_wanted_shares(name: str, scheme: str) -> None:
+    """Whoever holds which rows: what labels taught is taken off, what they should is put in."""
+    counts = torch.tensor([60, 30, 10])
+    y = torch.repeat_interleave(torch.arange(3), counts)
+    x = torch.zeros(100, 4, dtype=torch.float64)
+    x[:, 0] = CONSTANT
+    wanted = (0.2, 0.3, 0.5)
+    method = head_method(name, wanted)
+    partition = split(y, 10, scheme, generator=torch.Generator().manual_seed(0))
+    total = torch.zeros(method.dimension, dtype=torch.float64)
+    for bucket in partition.buckets(100):
+        chunk = Chunk(bucket.users, x[bucket.rows], y[bucket.rows], bucket.counts)
+        total += method.submit(chunk).sum(0)
+    weights = method.classifier(total, 100, 0.0)
+    order = torch.repeat_interleave(torch.arange(3), torch.tensor([20, 30, 50]))
+    everyone = Chunk(torch.zeros(1).long(), x[None], order[None], torch.tensor([100]))
+    alone = replace(method, prior="empirical")
+    expected = alone.classifier(alone.submit(everyone)[0], 100, 0.0)
+    assert torch.allclose(weights, expected, atol=3e-4)  # what solvers leave
+
+
+def test_a_head_that_hardly_regularises_learns_the_logarithms() -> None:
+    head = SoftmaxHead(num_classes=3, l2_reg=1e-6, clip_norm=CLIP)
+    method = BlindAveraging(head=head, dim=2, prior="equal", constant=CONSTANT)
+    shares: Tensor = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    scores = CONSTANT * method.taught_by(shares)
+    assert torch.allclose(torch.softmax(scores, 0), shares, atol=1e-4)
+
+
+def test_a_margin_has_no_prior(transform: PublicTransform) -> None:
+    with pytest.raises(ValueError, match="prior must be 'empirical' for an SVM"):
+        build_method("svm", transform, 3, {"prior": "equal"})
+    with pytest.raises(ValueError, match=r"constant must be given .* got None"):
+        replace(head_method("softmax"), constant=None).validate()
+
+
+@pytest.mark.parametrize("name", WITH_PRIOR)
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ("flat", "prior must be one of 'empirical', 'equal'"),
+        (0.5, "prior must be one of"),
+        ([0.5, 0.5], "prior must hold 3 shares, got 2"),
+        ([0.5, 0.5, 0.0], "finite shares > 0, got 0.0"),
+        ([0.5, 0.5, -0.0], "finite shares > 0"),
+        ([2.0, -0.5, -0.5], "finite shares > 0, got -0.5"),
+        ([math.nan, 0.5, 0.5], "finite shares > 0, got nan"),
+        ([math.inf, 0.5, 0.5], "finite shares > 0, got inf"),
+        ([True, 0.5, 0.5], "finite shares > 0, got True"),
+        (["1", 0.5, 0.5], "finite shares > 0, got '1'"),
+        ([0.3, 0.3, 0.3], r"shares of sum 1, got 0\.9"),
+        ([0.4, 0.3, 0.300002], r"shares of sum 1, got 1\.000002"),
+    ],
+)
+def test_priors_out_of_range_are_refused_by_every_method(
+    transform: PublicTransform, name: str, prior: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_method(name, transform, 3, {"prior": prior})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Expecting value"),
+        ("[0.2, 0.3, 0.5]", "JSON object"),
+        ('{"cat": 0.5, "dog": 0.5}', "'owl'"),
+        ('{"cat": 0.2, "dog": 0.3, "owl": 0.4, "emu": 0.1}', "'emu'"),
+        ('{"cat": 0.2, "cat": 0.3, "dog": 0.3, "owl": 0.2}', "'cat' twice"),
+        ('{"0": 0.2, "1": 0.3, "owl": 0.5}', "'cat'"),
+        ('{"cat": 0.2, "dog": 0.3, "owl": NaN}', "got nan"),
+        ('{"cat": 0.2, "dog": 0.3, "owl": {"a": 1}}', "shares > 0"),
+        ('{"cat": 1, "dog": 1, "owl": 1}', "sum 1, got 3"),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_files_that_are_no_prior_are_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "prior.json").write_text(text)
+    with pytest.raises(ValueError, match=r"prior must be .*prior\.json") as caught:
+        read_shares(tmp_path / "prior.json", NAMES)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    with pytest.raises(ValueError, match=r"prior must be .*missing\.json"):
+        read_shares(tmp_path / "missing.json", NAMES)
+
+
+def test_a_file_may_name_classes_or_number_them(tmp_path: Path) -> None:
+    path = tmp_path / "prior.json"
+    path.write_text(json.dumps({"owl": 0.5, "cat": 0.2, "dog": 0.3}))
+    assert read_shares(path, NAMES) == (0.2, 0.3, 0.5)
+    path.write_text(json.dumps({"2": 0.5, "0": 0.2, "1": 0.3}))
+    assert read_shares(path, NAMES) == (0.2, 0.3, 0.5)
+    assert checked_prior([0.5, 0.5], 2) == (0.5, 0.5)
+    exact = shares_of((0.5, 0.5000001), torch.ones(2).double())
+    assert float(exact.sum()) == 1.0

@@ -1,0 +1,93 @@
+"""How probable every class is before a row is looked at: as counted, equal, or as somebody says."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+Word = Literal["empirical", "equal"]
+ClassPrior = Word | tuple[float, ...]  # or the share of every class, in the order of its number
+TOLERANCE = 1e-6  # by which shares may miss one together
+
+
+def checked_prior(prior: object, num_classes: int) -> ClassPrior:
+    """The prior of a method, shares as floats.
+
+    Raises:
+        ValueError: another word, or shares that are not K positive numbers of sum one.
+    """
+    if isinstance(prior, str) and prior in get_args(Word):
+        return "empirical" if prior == "empirical" else "equal"
+    if not isinstance(prior, Sequence) or isinstance(prior, str):
+        words = ", ".join(map(repr, get_args(Word)))
+        raise ValueError(f"prior must be one of {words} or a share of every class, got {prior!r}")
+    if len(prior) != num_classes:
+        raise ValueError(f"prior must hold {num_classes} shares, got {len(prior)}")
+    for share in prior:
+        number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not (number and 0 < share < math.inf):
+            raise ValueError(f"prior must hold finite shares > 0, got {share!r}")
+    if abs(math.fsum(prior) - 1) > TOLERANCE:
+        raise ValueError(f"prior must hold shares of sum 1, got {math.fsum(prior):.9g}")
+    return tuple(map(float, prior))
+
+
+def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
+    """(K,) float64 shares of one together that a prior stands for, where (K,) were counted."""
+    if prior == "empirical":
+        return counted
+    if prior == "equal":
+        return torch.full_like(counted, 1 / len(counted))
+    shares = torch.tensor(prior, dtype=torch.float64)
+    return shares / shares.sum()
+
+
+def with_shares(options: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
+    """Options of a method, where a prior that names a file has become the shares in it.
+
+    Raises:
+        ValueError: as `read_shares`.
+    """
+    prior = options.get("prior")
+    read = {"prior": read_shares(prior, class_names)} if isinstance(prior, Path) else {}
+    return {**options, **read}
+
+
+def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
+    """The shares that a JSON file gives every class, in the order of the classes.
+
+    Args:
+        path: an object of class name, or number, and share.
+        class_names: of classes 0, 1, ...
+
+    Raises:
+        ValueError: naming the file: not such an object, a class missing, unknown or twice, shares
+            that are no prior.
+    """
+    try:
+        pairs = json.loads(path.read_text("utf-8"), object_pairs_hook=list)
+        if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
+            raise ValueError("a JSON object of class and share is wanted")
+        named = [name for name, _ in pairs]
+        if len(set(named)) < len(named):
+            raise ValueError(f"every class once is wanted, got {_twice(named)!r} twice")
+        found = dict(pairs)
+        numbers = [str(number) for number in range(len(class_names))]
+        keys = numbers if set(found) == set(numbers) else list(class_names)
+        for key in (*(key for key in keys if key not in found), *(set(found) - set(keys))):
+            raise ValueError(f"the classes {', '.join(keys)[:200]} are wanted, not so {key!r}")
+        shares = [found[key] for key in keys]
+        checked_prior(shares, len(keys))
+        return tuple(map(float, shares))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"prior must be empirical, equal or a file, got {path}: {error}"
+        ) from error
+
+
+def _twice(names: list[str]) -> str:
+    return next(name for name in names if names.count(name) > 1)

@@ -106,7 +106,7 @@ def blobs(n: int, q: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor, 
     x = torch.tensor(np.c_[np.full(n, CONSTANT), u])
     y = torch.tensor(labels)
     groups = [x[y == k][:, 1:] for k in range(classes)]
-    within = sum((g - g.mean(0)).mT @ (g - g.mean(0)) for g in groups) / n
+    within = torch.stack([(g - g.mean(0)).mT @ (g - g.mean(0)) for g in groups]).sum(0) / n
     centres = torch.stack([g.mean(0) for g in groups], 1)
     return x, y, Gaussians(centres, within, torch.full((classes,), 1 / classes).double())
 

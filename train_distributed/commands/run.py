@@ -1,6 +1,6 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,9 @@ class Run:
 
         from embed import EmbeddingSet
         from train_distributed.commands.counted import Counted
-        from train_distributed.one_shot.report import with_reason
+        from train_distributed.one_shot.defaults import Circumstances
+        from train_distributed.one_shot.intake import known_classes
+        from train_distributed.one_shot.report import class_names, with_reason
         from train_distributed.privacy.ledger import Ledger
         from train_distributed.privacy.ledger_fields import hash_of
         from train_distributed.research.baselines.learn import learn
@@ -116,7 +118,18 @@ class Run:
         private.need_labels()
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
-        settings = self._filled_in(settings, private, partition)
+        classes = known_classes(private, self.num_classes)
+        known = Circumstances(
+            sizes=partition.counts,
+            num_classes=classes,
+            privacy=self.privacy,
+            min_survivors=self.min_survivors,
+        )
+        settings = settings.filled_in(
+            known,
+            class_names(private.declared_classes, classes),
+            width=EmbeddingSet.open(self.public).dim if self.public else None,
+        )
         transform = self._transform(private, settings)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
             from train_distributed.one_shot.released.encoder import carry_encoder
@@ -179,32 +192,6 @@ class Run:
                 f"privacy must be what config was chosen for, {chosen.privacy}, got {self.privacy}"
             )
         return chosen
-
-    def _filled_in(
-        self, settings: Chosen, private: "EmbeddingSet", partition: "Partition"
-    ) -> Chosen:
-        """What was left out, by the public rule, and the shares that a file holds."""
-        from embed import EmbeddingSet
-        from train_distributed.one_shot.class_prior import with_shares
-        from train_distributed.one_shot.defaults import Circumstances
-        from train_distributed.one_shot.intake import known_classes
-        from train_distributed.one_shot.report import class_names
-
-        classes = known_classes(private, self.num_classes)
-        known = Circumstances(
-            sizes=partition.counts,
-            num_classes=classes,
-            privacy=self.privacy,
-            min_survivors=self.min_survivors,
-        )
-        options = with_shares(settings.options, class_names(private.declared_classes, classes))
-        options = known.options(settings.method, options)
-        transform = settings.transform_options
-        if transform.components is None and self.transform is None:
-            width = private.dim if self.public is None else EmbeddingSet.open(self.public).dim
-            components = known.components(settings.method, width, options.get("user_clip"))
-            transform = replace(transform, components=components)
-        return replace(settings, options=options, transform_options=transform)
 
     def _transform(self, private: "EmbeddingSet", settings: Chosen) -> "PublicTransform":
         from embed import EmbeddingSet, PublicTransform

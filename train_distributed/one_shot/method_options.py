@@ -38,7 +38,8 @@ class MethodOptions:
     """Norm to which every user's submission is clipped, with `--unit user`: public, as `select`
     proposes it."""
     rounds: int | None = None
-    """Of gradient perturbation."""
+    """Sums of gradients: further ones after the discriminant's sum (0 if left out), each a step of
+    the softmax loss, all under one promise; all sums of gradient perturbation."""
     learning_rate: float | None = None
     """Of DP-FL."""
     eps_frac: float | None = None

@@ -53,6 +53,8 @@ class UserClip:
     def validate(self) -> None:
         """Raises ValueError for a norm out of scale, or a setting of the method's out of range."""
         require_scale("user_clip", self.norm)
+        if getattr(self.method, "rounds", 0):
+            raise ValueError("user_clip must be left out with rounds, which clip every record")
         self.method.validate()
 
     @property

@@ -123,13 +123,15 @@ class Job:
         """Names a job of a plan; equal keys give equal cells."""
         return f"{self.family[0].training}, {self.scenario.key}, seed {self.seed}"
 
-    def noise(self, promise: Privacy, dimension: int) -> Tensor:
-        """(dimension,) draws from N(0, 1), alike in all jobs of a seed, other for another promise.
+    def noise(self, promise: Privacy, number: int, dimension: int) -> Tensor:
+        """(dimension,) draws from N(0, 1), alike in all jobs of a seed.
 
-        Settings and partitions are compared under the same noise (common random numbers), so
-        their difference is not that of two draws.
+        Other promises and further sums of one release have other draws. Settings and partitions
+        are compared under the same noise (common random numbers), so their difference is not that
+        of two draws.
         """
         words = f"noise, seed {self.seed}, epsilon {promise.epsilon}, delta {promise.delta}"
+        words += f", sum {number}" if number else ""
         generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
 

@@ -20,11 +20,13 @@ from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.methods import (
     Method,
     build_method,
+    method_report,
     model_of,
     prior_report,
     submissions,
 )
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.parts import further_rounds
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers, zero_out_report
 from train_distributed.one_shot.users import EmbeddingUsers
@@ -169,7 +171,7 @@ class ModelTask(SumTask):
         names = class_names(self.terms.class_names, self.method.num_classes)
         report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
         report |= self.integers.report() | {"rows": rows, "rounds": 1}
-        report |= {"method": self.terms.method}
+        report |= method_report(self.method)
         report |= prior_report(self.method, total, rows, std, names)
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
@@ -180,6 +182,8 @@ class ModelTask(SumTask):
 
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
+    if further_rounds(method):
+        raise ValueError("rounds must be 0 in a federation")
     if federation.dimension != method.dimension:
         raise ValueError(
             f"dimension must be the method's {method.dimension}, got {federation.dimension}"

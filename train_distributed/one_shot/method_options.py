@@ -34,8 +34,12 @@ class MethodOptions:
     of class and share. `equal` maximises balanced accuracy. Heads: softmax and logistic."""
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
+    user_clip: float | None = None
+    """Norm to which every user's submission is clipped, with `--unit user`: public, as `select`
+    proposes it."""
     rounds: int | None = None
-    """Of gradient perturbation."""
+    """Sums of gradients: further ones after the discriminant's sum (0 if left out), each a step of
+    the softmax loss, all under one promise; all sums of gradient perturbation."""
     learning_rate: float | None = None
     """Of DP-FL."""
     eps_frac: float | None = None

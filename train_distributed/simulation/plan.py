@@ -12,7 +12,7 @@ from torch import Tensor
 from train_distributed.one_shot.methods import STATISTICS
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
-from train_distributed.simulation.shared_training import TRAINED
+from train_distributed.simulation.shared_training import CLIP, TRAINED
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Setting:
         seen = {} if statistics else dict(self.options)
         if exact:
             seen = {name: value for name, value in seen.items() if name not in TRAINED}
-        return f"{self.method}({_in_words(seen)}) on {self.transform}"
+        clipped = ", users' clip" if CLIP in self.options else ""
+        return f"{self.method}({_in_words(seen)}) on {self.transform}{clipped}"
 
 
 @dataclass(frozen=True)
@@ -108,17 +109,25 @@ class Job:
     seed: int
 
     @property
+    def shared(self) -> bool:
+        """Whether its sums are the same whoever holds which rows: not those of clipped users."""
+        first = self.family[0]
+        return first.method in STATISTICS and CLIP not in first.options
+
+    @property
     def key(self) -> str:
         """Names a job of a plan; equal keys give equal cells."""
         return f"{self.family[0].training}, {self.scenario.key}, seed {self.seed}"
 
-    def noise(self, promise: Privacy, dimension: int) -> Tensor:
-        """(dimension,) draws from N(0, 1), alike in all jobs of a seed, other for another promise.
+    def noise(self, promise: Privacy, number: int, dimension: int) -> Tensor:
+        """(dimension,) draws from N(0, 1), alike in all jobs of a seed.
 
-        Settings and partitions are compared under the same noise (common random numbers), so
-        their difference is not that of two draws.
+        Other promises and further sums of one release have other draws. Settings and partitions
+        are compared under the same noise (common random numbers), so their difference is not that
+        of two draws.
         """
         words = f"noise, seed {self.seed}, epsilon {promise.epsilon}, delta {promise.delta}"
+        words += f", sum {number}" if number else ""
         generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
 

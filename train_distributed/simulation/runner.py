@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice, product
 from typing import Generic, TypeVar
 
@@ -9,8 +10,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.methods import METHODS, STATISTICS, Method, build_method
-from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.one_shot.methods import METHODS, Method, build_method
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Cell, Job, Plan, Setting
 from train_distributed.simulation.scenario import Scenario, held_out
@@ -77,9 +77,9 @@ class _Stage:
         key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
         found = self.known.get(key, [])
         if not found:
-            weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
+            weights = _releases(job, self.plan.promises, held, methods, sums)
             found = accuracies(self.rows(name)[test], self.labels[test], weights)
-        if job.family[0].method in STATISTICS:  # equal sums, sizes and noise: equal releases
+        if job.shared:  # equal sums, sizes and noise: equal releases
             self.known[key] = found
         return self._cells(job, held, found)
 
@@ -110,15 +110,14 @@ class _Stage:
 
     def _totals(self, job: Job, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
         """Sums, from an earlier job where the partition makes no difference to them."""
-        statistics = job.family[0].method in STATISTICS
-        if not statistics and job.scenario.users != 1:
+        if not job.shared and job.scenario.users != 1:
             return totals(held, methods)
         part = job.scenario.rows_per_user and (job.scenario.users, job.scenario.rows_per_user)
         drawn = bool(part) or self.plan.folds is not None
         key = (job.family[0].training, part, job.seed if drawn else None)
         if key not in self.sums:
-            self.sums[key] = totals(held, methods[:1] if statistics else methods)
-        return self.sums[key] * len(methods) if statistics else self.sums[key]
+            self.sums[key] = totals(held, methods[:1] if job.shared else methods)
+        return self.sums[key] * len(methods) if job.shared else self.sums[key]
 
     def _cell(
         self,
@@ -163,19 +162,15 @@ class _Latest(Generic[K, V]):
 def _releases(
     job: Job,
     promises: Sequence[Privacy],
-    held: Tensor,
+    held: RowsInMemory,
     methods: Sequence[Method],
     sums: Sequence[Tensor],
 ) -> Iterator[Tensor]:
     """(d, K) weights for every method and promise; sums are scaled to what they stand for."""
-    sizes = job.scenario.sizes(held)
-    rows = int(sizes.sum())
-    noises = [job.noise(promise, methods[0].dimension) for promise in promises]
-    scale = rows / int(held.sum())
+    sizes = job.scenario.sizes(held.sizes)
     for method, total in zip(methods, sums, strict=True):
-        for promise, noise in zip(promises, noises, strict=True):
-            guarantee = Guarantee.of(sizes, method, promise)
-            yield released(method, scale * total, guarantee, rows, noise)
+        for promise in promises:
+            yield released(method, total, held, sizes, promise, partial(job.noise, promise))
 
 
 def accuracies(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[Accuracies]:

@@ -1,25 +1,29 @@
 """Many releases from one training: what is the same for several ε and settings is computed once."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from heads import fit_exact
+from heads import Head, fit_exact
 from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.discriminant import Discriminant
+from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.methods import Method
+from train_distributed.one_shot.methods import Method, unclipped
+from train_distributed.one_shot.parts import parts_of
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 
-TRAINED = ("radius", "bound")  # options of an exact head that its training does not see
+BLOCK = 1 << 14  # rows of a gradient at a time
+CLIP = "user_clip"  # the option with which sums of statistics know who holds which rows
+TRAINED = ("radius", "bound", CLIP)  # options of an exact head that its training does not see
 
 
 @dataclass(frozen=True)
@@ -68,19 +72,56 @@ def simulate(
     Yields:
         (d, K) weights.
     """
+
+    def draw(number: int, dimension: int) -> Tensor:
+        return torch.randn(dimension, generator=generator, dtype=torch.float64)
+
     (total,) = totals(users, [method])
     for promise in promises:
-        guarantee = Guarantee.of(users.sizes, method, promise)
-        noise = torch.randn(method.dimension, generator=generator, dtype=torch.float64)
-        yield released(method, total, guarantee, int(users.sizes.sum()), noise)
+        yield released(method, total, users, users.sizes, promise, draw)
 
 
 def released(
-    method: Method, total: Tensor, guarantee: Guarantee, rows: int, noise: Tensor
+    method: Method,
+    total: Tensor,
+    held: RowsInMemory,
+    sizes: Tensor,
+    promise: Privacy,
+    draw: Callable[[int, int], Tensor],
 ) -> Tensor:
-    """(d, K) weights from an unscaled sum of `rows` rows and (D,) draws from N(0, 1)."""
-    std = guarantee.float_std * math.sqrt(guarantee.users)
-    return method.classifier(total + noise * std / method.scale, rows, std)
+    """(d, K) weights of one release.
+
+    Args:
+        method: with all its rounds.
+        total: (D,) its unscaled first sum over the rows held.
+        held: rows; further rounds sum over these as well.
+        sizes: (users,) of the users whom they stand for: all sums are scaled to their rows.
+        promise: of all rounds together.
+        draw: (number of the sum, its dimension) -> as many draws from N(0, 1).
+    """
+    rows = int(sizes.sum())
+    scale = rows / int(held.sizes.sum())
+    first, *further = parts_of(method, sizes, promise)
+    std = first.guarantee.float_std * math.sqrt(len(sizes))
+    noised = scale * total + draw(0, method.dimension) * std / method.scale
+    if not further:
+        return method.classifier(noised, rows, std)
+    assert isinstance(method, Discriminant)
+    descent, (each,) = method.descent(noised, rows, std), further
+    std = each.guarantee.float_std * math.sqrt(len(sizes))
+    for number in range(1, 1 + each.times):
+        noise = std * draw(number, each.submission.dimension)
+        descent = descent.after(scale * _whole(held, descent.gradient) + noise, rows, std)
+    return descent.released
+
+
+def _whole(held: RowsInMemory, gradient: ClippedGradient) -> Tensor:
+    """(D,) sum over all rows, some at a time: it knows no partition."""
+    all_rows = held.together()
+    total = torch.zeros(gradient.dimension, dtype=torch.float64)
+    for x, y in zip(all_rows.x[0].split(BLOCK), all_rows.y[0].split(BLOCK), strict=True):
+        total += gradient.submit(Chunk(all_rows.users, x[None], y[None], torch.tensor([len(y)])))[0]
+    return total
 
 
 def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
@@ -88,36 +129,47 @@ def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
 
     Args:
         users: who holds what.
-        methods: statistics of one kind, or exact heads that differ in radius and bound only, or a
-            single method.
+        methods: statistics of one kind, or exact heads that differ in radius and bound only, either
+            with a users' clip of whatever norm or without; or a single method.
 
     Returns:
         (D,) float64 for each.
     """
-    first = methods[0]
-    if isinstance(first, ClassSums | Discriminant | LeastSquares):
-        return [first.submit(users.together())[0]] * len(methods)
-    if isinstance(first, BlindAveraging) and first.solver == "exact" and first.labels is None:
-        return _averages(users, [m for m in methods if isinstance(m, BlindAveraging)])
+    first = unclipped(methods[0])
+    clipped = any(isinstance(method, UserClip) for method in methods)
     sums = [torch.zeros(method.dimension, dtype=torch.float64) for method in methods]
+    if isinstance(first, ClassSums | Discriminant | LeastSquares):
+        if not clipped:
+            return [first.submit(users.together())[0]] * len(methods)
+        for chunk in users.chunks():
+            submitted = first.submit(chunk)
+            for total, method in zip(sums, methods, strict=True):
+                clips = isinstance(method, UserClip)
+                total += (method.clipped_(submitted.clone()) if clips else submitted).sum(0)
+        return sums
+    if isinstance(first, BlindAveraging) and first.solver == "exact" and first.labels is None:
+        return _averages(users, methods, first.without_radius)
     for chunk in users.chunks():
         for total, method in zip(sums, methods, strict=True):
             total += method.submit(chunk).sum(0)
     return sums
 
 
-def _averages(users: RowsInMemory, methods: Sequence[BlindAveraging]) -> list[Tensor]:
-    """Σ n_i Π_R(W_i) for every radius from one minimiser per user."""
-    free = methods[0].without_radius
+def _averages(users: RowsInMemory, methods: Sequence[Method], free: Head) -> list[Tensor]:
+    """Σ Π_C(n_i Π_R(W_i)) for every radius and users' clip from one minimiser per user."""
     sums = [torch.zeros(methods[0].dimension, dtype=torch.float64) for _ in methods]
     for chunk in users.chunks():
         weights = fit_exact(free, chunk.x, chunk.y, counts=chunk.counts).weights.double()
         norms = torch.linalg.vector_norm(weights, dim=free.norm_dims, keepdim=True)
         for total, method in zip(sums, methods, strict=True):
+            own = unclipped(method)
+            assert isinstance(own, BlindAveraging)
             factor = chunk.counts[:, None, None].double()
-            if method.head.radius is not None:
-                factor = factor * ball_scale(norms, method.head.radius)
-            if factor.shape[2] == 1:
+            if own.head.radius is not None:
+                factor = factor * ball_scale(norms, own.head.radius)
+            if isinstance(method, UserClip):
+                total += method.clipped_((weights * factor).flatten(1)).sum(0)
+            elif factor.shape[2] == 1:
                 total += factor.flatten() @ weights.flatten(1)
             else:
                 total += (weights * factor).sum(0).flatten()

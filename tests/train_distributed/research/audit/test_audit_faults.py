@@ -19,10 +19,12 @@ from torch.nn import functional
 from embed import transform as embed_transform
 from heads import project_ball, sgd
 from train_distributed import Privacy
-from train_distributed.one_shot import summation
+from train_distributed.one_shot import parts, summation
 from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.summation import FloatSum
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.privacy import guarantee
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
@@ -104,6 +106,20 @@ def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Evaluation, "record_reach", lambda self, sizes: math.sqrt(2))
 
 
+def rounds_counted_as_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(parts, "mu_shares", lambda rounds: (FIRST_SHARE, 1 - FIRST_SHARE))
+
+
+def no_users_clip(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(UserClip, "clipped_", lambda self, submitted, grid=None: submitted)
+
+
+def half_of_a_users_clip(patch: pytest.MonkeyPatch) -> None:
+    """As if a user that turns round moved a sum by C_u."""
+    right = UserClip.user_reach
+    patch.setattr(UserClip, "user_reach", lambda self, sizes: right(self, sizes) / 2)
+
+
 def federation(users: int = 1, rows: int = 2, classes: int = 2, **more) -> WorstCase:
     return WorstCase(users, rows, more.pop("features", 1), classes, PROMISE, **more)
 
@@ -114,8 +130,10 @@ PROJECTED = Target(
     "float",
     {"l2_reg": 20.0, "radius": 0.04},
 )
+ROUNDS = Target("discriminant", federation(), "float", {"rounds": 16})
 ANSWERS = AnswersCase(1, 2, 1, 2, PROMISE)
 SHORT_BATCH = {"solver": "sgd", "epochs": 1, "batch_size": 8, "l2_reg": 20.0}
+CLIPPED = WorstCase(1, 3, 2, 2, Privacy(8.0, 1e-6, unit="user"))
 FAULTS = {
     "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 500),
     "no clip": Fault(no_clip, Target("class-sums", federation(), "float"), 150),
@@ -135,6 +153,12 @@ FAULTS = {
         Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
         400,
     ),
+    "no users' clip": Fault(
+        no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
+    ),
+    "half of the users' clip": Fault(
+        half_of_a_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 500
+    ),
     "half the noise in an evaluation": Fault(
         half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
     ),
@@ -145,6 +169,14 @@ FAULTS = {
 LONG_FAULTS = {
     "half the noise in an evaluation, discrete": Fault(
         half_the_noise, EvaluationTarget(ANSWERS, "discrete"), 500
+    ),
+    "no users' clip, discrete": Fault(
+        no_users_clip, Target("discriminant", CLIPPED, "discrete", {"user_clip": 1.0}), 150
+    ),
+    "no users' clip, trained": Fault(
+        no_users_clip,
+        Target("svm", CLIPPED, "float", {"l2_reg": 20.0, "user_clip": 0.03}),
+        150,
     ),
     "projection after the noise": Fault(projection_after_the_noise, PROJECTED, 600),
     "half the noise, discrete": Fault(
@@ -157,6 +189,12 @@ LONG_FAULTS = {
         short_batch_over_its_own_size,
         Target("svm", federation(rows=9), "discrete", SHORT_BATCH),
         150,
+    ),
+    "rounds counted as one": Fault(rounds_counted_as_one, ROUNDS, 250),
+    "rounds counted as one, discrete": Fault(
+        rounds_counted_as_one,
+        Target("discriminant", federation(), "discrete", {"rounds": 16}),
+        250,
     ),
     "one composition for ten classes, discrete": Fault(
         one_composition, Target("svm", federation(classes=10), "discrete", {"l2_reg": 20.0}), 150

@@ -77,7 +77,7 @@ def test_run_refuses_a_file_for_another_promise_public_set_or_beside_options(
 ):
     blobs(200, 4, 1).save(tmp_path / "private")
     blobs(100, 4, 2).save(tmp_path / "other")
-    run = Run(tmp_path / "private", config=chosen, privacy=PROMISE, public=public, seed=0)
+    run = Run(tmp_path / "private", config=chosen, privacy=PROMISE, public=public, seed=0, users=1)
     with pytest.raises(ValueError, match="privacy must be what config was chosen for"):
         replace(run, privacy=replace(PROMISE, epsilon=3.0)).run()
     with pytest.raises(ValueError, match="public must be the set config was chosen on"):

@@ -10,6 +10,7 @@ from torch import Tensor
 from embed import EmbeddingSet
 from embed.compress import Compression
 from train_distributed.one_shot.methods import Method, build_method
+from train_distributed.simulation.plan import Setting
 from train_distributed.simulation.rehearsal import Candidates, Sizes, pose_task
 from train_distributed.simulation.shared_training import CLIP, RowsInMemory
 
@@ -29,7 +30,7 @@ def clipped(
     These are users like the federation's, of a task that public classes are grouped into. Nothing
     private is looked at, so a clip may be as the rehearsal likes it best: noise grows with it, and
     from the shortest submission down the signal shrinks as much. Candidates' constants become
-    `CONSTANT`.
+    `CONSTANT`, and a discriminant is offered without moments too, which lengthen what is sent.
 
     Args:
         candidates: without users' clips.
@@ -48,21 +49,33 @@ def clipped(
     missing = federation.rows_per_user / (stand_in.rows_per_user or federation.rows_per_user)
     compression = Compression.fit(public, max(t.components or 1 for t in grid.values()))
     coordinates = compression.apply(public)
+    offered = [each for setting in candidates.settings for each in _with_and_without(setting)]
     settings = []
     for name, options in grid.items():
         transform = compression.fit_transform(coordinates, **options.arguments())
         x = transform(coordinates.embeddings[posed])[rows]
         users = RowsInMemory(x, labels[rows], partition)
-        for setting in (each for each in candidates.settings if each.transform == name):
-            method = build_method(
-                setting.method, transform, federation.num_classes, setting.options
-            )
-            found = np.quantile(lengths(users, method).numpy() * missing, quantiles)
+        known: dict[object, list[float]] = {}
+        for setting in (each for each in offered if each.transform == name):
+            key = setting.training, *map(setting.options.get, ("radius", "alpha"))
+            if key not in known:
+                made = setting.method, transform, federation.num_classes, setting.options
+                found = lengths(users, build_method(*made)).numpy() * missing
+                known[key] = np.quantile(found, quantiles).tolist()
             settings += [
                 replace(setting, options={**setting.options, CLIP: float(f"{norm:.4g}")})
-                for norm in found
+                for norm in known[key]
             ]
     return Candidates(tuple(settings), grid)
+
+
+def _with_and_without(setting: Setting) -> list[Setting]:
+    """A discriminant that sends moments, and one that does not; none of further rounds."""
+    if setting.options.get("rounds"):
+        return []
+    if setting.method != "discriminant" or not {"moments", "alpha"}.isdisjoint(setting.options):
+        return [setting]
+    return [setting, replace(setting, options={**setting.options, "moments": "none"})]
 
 
 def lengths(users: RowsInMemory, method: Method) -> Tensor:

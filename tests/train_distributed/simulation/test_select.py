@@ -146,3 +146,33 @@ def test_candidates_name_only_transforms_that_exist():
     assert len(candidates.settings) >= 200
     assert {o.components for o in Candidates.default(40).transforms.values()} == {32, 40}
     assert rehearsal.HEAD_QUANTILE in rehearsal.QUANTILES
+
+
+def test_a_users_clip_is_chosen_where_users_are_protected(public, tmp_path, monkeypatch, capsys):
+    """It stands in the file that `run` takes, and its noise is that of the clip."""
+    few = Candidates.default(12)
+    few = Candidates(few.settings[:3], few.transforms)
+    monkeypatch.setattr(Candidates, "default", lambda *args, **more: few)
+    promise = replace(PROMISE, unit="user")
+    Select(public, 10, 16, 4, promise, tasks=1, seeds=1, out=tmp_path / "chosen").run()
+    config = tmp_path / "chosen" / "configuration.json"
+    written = json.loads(config.read_text())
+    clip = written["options"]["user_clip"]
+    assert 0 < clip < 16
+    assert written["privacy"]["unit"] == "user"
+    offered = json.loads((tmp_path / "chosen" / "report.json").read_text())["candidates"]
+    assert all("user_clip" in candidate["options"] for candidate in offered)
+    blobs(200, 4, 1).save(tmp_path / "private")
+    Run(
+        tmp_path / "private",
+        config=config,
+        privacy=promise,
+        public=public,
+        scheme="iid",
+        users=10,
+        seed=0,
+        out=tmp_path / "out",
+    ).run()
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["user_clip"] == clip
+    assert report["sensitivity"] == pytest.approx(2 * clip, rel=1e-9)

@@ -15,7 +15,8 @@ class TransformOptions:
     # The defaults are those of a release; `embed fit-transform` has two others of its own.
 
     components: int | None = None
-    """Principal directions of the public embeddings that are kept; all if left out."""
+    """Principal directions of the public embeddings that are kept. If left out: in `run` as many
+    as the noise bears, by a public rule; elsewhere all."""
     whiten: bool = True
     """Divide each direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1

@@ -20,7 +20,8 @@ SHOWN = 10
 class Select:
     """Choose method, regularisation, PCA size, whitening and clip bound by simulating the run.
 
-    Only public labelled embeddings are read, so the choice costs no privacy.
+    Only public labelled embeddings are read, so the choice costs no privacy. With `--unit user` a
+    users' clip is chosen too.
     """
 
     public: Path
@@ -64,10 +65,13 @@ class Select:
         from tqdm import tqdm
 
         from embed import EmbeddingSet
+        from train_distributed.simulation.clip_candidates import clipped
         from train_distributed.simulation.rehearsal import Candidates, ranking, rehearse
 
         public = EmbeddingSet.open(self.public)
         candidates = Candidates.default(public.dim)
+        if self.privacy.unit == "user":
+            candidates = clipped(candidates, public, sizes)
         rehearsals = rehearse(
             public, [sizes], [self.privacy], candidates, tasks=self.tasks, seeds=self.seeds
         )

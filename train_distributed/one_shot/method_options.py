@@ -10,7 +10,7 @@ class MethodOptions:
     """Settings of a method; what is left out takes the method's default."""
 
     l2_reg: float | None = None
-    """Λ of a head."""
+    """Λ of a head; by a public rule if left out."""
     radius: float | None = None
     """R: heads are projected to this norm."""
     solver: Literal["exact", "sgd"] | None = None

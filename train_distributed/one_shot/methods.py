@@ -85,8 +85,10 @@ def rows_left(method: Method, total: Tensor, rows: int, noise_std: float) -> int
 
 
 def method_report(method: Method) -> dict[str, Any]:
-    """The method's name, and the users' clip where there is one, in words too."""
+    """The method's name, Λ of a head, and the users' clip where there is one, in words too."""
     report: dict[str, Any] = {"method": method_name(method)}
+    if isinstance(own := unclipped(method), BlindAveraging):
+        report |= {"l2_reg": own.head.l2_reg}
     if isinstance(method, UserClip):
         words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
         report |= {"user_clip": method.norm, "user_clip_means": words}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.defaults import Circumstances
 from train_distributed.one_shot.methods import (
     Method,
     build_method,
@@ -105,7 +106,8 @@ def release(
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
             stops it by raising. The report says "ledger": "none", until who counts says otherwise.
-        **options: settings of the method, as in `methods.build_method`; `user_clip` among them.
+        **options: settings of the method, as in `methods.build_method`, `user_clip` among them; Λ
+            of a head that is left out is that of `defaults`.
 
     Returns:
         The (d, K) weights with the transform of their rows and a report, which says under
@@ -145,8 +147,18 @@ def release(
     discrete = noise == "discrete" and privacy.private
     source = Source.of(embeddings, transform, partition, num_classes)
     transform, users = source.transform, source.users
-    method = _method(method, transform, source.num_classes, options)
     sizes = users.sizes
+    method = _method(
+        method,
+        transform,
+        options,
+        Circumstances(
+            sizes=sizes,
+            num_classes=source.num_classes,
+            privacy=privacy,
+            min_survivors=min_survivors,
+        ),
+    )
     parts = parts_of(method, sizes, privacy, min_survivors)
     guarantee = parts[0].guarantee
     played = Rehearsal() if rehearsal is None else rehearsal
@@ -203,9 +215,14 @@ def release(
 
 
 def _method(
-    method: str | Method, transform: PublicTransform, num_classes: int, options: dict[str, Any]
+    method: str | Method,
+    transform: PublicTransform,
+    options: dict[str, Any],
+    circumstances: Circumstances,
 ) -> Method:
+    num_classes = circumstances.num_classes
     if isinstance(method, str):
+        options = circumstances.options(method, options)
         return build_method(method, transform, num_classes, options)
     if options:
         raise ValueError(f"options must go into the Method itself, got {sorted(options)}")

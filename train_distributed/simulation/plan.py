@@ -14,6 +14,8 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import CLIP, TRAINED
 
+SUBMITTED = ("moments",)  # options of statistics that say which ones are submitted
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -35,8 +37,10 @@ class Setting:
         """
         statistics = self.method in STATISTICS
         exact = self.options.get("solver", "exact") == "exact"
-        seen = {} if statistics else dict(self.options)
-        if exact:
+        seen = dict(self.options)
+        if statistics:
+            seen = {name: value for name, value in seen.items() if name in SUBMITTED}
+        elif exact:
             seen = {name: value for name, value in seen.items() if name not in TRAINED}
         clipped = ", users' clip" if CLIP in self.options else ""
         return f"{self.method}({_in_words(seen)}) on {self.transform}{clipped}"

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import accounting
+from train_distributed.one_shot.defaults import OTHERS, RULES
+from train_distributed.one_shot.methods import L2_REG
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.report import Noise
@@ -90,6 +92,11 @@ class Target:
         mu2 = sum(r["compositions"] / r["noise_multiplier"] ** 2 for r in reports)
         return Claim(accounting.epsilon(delta, 1 / math.sqrt(mu2)), delta, gaussian)
 
+    @property
+    def _fixed(self) -> dict[str, Any]:
+        """Λ where none is given: the same whatever the noise, and with none."""
+        return {"l2_reg": L2_REG} if RULES.get(self.method, OTHERS).l2_reg else {}
+
     def _promises(self) -> list[Privacy]:
         promise = self.federation.privacy
         return [replace(promise, epsilon=promise.epsilon / (r + 1)) for r in range(self.releases)]
@@ -109,7 +116,7 @@ class Target:
             generator=seed,
             min_survivors=self.federation.min_survivors,
             rehearsal=Rehearsal(self.federation.dropped, self.federation.dishonest),
-            **self.options,
+            **self._fixed | dict(self.options),
         )
 
 

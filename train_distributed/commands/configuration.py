@@ -6,7 +6,7 @@ import types
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from embed.transform_options import TransformOptions
 from train_distributed.one_shot.method_options import MethodOptions
@@ -90,7 +90,7 @@ def _check_types(options: type, given: dict[str, Any]) -> None:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    if get_origin(hint) is types.UnionType or isinstance(hint, types.UnionType):
+    if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)

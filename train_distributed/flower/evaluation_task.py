@@ -17,12 +17,13 @@ from train_distributed.flower.documents.evaluation_terms import KIND, Evaluation
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import Facts, ModelTask, SumTask, transform_hash
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.parts import zero_out_report
 from train_distributed.one_shot.released.evaluate import overlap_words
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.released.evaluation_estimates import estimate
 from train_distributed.one_shot.released.evaluation_rows import held_out, submissions
 from train_distributed.one_shot.report import suitability, versions
-from train_distributed.one_shot.summation import Integers, zero_out_report
+from train_distributed.one_shot.summation import Integers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease

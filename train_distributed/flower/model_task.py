@@ -38,10 +38,11 @@ from train_distributed.one_shot.parts import (
     parts_of,
     round_dimension,
     rounds_report,
+    zero_out_report,
     zeta_of,
 )
 from train_distributed.one_shot.report import class_names, reported, suitability
-from train_distributed.one_shot.summation import Integers, zero_out_report
+from train_distributed.one_shot.summation import Integers
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
@@ -166,9 +167,8 @@ class ModelTask(SumTask):
                 what `intake.admit` refuses: a row that is not finite or that the transform has
                 seen, a label out of range, or a transform that does not say what it has seen.
         """
-        (submission,) = submissions(
-            self.method, self._rows(identity, embeddings), self.integers.grid
-        )
+        chunk = self._rows(identity, embeddings)
+        (submission,) = submissions(self.method, chunk, self.integers.grid)
         return self.integers.encode(submission.numpy())
 
     def rounds_of(self, identity: int, embeddings: EmbeddingSet) -> Rounds:
@@ -190,8 +190,7 @@ class ModelTask(SumTask):
 
     def _rows(self, identity: int, embeddings: EmbeddingSet) -> Chunk:
         self._check_user(identity)
-        train = embeddings.split == TRAIN
-        names = self.terms.class_names
+        train, names = embeddings.split == TRAIN, self.terms.class_names
         admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)
         agreed = self.terms.sizes[identity]
         if int(train.sum()) != agreed:
@@ -240,8 +239,8 @@ class ModelTask(SumTask):
         sums = [(self.guarantee, self.integers)]
         if self.further is not None:
             sums += [(self.further[0].guarantee, self.further[1])] * self.federation.rounds
-        spent = zero_out_report(self.guarantee, self.integers, sums[1:])
-        report = self.guarantee.report() | spent
+        report = self.guarantee.report()
+        report |= zero_out_report(self.guarantee, self.integers, sums[1:])
         report |= self.integers.report() | {"rows": rows} | rounds_report(sums)
         report |= method_report(self.method)
         report |= prior_report(self.method, total, rows, std, names)

@@ -13,8 +13,8 @@ from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
 from train_distributed.one_shot.methods import Method, Submission
 from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, one_sum
-from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.ledger_cost import sum_up
+from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
+from train_distributed.privacy.ledger_cost import Cost, sum_up
 from train_distributed.privacy.promise import Privacy
 
 
@@ -143,3 +143,39 @@ def advanced(
         return descent.after(total, rows, noise_std)
     assert isinstance(method, Discriminant)
     return method.descent(total / method.scale, rows, noise_std)
+
+
+def zero_out_report(
+    guarantee: Guarantee,
+    summation: FloatSum | Integers,
+    further: Sequence[tuple[Guarantee, FloatSum | Integers]] = (),
+) -> dict[str, float]:
+    """What the same noise is worth where rows are taken out instead of replaced.
+
+    Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public, are
+    the same of both, so nothing but the noised sum tells them apart ("zero-out", Kairouz et al.
+    2021; Ponomareva et al. 2023, Sec. 2.1). It is what ε under adding or removing a record, as
+    other tools state it, can be compared with: under that relation itself the published sizes
+    differ, and no ε holds.
+
+    Args:
+        guarantee: of the first sum.
+        summation: the first sum.
+        further: those that share the promise with it.
+
+    Returns:
+        `zero_out_epsilon` at the promised δ of all sums, rounded up as all here, and
+        `zero_out_sensitivity` of one composition of the first; nothing where there is no noise.
+    """
+    if not guarantee.privacy.private:
+        return {}
+    spent = Cost.of(_removed(*each) for each in ((guarantee, summation), *further))
+    epsilon = spent.at(guarantee.privacy.delta)
+    return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
+
+
+def _removed(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
+    if isinstance(summation, Integers):
+        return replace(summation.plan, sensitivity=guarantee.joint_removal).cost
+    std = summation.local_std * math.sqrt(guarantee.honest)
+    return Cost(squared_mu=(guarantee.joint_removal / std * ROUND_UP) ** 2)

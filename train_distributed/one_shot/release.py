@@ -23,10 +23,16 @@ from train_distributed.one_shot.methods import (
     weights_of,
 )
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import advanced, parts_of, rounds_report, sums_of
+from train_distributed.one_shot.parts import (
+    advanced,
+    parts_of,
+    rounds_report,
+    sums_of,
+    zero_out_report,
+)
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.summation import IntegerSum, zero_out_report
+from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
 from train_distributed.privacy.ledger_fields import Reserve, gaussian_fields, simulated_fields

@@ -1,7 +1,5 @@
 """The one sum over all users, with every user's share of the noise in it."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,9 +12,8 @@ from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian, system_generator
-from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
+from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
-from train_distributed.privacy.ledger_cost import Cost
 from train_distributed.secure_sum import SumResult, simulate_sum
 from train_distributed.secure_sum.simulate import ADVERTISE
 
@@ -253,42 +250,6 @@ def one_sum(
         generator = system_generator() if generator is None else generator
         return FloatSum(method.dimension, guarantee.float_std, generator, bare)
     return replace(IntegerSum.of(method, guarantee, sizes, zeta=zeta), bare=bare)
-
-
-def zero_out_report(
-    guarantee: Guarantee,
-    summation: FloatSum | Integers,
-    further: Sequence[tuple[Guarantee, FloatSum | Integers]] = (),
-) -> dict[str, float]:
-    """What the same noise is worth where rows are taken out instead of replaced.
-
-    Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public, are
-    the same of both, so nothing but the noised sum tells them apart ("zero-out", Kairouz et al.
-    2021; Ponomareva et al. 2023, Sec. 2.1). It is what ε under adding or removing a record, as
-    other tools state it, can be compared with: under that relation itself the published sizes
-    differ, and no ε holds.
-
-    Args:
-        guarantee: of the first sum.
-        summation: the first sum.
-        further: those that share the promise with it.
-
-    Returns:
-        `zero_out_epsilon` at the promised δ of all sums, rounded up as all here, and
-        `zero_out_sensitivity` of one composition of the first; nothing where there is no noise.
-    """
-    if not guarantee.privacy.private:
-        return {}
-    spent = Cost.of(_removed(*each) for each in ((guarantee, summation), *further))
-    epsilon = spent.at(guarantee.privacy.delta)
-    return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
-
-
-def _removed(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
-    if isinstance(summation, Integers):
-        return replace(summation.plan, sensitivity=guarantee.joint_removal).cost
-    std = summation.local_std * math.sqrt(guarantee.honest)
-    return Cost(squared_mu=(guarantee.joint_removal / std * ROUND_UP) ** 2)
 
 
 def _plan(

@@ -14,7 +14,8 @@ from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_norm
 from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot import METHODS, Method, build_method
-from train_distributed.one_shot.summation import FloatSum, IntegerSum, zero_out_report
+from train_distributed.one_shot.parts import zero_out_report
+from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import Guarantee
 

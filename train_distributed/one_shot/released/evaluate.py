@@ -12,6 +12,7 @@ from embed import EmbeddingSet
 from embed.store import EVALUATION
 from train_distributed.one_shot.intake import check_partition, spread_users
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.parts import zero_out_report
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.released.evaluation_bounds import FINEST_GRID
@@ -31,7 +32,6 @@ from train_distributed.one_shot.report import Noise, suitability, versions
 from train_distributed.one_shot.summation import (
     Integers,
     one_sum,
-    zero_out_report,
 )
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from embed import EmbeddingSet, PublicTransform
@@ -15,9 +15,11 @@ class TransformOptions:
     # The defaults are those of a release; `embed fit-transform` has two others of its own.
 
     components: int | None = None
-    """Principal directions of the public embeddings that are kept; all if left out."""
+    """Directions of the public embeddings that are kept; all if left out."""
+    directions: Literal["principal", "mixed", "discriminant"] = "principal"
+    """Those of most variance, those that separate labelled public classes, or between the two."""
     whiten: bool = True
-    """Divide each direction by its (shrunk) public standard deviation."""
+    """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1
     """Features are divided by this quantile of the public norms, then clipped to length 1."""
     constant: float = 0.5
@@ -33,6 +35,7 @@ class TransformOptions:
         """Keyword arguments of `PublicTransform.fit`."""
         return {
             "components": self.components,
+            "directions": self.directions,
             "whiten": self.whiten,
             "clip_quantile": self.clip_quantile,
             "constant": self.constant,

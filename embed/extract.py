@@ -5,7 +5,7 @@ records progress; the finished set is renamed to `<out>`. A skipped image leaves
 until then, so that shards and batches are the same whether or not a run was interrupted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from embed.encoding import UNKNOWN
-from embed.fast import COMPILE_FROM, choose_batch_size, choose_dtype, fast_forward
-from embed.partial import Partial, as_planned, changed
+from embed.engines.choice import ENGINES, choose
+from embed.fast import COMPILE_FROM, DTYPES, choose_batch_size
+from embed.partial import Partial, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
-from embed.stream import embedded, spans
+from embed.stream import decoded, embedded, spans
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
@@ -28,14 +29,13 @@ from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.shares import users_in_both
 from pretrain.preprocess import Preprocess
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions:
     """How to compute and store embeddings."""
 
     dtype: str = "float32"  # of the stored rows: float32 or float16
+    engine: str = "auto"  # auto, or one of ENGINES
     compute: str = "auto"  # auto, float32, bfloat16 or float16
     batch_size: int | None = None  # None: what suits the device
     shard_rows: int = 2048  # rows between two points of resumption
@@ -53,6 +53,8 @@ class ExtractOptions:
             raise ValueError(f"dtype must be float32 or float16, got {self.dtype}")
         if self.compute not in ("auto", *DTYPES):
             raise ValueError(f"compute must be auto or one of {list(DTYPES)}, got {self.compute}")
+        if self.engine not in ("auto", *ENGINES):
+            raise ValueError(f"engine must be auto or one of {list(ENGINES)}, got {self.engine}")
         if self.shard_rows < 1 or (self.batch_size is not None and self.batch_size < 1):
             raise ValueError(
                 f"shard_rows and batch_size must be >= 1, got {self.shard_rows}, {self.batch_size}"
@@ -72,7 +74,8 @@ def extract(
     """Embeds all images into the directory `out`, or this process's share of them.
 
     A later call with the same arguments goes on where an interrupted one stopped; one that fails
-    before its first shard is finished leaves nothing. `encoder_name` and `weights` (see
+    before its first shard is finished leaves nothing. What is `auto` stays as it was settled when
+    the extraction began. `encoder_name` and `weights` (see
     `pretrain.encoder.origin`) are for meta.json. Skipped images are counted there as `unreadable`
     and named, with the reason, in `unreadable.txt`.
 
@@ -85,7 +88,6 @@ def extract(
         OSError: no space left; finished shards are kept.
     """
     device = torch.device(options.device)
-    dtype = choose_dtype(device) if options.compute == "auto" else DTYPES[options.compute]
     batch_size = options.batch_size or choose_batch_size(device)
     compiled = options.compiled
     if compiled is None:
@@ -103,23 +105,35 @@ def extract(
         "preprocess": preprocess.to_json(),
         "image_shape": list(ends.shape[1:]),
         "dtype": options.dtype,
-        "compute": str(dtype).removeprefix("torch."),
+        "engine": options.engine,
+        "compute": options.compute,
         "compiled": compiled,
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
-        "versions": {name: version(name) for name in ("torch", "timm", "numpy", "pillow")},
     }
     meta |= {name: value for name, value in _known(images).items() if value}
-    if out.exists() and not out.with_name(out.name + ".partial").exists():
+    begun = plan_of(out)
+    if begun is None and out.exists():
         held = EmbeddingSet.open(out) if (out / "meta.json").exists() else None
         if held is not None:
             planned = as_planned(held.meta, skip=options.skip_unreadable)
-            if not changed(planned, meta):
+            if not changed(planned, _settled(meta, planned)):
                 return held
         refuse_existing(out, overwrite=options.overwrite)
+    meta = _settled(meta, begun or {})
+    engine = choose(
+        encoder,
+        device,
+        lambda: preprocess(_first_batch(images, batch_size, tuple(ends.shape[1:]), options)),
+        rows=len(images),
+        batch_size=batch_size,
+        engine=meta["engine"],
+        compute=meta["compute"],
+        compiled=compiled,
+    )
+    meta = _settled(meta, {"engine": engine.name, "compute": engine.compute})
     partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
     with partial.open(options.shard, skip=options.skip_unreadable) as shards:
-        forward = fast_forward(encoder, device, dtype, compiled=compiled)
         batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
         with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
             block: list[np.ndarray] = []
@@ -127,7 +141,7 @@ def extract(
             for (_, stop), rows in embedded(
                 images,
                 batches,
-                lambda pixels: forward(preprocess(pixels.to(device))),
+                lambda pixels: engine.forward(preprocess(pixels.to(device))),
                 shape=tuple(meta["image_shape"]),
                 dtype=partial.dtype,
                 skipped=skipped if options.skip_unreadable else None,
@@ -140,6 +154,22 @@ def extract(
                     skipped.clear()
                 progress.update(len(rows))
         return partial.finish()
+
+
+def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """What is still `auto` as it was settled before, and the versions that follow from it."""
+    asked = {name: meta[name] for name in ("engine", "compute")}
+    choices = {k: begun.get(k, v) if v == "auto" else v for k, v in asked.items()}
+    packages = ("torch", "timm", "numpy", "pillow", choices["engine"])
+    return meta | choices | {"versions": {n: version(n) for n in packages if n != "auto"}}
+
+
+def _first_batch(
+    images: ImageSet, size: int, shape: tuple[int, ...], options: ExtractOptions
+) -> torch.Tensor:
+    span = (0, min(size, len(images)))
+    skipping = shape if options.skip_unreadable else None
+    return torch.from_numpy(decoded(images, span, skipping)[0])
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:

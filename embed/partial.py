@@ -22,6 +22,8 @@ from embed.store import (
 from pretrain.cli.output import new_file
 from pretrain.datasets import ImageSet
 
+WITHOUT_ENGINE = {"engine": "torch"}  # of descriptions that older versions wrote
+
 
 class Partial:
     """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, and locks.
@@ -32,7 +34,7 @@ class Partial:
 
     def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
         self.out, self.meta, self.images, self.dim = out, meta, images, dim
-        self.partial = out.with_name(out.name + ".partial")
+        self.partial = _beside(out)
         self.rows, self.dtype = self.partial / "set" / "embeddings.npy", np.dtype(meta["dtype"])
         self.finished = self.partial / "finished"
         self.shards = -(-len(images) // meta["shard_rows"])
@@ -143,8 +145,7 @@ class Partial:
     def _prepare(self) -> None:
         plan = self.partial / "meta.json"
         if plan.exists():
-            found = json.loads(plan.read_text())
-            if differing := changed(found, self.meta):
+            if differing := changed(plan_of(self.out) or {}, self.meta):
                 raise ValueError(
                     f"{self.partial} must be of the same extraction (or be removed), "
                     f"got another {', '.join(differing)}"
@@ -211,6 +212,16 @@ class Partial:
             partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
 
 
+def plan_of(out: Path) -> dict[str, Any] | None:
+    """The description of the unfinished extraction for `out`; None where there is none."""
+    plan = _beside(out) / "meta.json"
+    return WITHOUT_ENGINE | json.loads(plan.read_text()) if plan.exists() else None
+
+
+def _beside(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
 def changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
     """The fields in which two descriptions differ."""
     return sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
@@ -218,7 +229,7 @@ def changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
 
 def as_planned(meta: dict[str, Any], *, skip: bool) -> dict[str, Any]:
     """What a finished set's description was before its rows were computed."""
-    found = {key: value for key, value in meta.items() if key != "content_hash"}
+    found = WITHOUT_ENGINE | {key: meta[key] for key in meta if key != "content_hash"}
     if skip and "unreadable" in found:
         found["rows"] += found.pop("unreadable")
     return found

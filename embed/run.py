@@ -43,8 +43,11 @@ class Run(ImageOptions):
     """Embed 1 - x, as the paper does for EMNIST."""
     dtype: Literal["float32", "float16"] = "float32"
     """Of the stored rows."""
+    engine: Literal["auto", "openvino", "onnxruntime", "torch"] = "auto"
+    """What runs the network on a CPU; auto: the fastest that is installed and agrees with torch on
+    the first batch. torch for fewer than 1,000 images and on a GPU."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the network."""
+    """Precision of the network; auto on a CPU: bfloat16 where that is native and agrees."""
     batch_size: int | None = None
     """Images per forward pass; what suits the device by default."""
     shard_rows: int = 2048
@@ -70,6 +73,7 @@ class Run(ImageOptions):
         device = usual_device(self.device)
         options = ExtractOptions(
             dtype=self.dtype,
+            engine=self.engine,
             compute=self.compute,
             batch_size=self.batch_size,
             shard_rows=self.shard_rows,

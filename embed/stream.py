@@ -80,7 +80,7 @@ def decoded_ahead(
     with ThreadPoolExecutor(AHEAD, "decode") as pool:
         try:
             for span in batches:
-                waiting.append((span, pool.submit(_decoded, images, span, skipping)))
+                waiting.append((span, pool.submit(decoded, images, span, skipping)))
                 if len(waiting) > AHEAD:
                     ready, future = waiting.popleft()
                     yield ready, future.result()
@@ -91,7 +91,8 @@ def decoded_ahead(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _decoded(images: ImageSet, span: Span, skipping: tuple[int, ...] | None) -> Decoded:
+def decoded(images: ImageSet, span: Span, skipping: tuple[int, ...] | None = None) -> Decoded:
+    """One batch; `skipping` as of `decoded_ahead`."""
     try:
         return images.images(slice(*span)), {}
     except UnreadableImage:

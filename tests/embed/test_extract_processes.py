@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embed.engines.compiled import COMPILERS, refusal
+
 ROOT = Path(__file__).parents[2]
 
 CHILD = """
@@ -70,6 +72,64 @@ def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None
     names = {path.name for path in out.iterdir()}
     assert names == {path.name for path in (tmp_path / "whole").iterdir()}
     assert all((out / n).read_bytes() == (tmp_path / "whole" / n).read_bytes() for n in names)
+
+
+BY_ENGINE = """
+import sys, time
+from pathlib import Path
+from embed.extract import ExtractOptions, extract
+from embed.partial import Partial
+from pretrain import build_encoder
+from pretrain.intake.archive import open_npz
+from pretrain.preprocess import Preprocess
+
+write = Partial.write
+def slowly(*arguments):
+    write(*arguments)
+    time.sleep(0.2)
+
+Partial.write = slowly
+extract(open_npz(Path(sys.argv[1])), build_encoder(sys.argv[2]), Path(sys.argv[3]),
+        encoder_name="small", preprocess=Preprocess(image_size=16),
+        options=ExtractOptions(batch_size=3, shard_rows=4, engine=sys.argv[4]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
+def test_kills_change_nothing_with_any_engine(
+    tmp_path: Path, archive: Path, checkpoint: Path, engine: str
+) -> None:
+    if engine in COMPILERS and (why := refusal(engine, "auto")):
+        pytest.skip(why)
+    program = [sys.executable, "-c", BY_ENGINE, str(archive), str(checkpoint)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    out, moments, kept = tmp_path / "out", random.Random(1), 0
+    marks = out.with_name("out.partial") / "finished"
+    for kill in range(4):
+        # The first are killed while they import and convert, the others once they have gone on.
+        child = subprocess.Popen([*program, str(out), engine], cwd=ROOT, env=environment)
+        if kill < 2:
+            time.sleep(moments.uniform(1.0, 4.0))
+        else:
+            while child.poll() is None and (not marks.exists() or _count(marks) <= kept):
+                time.sleep(0.01)
+            time.sleep(moments.uniform(0.0, 0.4))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        kept = _count(marks) if marks.exists() else 0
+    assert 0 < kept < 25
+    subprocess.run([*program, str(out), "auto"], cwd=ROOT, env=environment, check=True)
+    whole = tmp_path / "whole"
+    subprocess.run([*program, str(whole), engine], cwd=ROOT, env=environment, check=True)
+    names = {path.name for path in out.iterdir()}
+    assert names == {path.name for path in whole.iterdir()}
+    assert all((out / n).read_bytes() == (whole / n).read_bytes() for n in names)
+    assert f'"engine": "{engine}"' in (out / "meta.json").read_text()
+
+
+def _count(marks: Path) -> int:
+    return len([mark for mark in marks.iterdir() if mark.name.isdigit()])
 
 
 MEMORY = """

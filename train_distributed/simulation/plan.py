@@ -56,6 +56,7 @@ class Cell:
     users: int = 0  # that held rows, whatever the scenario stands for
     rows: int = 0  # that they held
     delta: float | None = None
+    balanced: float | None = None  # mean accuracy of the classes; None: not measured
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON takes them."""

@@ -20,6 +20,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 Rivals = Callable[[Job, Plan, RowsInMemory, PublicTransform], Iterator[Tensor]]
 SCORED = 64  # weights that are tested together
+Accuracies = tuple[float, float]  # of all rows, and the mean of those of every class
 
 
 def run_jobs(
@@ -61,33 +62,33 @@ class _Stage:
         self.rows = _Latest(self._rows)
         self.held = _Latest(self._held)
         self.sums: dict[object, list[Tensor]] = {}
-        self.known: dict[object, list[float]] = {}
+        self.known: dict[object, list[Accuracies]] = {}
 
     def play(self, job: Job) -> list[Cell]:
         name = job.family[0].transform
         held, test = self.held((name, job.scenario, job.seed))
         if self.rivals and job.family[0].method not in METHODS:
             weights = self.rivals(job, self.plan, held, self.transforms[name])
-            accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
-            return self._cells(job, held, accuracies)
+            found = accuracies(self.rows(name)[test], self.labels[test], weights)
+            return self._cells(job, held, found)
         methods = [self._method(setting) for setting in job.family]
         sums = self._totals(job, held, methods)
         sizes = job.scenario.sizes(held.sizes).sort().values
         key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
-        accuracies = self.known.get(key, [])
-        if not accuracies:
+        found = self.known.get(key, [])
+        if not found:
             weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
-            accuracies = accuracy(self.rows(name)[test], self.labels[test], weights)
+            found = accuracies(self.rows(name)[test], self.labels[test], weights)
         if job.family[0].method in STATISTICS:  # equal sums, sizes and noise: equal releases
-            self.known[key] = accuracies
-        return self._cells(job, held, accuracies)
+            self.known[key] = found
+        return self._cells(job, held, found)
 
-    def _cells(self, job: Job, held: RowsInMemory, accuracies: Sequence[float]) -> list[Cell]:
+    def _cells(self, job: Job, held: RowsInMemory, found: Sequence[Accuracies]) -> list[Cell]:
         users, rows = len(held.sizes), int(held.sizes.sum())
         pairs = product(job.family, self.plan.promises)
         return [
-            self._cell(job, setting, promise, users, rows, value)
-            for (setting, promise), value in zip(pairs, accuracies, strict=True)
+            self._cell(job, setting, promise, users, rows, *values)
+            for (setting, promise), values in zip(pairs, found, strict=True)
         ]
 
     def _method(self, setting: Setting) -> Method:
@@ -120,7 +121,14 @@ class _Stage:
         return self.sums[key] * len(methods) if statistics else self.sums[key]
 
     def _cell(
-        self, job: Job, setting: Setting, promise: Privacy, users: int, rows: int, value: float
+        self,
+        job: Job,
+        setting: Setting,
+        promise: Privacy,
+        users: int,
+        rows: int,
+        accuracy: float,
+        balanced: float,
     ) -> Cell:
         return Cell(
             setting.label,
@@ -128,12 +136,13 @@ class _Stage:
             job.scenario.name,
             None if math.isinf(promise.epsilon) else promise.epsilon,
             job.seed,
-            value,
+            accuracy,
             dict(setting.options),
             setting.transform,
             users,
             rows,
             promise.delta,
+            balanced,
         )
 
 
@@ -169,11 +178,13 @@ def _releases(
             yield released(method, scale * total, guarantee, rows, noise)
 
 
-def accuracy(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[float]:
-    """Share of rows (n, d) that each (d, K) classifies as their labels (n,)."""
-    values: list[float] = []
+def accuracies(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[Accuracies]:
+    """How often each (d, K) classifies rows (n, d) as their labels (n,): of all, and balanced."""
+    values: list[Accuracies] = []
+    counts = torch.bincount(y).double()
+    shares = torch.where(counts > 0, 1 / counts, 0.0)[y] / (counts > 0).sum()
     while block := list(islice(weights, SCORED)):
         scores = x @ torch.cat(block, 1).to(x.dtype)
-        hits = scores.unflatten(1, (len(block), -1)).argmax(2) == y[:, None]
-        values += hits.double().mean(0).tolist()
+        hits = (scores.unflatten(1, (len(block), -1)).argmax(2) == y[:, None]).double()
+        values += zip(hits.mean(0).tolist(), (shares @ hits).tolist(), strict=True)
     return values

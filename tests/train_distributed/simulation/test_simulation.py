@@ -12,7 +12,7 @@ from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Plan, Setting
-from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.runner import accuracies, run_jobs
 from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
 
@@ -140,3 +140,12 @@ def test_folds_of_a_repetition_cover_all_rows_once_and_are_stratified():
     assert not np.array_equal(tested[0], tested[6])
     with pytest.raises(ValueError, match="folds must be >= 2, got 1"):
         held_out(labels, split_of, 1, 0)
+
+
+def test_balanced_accuracy_is_the_mean_over_classes_that_occur() -> None:
+    """Always the first of three classes, of which one has no row: 3 of 4 rows, 1 of 2 classes."""
+    y = torch.tensor([0, 0, 0, 2])
+    always = torch.tensor([[1.0, 0, 0]], dtype=torch.float64)
+    last = always.flip(1)
+    both = accuracies(torch.ones(4, 1), y, iter([always, last]))
+    assert both == [(0.75, 0.5), (0.25, 0.5)]

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from embed.extract import DTYPES
-from embed.fast import choose_batch_size, choose_dtype, fast_forward
-from embed.stream import Span, embedded, spans
+from embed.engines.choice import choose
+from embed.fast import choose_batch_size
+from embed.stream import Span, decoded, embedded, spans
 from pretrain.datasets import ImageSet
 from pretrain.sources import open_images
 from train_distributed.one_shot.model import BLOCK, Release
@@ -66,13 +66,19 @@ def picture_rows(
     """
     preprocess = encoding_of(released).preprocess
     device = torch.device(computing.device)
-    auto = computing.compute == "auto"
-    dtype = choose_dtype(device) if auto else DTYPES[computing.compute]
-    network = fast_forward(encoder, device, dtype, compiled=False)
     size = computing.batch_size or choose_batch_size(device)
+    first = (0, min(size, len(images)))
+    engine = choose(
+        encoder,
+        device,
+        lambda: preprocess(torch.from_numpy(decoded(images, first)[0])),
+        rows=len(images),
+        batch_size=size,
+        compute=computing.compute,
+    )
     starts = range(0, len(images), BLOCK)
     batches = [span for s in starts for span in spans(s, min(len(images), s + BLOCK), size)]
-    rows = embedded(images, batches, lambda x: network(preprocess(x.to(device))))
+    rows = embedded(images, batches, lambda x: engine.forward(preprocess(x.to(device))))
     return Rows(
         count=len(images),
         blocks=_whole(rows),

@@ -20,7 +20,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.simulation.runner import accuracy
+from train_distributed.simulation.runner import accuracies
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
 CONSTANT = 0.5  # the constant column beside features of norm 1
@@ -61,7 +61,7 @@ class Trial:
             weights, costs = learn(name, promise, torch.Generator().manual_seed(1000 + self.seed))
         except ValueError as error:
             return {"not_possible": str(error)}
-        (reached,) = accuracy(*self.test, iter([weights]))
+        ((reached, _),) = accuracies(*self.test, iter([weights]))
         return {"accuracy": reached, **costs, "seconds": time.perf_counter() - began}
 
     def _one_shot(

@@ -1,9 +1,7 @@
 """A released model from pixels on, as a torch.export program or an ONNX file."""
 
-import contextlib
 import json
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from embed.engines.program import in_onnx, quiet, traced
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.released.encoder import encoding_of
 from train_distributed.one_shot.released.export.facts import facts
@@ -53,12 +52,7 @@ def trace(released: Release, encoder: nn.Module, size: tuple[int, int]) -> Expor
     network = PixelNetwork(released, encoder.float().eval(), preprocess, size).eval()
     shown = torch.zeros(3, 3, *size, dtype=torch.uint8)
     shapes = {"pixels": {0: Dim("batch", min=1)}}
-    try:
-        with _quiet():
-            return torch.export.export(network, (shown,), dynamic_shapes=shapes)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        words = str(error).splitlines()[0][:200]
-        raise ValueError(f"encoder must be one that torch can export, got: {words}") from error
+    return traced(network, (shown,), shapes)
 
 
 def described(released: Release, size: tuple[int, int]) -> dict[str, Any]:
@@ -71,13 +65,13 @@ def described(released: Release, size: tuple[int, int]) -> dict[str, Any]:
 
 def save_torch(program: ExportedProgram, told: dict[str, Any], path: Path) -> None:
     """Writes the program as a .pt2 archive; its facts are the extra file release.json."""
-    with _quiet():
+    with quiet():
         torch.export.save(program, path, extra_files={"release.json": json.dumps(told)})
 
 
 def run_torch(path: Path) -> Run:
     """The program of a .pt2 archive."""
-    with _quiet():
+    with quiet():
         module = torch.export.load(path).module()
 
     def run(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -100,15 +94,7 @@ def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> Non
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ValueError(_missing("onnxscript")) from error
-    try:
-        with _quiet():
-            converted = torch.onnx.export(
-                program, input_names=["pixels"], output_names=list(OUTPUTS), verbose=False
-            )
-    except torch.onnx.errors.OnnxExporterError as error:
-        words = str(error).splitlines()[0][:200]
-        raise ValueError(f"encoder must be one that ONNX can express, got: {words}") from error
-    assert converted is not None
+    converted = in_onnx(program, ["pixels"], OUTPUTS)
     text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in told.items()}
     converted.model.metadata_props.update(text)
     converted.save(path, external_data=False)
@@ -135,12 +121,3 @@ def run_onnx(path: Path) -> Run:
 
 def _missing(package: str) -> str:
     return f"format onnx must have {package} installed: pip install 'blind-averaging[export]'"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch warns of its own insides while it exports and loads."""
-    with warnings.catch_warnings():
-        for kind in (UserWarning, FutureWarning, DeprecationWarning):
-            warnings.filterwarnings("ignore", category=kind)
-        yield

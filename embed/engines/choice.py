@@ -1,0 +1,139 @@
+"""Which engine runs an encoder: the fastest one here whose embeddings agree with torch's."""
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import torch
+from torch import Tensor, nn
+
+from embed.engines.compiled import COMPILERS, Check, Forward, compiled_forward, refusal
+from embed.fast import DTYPES, choose_dtype, fast_forward
+
+ENGINES = (*COMPILERS, "torch")  # fastest first
+FEW = 1_000  # images below which torch is done before a network is converted
+COSINE, NORM = 0.9999, 0.01  # of every row with torch's in float32; of their lengths' ratio with 1
+ROUGHLY = 100  # times as far off may be a precision that was asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What runs an encoder, and in which precision."""
+
+    name: str
+    compute: str
+    forward: Forward  # (n, 3, h, w) float32 pixels to (n, p) float32 embeddings
+
+
+def choose(
+    encoder: nn.Module,
+    device: torch.device,
+    first_batch: Callable[[], Tensor],
+    *,
+    rows: int,
+    batch_size: int,
+    engine: str = "auto",
+    compute: str = "auto",
+    compiled: bool = False,
+) -> Engine:
+    """Builds the engine that was asked for, or the fastest one that is installed.
+
+    torch runs on a GPU, and for few images, then in float32. Else what torch makes of the first
+    batch in float32 is the measure: an engine or a precision that does not agree is not taken, and
+    stderr says why.
+
+    Args:
+        encoder: in evaluation mode.
+        device: where to compute.
+        first_batch: gives (b, 3, h, w) pixels.
+        rows: images to embed in all.
+        batch_size: most that go through the network together.
+        engine: "auto", or one of `ENGINES`.
+        compute: "auto", "float32", "bfloat16" or "float16".
+        compiled: by torch.compile.
+
+    Raises:
+        ValueError: an engine that was asked for is not installed, cannot run this encoder, or does
+            not agree.
+    """
+    engines, precisions = _candidates(device, rows, engine, compute, compiled=compiled)
+
+    def in_torch(precision: str) -> Forward:
+        return fast_forward(encoder, device, DTYPES[precision], compiled=compiled)
+
+    if engines == ("torch",) and len(precisions) == 1:
+        return Engine(name="torch", compute=precisions[0], forward=in_torch(precisions[0]))
+    pixels = first_batch()
+    check = _agreement(pixels, in_torch("float32")(pixels), 1 if compute == "auto" else ROUGHLY)
+    shape = (batch_size, *pixels.shape[1:])
+    refused: dict[str, str] = {}  # an engine or a precision, and why
+    for precision, name in itertools.product(precisions, engines):
+        if {precision, name} & refused.keys():
+            continue
+        if name in COMPILERS and precision not in COMPILERS[name].computes:
+            continue
+        try:
+            if name == "torch":
+                forward = in_torch(precision)
+                if precision != precisions[-1]:
+                    check(forward)
+            else:
+                if why := refusal(name, precision):
+                    raise ValueError(why)
+                forward = compiled_forward(name, encoder, precision, shape, check)
+        except Exception as error:  # converters of foreign networks raise anything
+            by = isinstance(error, Disagreement) and precision != "float32"
+            refused[precision if by else name] = " ".join(str(error).split())[:200]
+        else:
+            words = "".join(f"; not {what}: {why}" for what, why in refused.items())
+            print(f"engine: {name} {version(name)}, {precision}{words}", file=sys.stderr)
+            return Engine(name=name, compute=precision, forward=forward)
+    raise ValueError(f"engine {engine} must run this encoder, got: {'; '.join(refused.values())}")
+
+
+class Disagreement(ValueError):
+    """Other embeddings than torch's."""
+
+
+def _candidates(
+    device: torch.device, rows: int, engine: str, compute: str, *, compiled: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The engines and the precisions to try, fastest first; refuses what cannot be asked for."""
+    if engine in COMPILERS:
+        if device.type != "cpu" or compiled:
+            where = "with torch.compile" if compiled else f"on {device}"
+            raise ValueError(f"engine must be torch {where}, got {engine}")
+        if why := refusal(engine, compute):
+            raise ValueError(why)
+    few = device.type == "cpu" and rows < FEW
+    if engine == "auto":
+        engines = ("torch",) if few or compiled or device.type != "cpu" else ENGINES
+    else:
+        engines = (engine,)
+    if compute != "auto":
+        return engines, (compute,)
+    native = str(choose_dtype(device)).removeprefix("torch.")
+    if device.type != "cpu":
+        return engines, (native,)
+    return engines, ("float32",) if few or native == "float32" else (native, "float32")
+
+
+def _agreement(pixels: Tensor, expected: Tensor, scale: int) -> Check:
+    """A function that raises where embeddings of the pixels are not those (b, p) expected."""
+
+    def check(forward: Forward) -> None:
+        found, wanted = forward(pixels).double(), expected.double()
+        lengths = found.norm(dim=1), wanted.norm(dim=1)
+        blank = (lengths[0] == 0) & (lengths[1] == 0)
+        cosine = ((found * wanted).sum(1) / (lengths[0] * lengths[1])).where(~blank, 1.0).min()
+        ratio = (lengths[0] / lengths[1] - 1).abs().where(~blank, 0.0).max()
+        least, most = 1 - scale * (1 - COSINE), min(scale * NORM, 0.1)
+        if not (cosine >= least and ratio <= most):  # so that NaN is refused
+            raise Disagreement(
+                f"cosines with torch's embeddings in float32 must be >= {least:g} and lengths "
+                f"within {most:.0%} of theirs, got {cosine:.5f} and {ratio:.1%}"
+            )
+
+    return check

@@ -1,0 +1,176 @@
+"""Encoders compiled for the CPU by OpenVINO or ONNX Runtime, batch norms folded."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from embed.engines.cache import from_cache
+from embed.engines.program import in_onnx, quiet, traced
+from pretrain.encoder import encoder_hash
+
+Run = Callable[[np.ndarray], np.ndarray]  # (b, 3, h, w) float32 to (b, p) float32
+Forward = Callable[[Tensor], Tensor]
+Check = Callable[[Forward], None]
+MAKERS = ("torch", "timm", "transformers", "open_clip_torch", "onnxscript")  # of a program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """One library that runs programs of torch."""
+
+    packages: tuple[str, ...]  # what must be installed
+    install: str  # what to tell pip
+    write: Callable[[ExportedProgram, Path], None]  # converts a program, into a directory
+    load: Callable[[Path, str, int], Run]  # compiles it, for a precision and so many threads
+    computes: tuple[str, ...]  # precisions
+
+
+def refusal(engine: str, compute: str) -> str | None:
+    """Why an engine cannot be used here in a precision or "auto"; None if it can."""
+    compiler = COMPILERS[engine]
+    if compute not in ("auto", *compiler.computes):
+        return f"engine {engine} must compute in {' or '.join(compiler.computes)}, got {compute}"
+    absent = [name for name in compiler.packages if _version(name) is None]
+    if absent:
+        names = ", ".join(absent)
+        return f"engine {engine} must have {names} installed: pip install {compiler.install}"
+    return None
+
+
+def compiled_forward(
+    engine: str, encoder: nn.Module, compute: str, shape: tuple[int, ...], check: Check
+) -> Forward:
+    """A function from (n, 3, h, w) float32 pixels to (n, p) float32 embeddings, n <= b.
+
+    A smaller batch is filled up with black, so that there is one network, and a row does not depend
+    on how many others are in its batch.
+
+    Args:
+        engine: its name in `COMPILERS`.
+        encoder: in evaluation mode.
+        compute: one of its precisions.
+        shape: (b, 3, h, w) of a whole batch.
+        check: raises where the function does not give the encoder's embeddings; in float32 a
+            network of the cache that fails is converted anew.
+
+    Raises:
+        Exception: of `check`, or whatever the engine raises where it cannot convert the encoder.
+    """
+    compiler = COMPILERS[engine]
+    encoder = encoder.to("cpu").to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+    made_of = {
+        "engine": engine,
+        "encoder": encoder_hash(encoder),
+        "shape": shape,
+        "versions": {name: _version(name) for name in (*MAKERS, *compiler.packages)},
+    }
+
+    def write(directory: Path) -> None:
+        compiler.write(traced(encoder, (torch.zeros(shape),)), directory)
+
+    def load(directory: Path) -> Forward:
+        run = compiler.load(directory, compute, torch.get_num_threads())
+        forward = _filled_up(run, shape)
+        if compute == "float32":
+            check(forward)
+        return forward
+
+    forward = from_cache(made_of, write, load)
+    if compute != "float32":
+        check(forward)
+    return forward
+
+
+def _filled_up(run: Run, shape: tuple[int, ...]) -> Forward:
+    def forward(images: Tensor) -> Tensor:
+        given = images.contiguous().numpy()
+        if len(given) < shape[0]:
+            rest = np.zeros((shape[0] - len(given), *shape[1:]), np.float32)
+            given = np.concatenate([given, rest])
+        return torch.from_numpy(run(given)[: len(images)])
+
+    return forward
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _openvino() -> Any:
+    """The package, without the one that would tell its makers of every import over the network."""
+    sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
+    import openvino
+
+    return openvino
+
+
+def _write_openvino(program: ExportedProgram, directory: Path) -> None:
+    openvino = _openvino()
+    with quiet():
+        model = openvino.convert_model(program)
+    openvino.save_model(model, directory / "network.xml", compress_to_fp16=False)
+
+
+def _load_openvino(directory: Path, compute: str, threads: int) -> Run:
+    network = (
+        _openvino()
+        .Core()
+        .compile_model(
+            directory / "network.xml",
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[compute],
+                "INFERENCE_NUM_THREADS": threads,
+                "NUM_STREAMS": 1,
+                "ENABLE_CPU_PINNING": False,  # several shards may share this machine
+            },
+        )
+    )
+    return lambda pixels: network(pixels)[0]
+
+
+def _write_onnx(program: ExportedProgram, directory: Path) -> None:
+    converted = in_onnx(program, ["pixels"], ["embeddings"])
+    converted.save(directory / "network.onnx", external_data=True)  # one file holds 2 GiB at most
+
+
+def _load_onnx(directory: Path, compute: str, threads: int) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others work too
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        directory / "network.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    return lambda pixels: np.asarray(session.run(None, {"pixels": pixels})[0])
+
+
+COMPILERS = {
+    "openvino": Compiler(
+        packages=("openvino",),
+        install="openvino",
+        write=_write_openvino,
+        load=_load_openvino,
+        computes=("float32", "bfloat16"),
+    ),
+    "onnxruntime": Compiler(
+        packages=("onnxruntime", "onnx", "onnxscript"),
+        install="'blind-averaging[export]'",
+        write=_write_onnx,
+        load=_load_onnx,
+        computes=("float32",),
+    ),
+}

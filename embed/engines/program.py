@@ -1,0 +1,68 @@
+"""A network as a program, which other libraries can read."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+
+def traced(
+    network: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: dict[str, Any] | None = None
+) -> ExportedProgram:
+    """What the network computes, for inputs of these shapes but for those that are dynamic.
+
+    Raises:
+        ValueError: torch cannot trace it.
+    """
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"encoder must be one that torch can export, got: {_short(error)}") from (
+            error
+        )
+
+
+def in_onnx(
+    program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]
+) -> torch.onnx.ONNXProgram:
+    """The program in ONNX. Needs onnxscript.
+
+    Raises:
+        ValueError: an operation has no ONNX form.
+    """
+    try:
+        with quiet():
+            converted = torch.onnx.export(
+                program, input_names=inputs, output_names=outputs, verbose=False
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ValueError(f"encoder must be one that ONNX can express, got: {_short(error)}") from (
+            error
+        )
+    assert converted is not None
+    return converted
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Torch warns of its own insides while it exports and loads, and prints what it cannot do."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        for kind in (UserWarning, FutureWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", category=kind)
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def _short(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]

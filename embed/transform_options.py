@@ -31,6 +31,13 @@ class TransformOptions:
 
         return PublicTransform.fit(public, **self.arguments())
 
+    def principal(self, dim: int) -> int:
+        """How many principal directions of `dim` columns a transform looks at."""
+        from embed.directions import RESTRICTED
+
+        kept = dim if self.components is None else self.components
+        return kept if self.directions == "principal" else min(dim, max(kept, RESTRICTED))
+
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `PublicTransform.fit`."""
         return {

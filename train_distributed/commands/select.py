@@ -1,4 +1,4 @@
-"""`python -m train_distributed select`: choose method and hyper-parameters on public data alone."""
+"""`python -m train_distributed select`: choose the settings of a run on public data alone."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -18,7 +18,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Select:
-    """Choose method, regularisation, PCA size, whitening and clip bound by simulating the run.
+    """Choose public directions, their number and the moments' weight by simulating the run.
 
     Only public labelled embeddings are read, so the choice costs no privacy.
     """
@@ -37,6 +37,8 @@ class Select:
     """Who is expected to hold which rows."""
     concentration: float | None = None
     """Of a dirichlet partition."""
+    moments: Literal["all", "none"] = "all"
+    """What is sent beside class sums; `none` where bytes are dear."""
     tasks: int = 3
     """Public tasks to rehearse on."""
     seeds: int = 2
@@ -67,7 +69,7 @@ class Select:
         from train_distributed.simulation.rehearsal import Candidates, ranking, rehearse
 
         public = EmbeddingSet.open(self.public)
-        candidates = Candidates.default(public.dim)
+        candidates = Candidates.default(public.dim, moments=self.moments)
         rehearsals = rehearse(
             public, [sizes], [self.privacy], candidates, tasks=self.tasks, seeds=self.seeds
         )

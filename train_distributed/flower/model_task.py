@@ -20,6 +20,7 @@ from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.methods import (
     Method,
     build_method,
+    method_report,
     model_of,
     prior_report,
     submissions,
@@ -169,7 +170,7 @@ class ModelTask(SumTask):
         names = class_names(self.terms.class_names, self.method.num_classes)
         report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
         report |= self.integers.report() | {"rows": rows, "rounds": 1}
-        report |= {"method": self.terms.method}
+        report |= method_report(self.method)
         report |= prior_report(self.method, total, rows, std, names)
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)

@@ -34,6 +34,9 @@ class MethodOptions:
     of class and share. `equal` maximises balanced accuracy. Heads: softmax and logistic."""
     shrinkage: float | None = None
     """Of the public covariance in class sums."""
+    user_clip: float | None = None
+    """Norm to which every user's submission is clipped, with `--unit user`: public, as `select`
+    proposes it."""
     rounds: int | None = None
     """Of gradient perturbation."""
     learning_rate: float | None = None

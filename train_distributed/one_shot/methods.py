@@ -13,6 +13,7 @@ from train_distributed.one_shot.class_prior import checked_prior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, class_counts
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Reach
 
@@ -69,8 +70,28 @@ class Method(Submission, Protocol):
         ...
 
 
+def unclipped(method: Method) -> Method:
+    """The method itself, without a users' clip."""
+    return method.method if isinstance(method, UserClip) else method
+
+
+def rows_left(method: Method, total: Tensor, rows: int, noise_std: float) -> int:
+    """How many of N rows a noised sum holds after a users' clip; see `UserClip.rows`."""
+    return method.rows(total, rows, noise_std) if isinstance(method, UserClip) else rows
+
+
+def method_report(method: Method) -> dict[str, Any]:
+    """The method's name, and the users' clip where there is one, in words too."""
+    report: dict[str, Any] = {"method": method_name(method)}
+    if isinstance(method, UserClip):
+        words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
+        report |= {"user_clip": method.norm, "user_clip_means": words}
+    return report
+
+
 def method_name(method: Method) -> str | None:
     """The name under which `build_method` makes such a method; None for one of another kind."""
+    method = unclipped(method)
     head = method.head if isinstance(method, BlindAveraging) else None
     kinds = [(STATISTICS, method), (HEADS, head)]
     return next(
@@ -91,6 +112,7 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
             those of METHODS, which does not say for which rows it is.
     """
     method.validate()
+    method = unclipped(method)
     if isinstance(method, Discriminant | ClassSums | LeastSquares):
         stated = method.transform
         if not stated.same_rows(transform):
@@ -125,8 +147,8 @@ def build_method(
         transform: the public transform that makes the rows.
         num_classes: K.
         options: for statistics the fields of `Discriminant`, `ClassSums` or `LeastSquares`; for
-            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`. A
-            `prior` may be a list of shares too.
+            heads `l2_reg`, `radius`, `relaxation` (svm) and the fields of `BlindAveraging`; for
+            any of them `user_clip`, the norm of `UserClip`. A `prior` may be a list of shares too.
 
     Raises:
         ValueError: an unknown name or option, a value out of range.
@@ -144,6 +166,8 @@ def build_method(
 def _build(
     name: str, transform: PublicTransform, num_classes: int, options: dict[str, Any]
 ) -> Method:
+    if (norm := options.pop("user_clip", None)) is not None:
+        return UserClip(method=_build(name, transform, num_classes, options), norm=norm)
     if "prior" in options:
         options["prior"] = checked_prior(options["prior"], num_classes)
     if name in STATISTICS:
@@ -184,12 +208,14 @@ def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tupl
     T is found from the same sum, where the method's scores are no log-probabilities and the sum
     shows what to do about it; else it is 1.
     """
-    if type(method) is not LeastSquares:
+    own = unclipped(method)
+    if type(own) is not LeastSquares:
         return weights_of(method, total, rows, noise_std), 1.0
     from train_distributed.one_shot.released.temperature import ridge_temperature
 
-    solved = method.solve(total / method.scale, rows, noise_std)
-    return solved.weights, ridge_temperature(solved, rows, noise_std, method.transform.constant)
+    rows = rows_left(method, total, rows, noise_std)
+    solved = own.solve(total / own.scale, rows, noise_std)
+    return solved.weights, ridge_temperature(solved, rows, noise_std, own.transform.constant)
 
 
 def prior_report(
@@ -206,6 +232,7 @@ def prior_report(
         noise_std: as there.
         class_names: K of them.
     """
+    rows, method = rows_left(method, total, rows, noise_std), unclipped(method)
     if not isinstance(method, BlindAveraging | ClassSums | Discriminant | LeastSquares):
         return {}
     report = {"prior": method.prior if isinstance(method.prior, str) else "given"}

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Discriminant
-from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import (
     Method,
     build_method,
     check_method,
-    method_name,
+    method_report,
     model_of,
     prior_report,
     submissions,
+    unclipped,
     weights_of,
 )
 from train_distributed.one_shot.model import Release
@@ -106,7 +104,7 @@ def release(
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
             stops it by raising. The report says "ledger": "none", until who counts says otherwise.
-        **options: settings of the method, as in `methods.build_method`.
+        **options: settings of the method, as in `methods.build_method`; `user_clip` among them.
 
     Returns:
         The (d, K) weights with the transform of their rows and a report, which says under
@@ -141,8 +139,8 @@ def release(
         raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
     if generator is not None and noise == "discrete":
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
-    if transform is None and isinstance(method, ClassSums | Discriminant | LeastSquares):
-        transform = method.transform
+    if transform is None and not isinstance(method, str):
+        transform = getattr(unclipped(method), "transform", None)
     discrete = noise == "discrete" and privacy.private
     source = Source.of(embeddings, transform, partition, num_classes)
     transform, users = source.transform, source.users
@@ -178,7 +176,7 @@ def release(
     facts = guarantee.report() | zero_out_report(guarantee, summation)
     facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
-    facts |= {"method": method_name(method)}
+    facts |= method_report(method)
     facts |= prior_report(method, opened, rows, opened_std, names)
     verdict = suitability(
         privacy,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from train_distributed import accounting
 from train_distributed.one_shot.methods import Submission
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian, system_generator
@@ -103,19 +104,22 @@ class Integers:
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
         on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around,
         and where float64 holds every user's own sum exactly: rounding it would move it by more
-        than its sensitivity says.
+        than its sensitivity says. Those that a users' clip makes shorter are rounded to whole steps
+        again, which is charged.
 
         Raises:
             ValueError: the sum could wrap around, or one user's would not be exact.
         """
         bound, users = method.entry_bound(int(sizes.max())), guarantee.users
+        rounds = method.grid_powers is None or isinstance(method, UserClip)
+        rounded = guarantee.touched_users if rounds else 0
         if method.grid_powers is None:
-            release = _plan(guarantee, method.dimension, None)
+            release = _plan(guarantee, method.dimension, rounded, None)
             return Integers(release, release.fixed_point(bound, users), None)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
-            release = _plan(guarantee, method.dimension, steps)
+            release = _plan(guarantee, method.dimension, rounded, steps)
             finest = float(np.min(steps))
             try:
                 if bound / finest > EXACT_STEPS:
@@ -268,13 +272,15 @@ def zero_out_report(guarantee: Guarantee, summation: FloatSum | Integers) -> dic
     return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
 
 
-def _plan(guarantee: Guarantee, dimension: int, steps: np.ndarray | None) -> IntegerRelease:
+def _plan(
+    guarantee: Guarantee, dimension: int, rounded_users: int, steps: np.ndarray | None
+) -> IntegerRelease:
     return plan(
         guarantee.privacy.epsilon,
         guarantee.privacy.delta,
         sensitivity=guarantee.joint_sensitivity,
         honest=guarantee.honest,
         dimension=dimension,
-        rounded_users=guarantee.touched_users if steps is None else 0,
+        rounded_users=rounded_users,
         step=steps,
     )

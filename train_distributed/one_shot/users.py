@@ -27,12 +27,14 @@ class Chunk:
     x: Tensor  # (u, n, d) rows [a, x], norm <= c
     y: Tensor  # (u, n) int64
     counts: Tensor  # (u,) int64: true rows of each
+    grid: float | None = None  # of which all entries are multiples, where `rounded` made them so
 
     def select(self, users: Tensor) -> "Chunk":
         """Those of its users for which (u,) `users` is true."""
         if users.all():
             return self
-        return Chunk(self.users[users], self.x[users], self.y[users], self.counts[users])
+        parts = (self.users[users], self.x[users], self.y[users], self.counts[users])
+        return Chunk(*parts, self.grid)
 
     def rounded(self, grid: float | None) -> "Chunk":
         """Every entry rounded towards zero to a multiple of `grid`, float64.
@@ -50,7 +52,7 @@ class Chunk:
             return self
         if not is_power_of_two(grid):
             raise ValueError(f"grid must be a power of two, got {grid}")
-        return replace(self, x=(self.x.double() / grid).trunc() * grid)
+        return replace(self, x=(self.x.double() / grid).trunc() * grid, grid=grid)
 
 
 def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:

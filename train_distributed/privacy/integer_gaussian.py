@@ -35,8 +35,11 @@ sensitivity Δ + A sqrt(Σ_c g_c²) is (ε, δ), the integer sum is (ε + 2ζ, e
    users is independent of the data, and so post-processing. ∎
 
 The charge of half a step per rounding is exact because the step is a power of two: dividing by it
-rounds nothing. Rows rounded towards zero before they are summed (by `one_shot.users`) keep
-their norm bound: then the integers are the statistic, Δ is theirs, and A = 0.
+rounds nothing. Rounding towards zero instead is charged alike: of two numbers of one sign it moves
+the difference by less than a step, of two signs it brings them nearer. Rows rounded towards zero
+before they are summed (by `one_shot.users`) keep their norm bound: then the integers are the
+statistic, Δ is theirs, and A = 0. Steps that differ by coordinate are those of scaled whole
+numbers: where these are rounded (by `one_shot.user_clip`), it is before they are scaled.
 """
 
 import math
@@ -82,7 +85,7 @@ class IntegerRelease:
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
         steps = _steps(self.step, self.dimension)
-        if self.rounded_users and not all(map(is_power_of_two, steps)):
+        if self.rounded_users and np.ndim(self.step) == 0 and not is_power_of_two(float(steps[0])):
             raise ValueError(
                 f"step must be a power of two where vectors are rounded, got {self.step}"
             )

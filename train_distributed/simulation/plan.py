@@ -12,7 +12,7 @@ from torch import Tensor
 from train_distributed.one_shot.methods import STATISTICS
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
-from train_distributed.simulation.shared_training import TRAINED
+from train_distributed.simulation.shared_training import CLIP, TRAINED
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Setting:
         seen = {} if statistics else dict(self.options)
         if exact:
             seen = {name: value for name, value in seen.items() if name not in TRAINED}
-        return f"{self.method}({_in_words(seen)}) on {self.transform}"
+        clipped = ", users' clip" if CLIP in self.options else ""
+        return f"{self.method}({_in_words(seen)}) on {self.transform}{clipped}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,12 @@ class Job:
     family: tuple[Setting, ...]
     scenario: Scenario
     seed: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether its sums are the same whoever holds which rows: not those of clipped users."""
+        first = self.family[0]
+        return first.method in STATISTICS and CLIP not in first.options
 
     @property
     def key(self) -> str:

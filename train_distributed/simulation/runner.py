@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.methods import METHODS, STATISTICS, Method, build_method
+from train_distributed.one_shot.methods import METHODS, Method, build_method
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Cell, Job, Plan, Setting
@@ -79,7 +79,7 @@ class _Stage:
         if not found:
             weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
             found = accuracies(self.rows(name)[test], self.labels[test], weights)
-        if job.family[0].method in STATISTICS:  # equal sums, sizes and noise: equal releases
+        if job.shared:  # equal sums, sizes and noise: equal releases
             self.known[key] = found
         return self._cells(job, held, found)
 
@@ -110,15 +110,14 @@ class _Stage:
 
     def _totals(self, job: Job, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
         """Sums, from an earlier job where the partition makes no difference to them."""
-        statistics = job.family[0].method in STATISTICS
-        if not statistics and job.scenario.users != 1:
+        if not job.shared and job.scenario.users != 1:
             return totals(held, methods)
         part = job.scenario.rows_per_user and (job.scenario.users, job.scenario.rows_per_user)
         drawn = bool(part) or self.plan.folds is not None
         key = (job.family[0].training, part, job.seed if drawn else None)
         if key not in self.sums:
-            self.sums[key] = totals(held, methods[:1] if statistics else methods)
-        return self.sums[key] * len(methods) if statistics else self.sums[key]
+            self.sums[key] = totals(held, methods[:1] if job.shared else methods)
+        return self.sums[key] * len(methods) if job.shared else self.sums[key]
 
     def _cell(
         self,

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from heads import fit_exact
+from heads import Head, fit_exact
 from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.methods import Method
+from train_distributed.one_shot.methods import Method, unclipped
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 
-TRAINED = ("radius", "bound")  # options of an exact head that its training does not see
+CLIP = "user_clip"  # the option with which sums of statistics know who holds which rows
+TRAINED = ("radius", "bound", CLIP)  # options of an exact head that its training does not see
 
 
 @dataclass(frozen=True)
@@ -88,36 +90,47 @@ def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
 
     Args:
         users: who holds what.
-        methods: statistics of one kind, or exact heads that differ in radius and bound only, or a
-            single method.
+        methods: statistics of one kind, or exact heads that differ in radius and bound only, either
+            with a users' clip of whatever norm or without; or a single method.
 
     Returns:
         (D,) float64 for each.
     """
-    first = methods[0]
-    if isinstance(first, ClassSums | Discriminant | LeastSquares):
-        return [first.submit(users.together())[0]] * len(methods)
-    if isinstance(first, BlindAveraging) and first.solver == "exact" and first.labels is None:
-        return _averages(users, [m for m in methods if isinstance(m, BlindAveraging)])
+    first = unclipped(methods[0])
+    clipped = any(isinstance(method, UserClip) for method in methods)
     sums = [torch.zeros(method.dimension, dtype=torch.float64) for method in methods]
+    if isinstance(first, ClassSums | Discriminant | LeastSquares):
+        if not clipped:
+            return [first.submit(users.together())[0]] * len(methods)
+        for chunk in users.chunks():
+            submitted = first.submit(chunk)
+            for total, method in zip(sums, methods, strict=True):
+                clips = isinstance(method, UserClip)
+                total += (method.clipped_(submitted.clone()) if clips else submitted).sum(0)
+        return sums
+    if isinstance(first, BlindAveraging) and first.solver == "exact" and first.labels is None:
+        return _averages(users, methods, first.without_radius)
     for chunk in users.chunks():
         for total, method in zip(sums, methods, strict=True):
             total += method.submit(chunk).sum(0)
     return sums
 
 
-def _averages(users: RowsInMemory, methods: Sequence[BlindAveraging]) -> list[Tensor]:
-    """Σ n_i Π_R(W_i) for every radius from one minimiser per user."""
-    free = methods[0].without_radius
+def _averages(users: RowsInMemory, methods: Sequence[Method], free: Head) -> list[Tensor]:
+    """Σ Π_C(n_i Π_R(W_i)) for every radius and users' clip from one minimiser per user."""
     sums = [torch.zeros(methods[0].dimension, dtype=torch.float64) for _ in methods]
     for chunk in users.chunks():
         weights = fit_exact(free, chunk.x, chunk.y, counts=chunk.counts).weights.double()
         norms = torch.linalg.vector_norm(weights, dim=free.norm_dims, keepdim=True)
         for total, method in zip(sums, methods, strict=True):
+            own = unclipped(method)
+            assert isinstance(own, BlindAveraging)
             factor = chunk.counts[:, None, None].double()
-            if method.head.radius is not None:
-                factor = factor * ball_scale(norms, method.head.radius)
-            if factor.shape[2] == 1:
+            if own.head.radius is not None:
+                factor = factor * ball_scale(norms, own.head.radius)
+            if isinstance(method, UserClip):
+                total += method.clipped_((weights * factor).flatten(1)).sum(0)
+            elif factor.shape[2] == 1:
                 total += factor.flatten() @ weights.flatten(1)
             else:
                 total += (weights * factor).sum(0).flatten()

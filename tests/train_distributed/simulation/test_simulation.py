@@ -45,6 +45,12 @@ def plain_sum(held: RowsInMemory, method) -> torch.Tensor:
         ("softmax", [{}, {"radius": 0.2}, {"radius": 0.5, "bound": "paper"}]),
         ("svm", [{"l2_reg": 0.3}, {"l2_reg": 0.3, "radius": 0.4}]),
         ("softmax", [{"solver": "sgd", "epochs": 3}]),
+        ("class-sums", [{"user_clip": 1.0}, {"user_clip": 9.0, "shrinkage": 0.5}]),
+        ("least-squares", [{"user_clip": 4.0}, {"user_clip": 4.0, "alpha": 2.0}]),
+        ("discriminant", [{"user_clip": 4.0}, {}]),
+        ("softmax", [{"user_clip": 3.0}, {"user_clip": 2.0, "radius": 0.5}]),
+        ("svm", [{"l2_reg": 0.3, "user_clip": 3.0}, {"l2_reg": 0.3, "radius": 0.4}]),
+        ("softmax", [{"solver": "sgd", "epochs": 3, "user_clip": 1.0}]),
     ],
 )
 def test_shared_training_gives_every_users_own_sum(held, name, variants):
@@ -60,6 +66,7 @@ def test_settings_share_a_training_only_if_it_does_not_see_their_options():
     assert training(radius=1.0, bound="paper") == training() == training(radius=2.0)
     assert training(l2_reg=0.1) != training(l2_reg=0.2)
     assert training(solver="sgd", radius=1.0) != training(solver="sgd", radius=2.0)
+    assert training(user_clip=1.0) == training(user_clip=2.0) != training()
 
 
 def test_noise_has_the_standard_deviation_of_the_guarantee(held):
@@ -107,6 +114,41 @@ def test_rows_that_stand_for_more_users_are_as_good_as_less_noise():
     free, same = (np.mean(means[scenario.name, None]) for scenario in scenarios)
     assert free == same
     assert noisy + 0.1 < more <= free
+
+
+def test_clipped_sums_know_who_holds_which_rows():
+    """A user of one class is clipped more than one of three: nothing of either is the other's."""
+    schemes = [Scenario(users=60, scheme=scheme) for scheme in ("iid", "one-class")]
+    promise = Privacy(8.0, 1e-5, unit="user")  # under noise the length of a sum shows
+    data = blobs(1200)
+    for name in ("discriminant", "class-sums", "least-squares"):
+        settings = [Setting("a", name), Setting("b", name, options={"user_clip": 9.0})]
+        seen = {}
+        for scenarios in (schemes, schemes[::-1], schemes[1:]):
+            plan = Plan(
+                settings=settings,
+                scenarios=scenarios,
+                promises=[promise],
+                seeds=[0],
+                num_classes=3,
+            )
+            for key, cells in run_jobs(data, {"default": TRANSFORM}, plan):
+                assert seen.setdefault(key, cells) == cells
+        assert len(seen) == 4
+        clipped = [cells[0].accuracy for key, cells in seen.items() if "clip" in key]
+        assert clipped[0] != clipped[1]
+    sums = {}
+    for scenario in schemes:
+        generator = torch.Generator().manual_seed(0)
+        train = data.split == 0
+        labels = torch.tensor(data.labels[train])
+        rows, partition = scenario.place(labels, None, generator)
+        x = TRANSFORM(data.embeddings[train])[rows]
+        held = RowsInMemory(x, labels[rows], partition)
+        methods = [build_method("class-sums", TRANSFORM, 3, o) for o in ({}, {"user_clip": 2.0})]
+        sums[scenario.scheme] = [totals(held, [method])[0] for method in methods]
+    torch.testing.assert_close(sums["iid"][0], sums["one-class"][0])
+    assert not torch.allclose(sums["iid"][1], sums["one-class"][1], rtol=1e-2)
 
 
 def test_equal_seeds_give_equal_rows_to_all_schemes():

@@ -1,5 +1,7 @@
 """What `audit --method all` attacks: every method, float and discrete, in all kinds of promises."""
 
+from dataclasses import replace
+
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
@@ -15,12 +17,14 @@ EVERY = (
     ("svm", SVM),
     ("logistic", SVM),
 )
+CLIP = {"user_clip": 0.5}  # of users whose sums are several times as long
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 
 
 def standing() -> tuple[Target | EvaluationTarget, ...]:
     """Configurations of correct code, none of which may be found broken."""
     tight, wide = Privacy(3.0, 1e-5), Privacy(8.0, 1e-6)
+    by_user = Privacy(3.0, 1e-5, unit="user")
     pair, single = WorstCase(2, 3, 2, 2, tight), WorstCase(1, 3, 2, 2, wide)
     kinds: tuple[tuple[Noise, WorstCase], ...] = (("float", pair), ("discrete", single))
     return (
@@ -49,8 +53,16 @@ def standing() -> tuple[Target | EvaluationTarget, ...]:
         Target("svm", WorstCase(4, 2, 1, 2, wide, min_survivors=3), "discrete", SVM),
         # groups and whole users
         Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"),
-        Target("svm", WorstCase(4, 3, 1, 2, Privacy(3.0, 1e-5, unit="user")), "float", SVM),
+        Target("svm", WorstCase(4, 3, 1, 2, by_user), "float", SVM),
         Target("softmax", WorstCase(1, 3, 1, 2, Privacy(8.0, 1e-6, unit="user")), "discrete"),
+        # users whose submissions are clipped, and groups of them
+        Target("class-sums", WorstCase(2, 3, 2, 2, by_user), "float", CLIP),
+        Target("discriminant", WorstCase(1, 3, 2, 2, by_user), "discrete", CLIP),
+        Target(
+            "least-squares", WorstCase(4, 3, 2, 2, replace(by_user, group_size=2)), "float", CLIP
+        ),
+        Target("svm", WorstCase(1, 3, 2, 3, by_user), "discrete", SVM | {"user_clip": 0.05}),
+        Target("class-sums", WorstCase(1, 3, 2, 2, tight), "discrete", CLIP),
         # small and large ε, and several releases of the same data
         Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float"),
         Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),

@@ -62,6 +62,11 @@ CASES = table(
     ),
     ("prior of a rival", f"{RUN} --method amp --noise float --prior equal", r"options must fit"),
     (
+        "users clipped to nothing",
+        f"{RUN} --method class-sums --user-clip 0",
+        r"user_clip must be finite and > 0, got 0",
+    ),
+    (
         "regulariser of zero",
         f"{RUN} --method softmax --l2-reg 0",
         r"l2_reg must be finite and > 0, got 0",

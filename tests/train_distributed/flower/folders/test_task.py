@@ -231,3 +231,33 @@ def test_a_sum_is_sure_to_hold_the_minimum_but_for_strays() -> None:
     assert graph.strays > 0
     assert federation.certain == graph.certain < 80
     assert replace(federation, minimum=70).certain == 70
+
+
+def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_path: Path) -> None:
+    """It is part of what is digested; every user's whole numbers are as short as it says."""
+    promise = replace(PROMISE, unit="user")
+    options = MethodOptions(user_clip=1.5)
+    task = make("discriminant", privacy=promise, options=options)
+    agreed = task.federation.task["options"]
+    assert agreed == {"user_clip": 1.5}
+    other = replace(task.federation, task=task.federation.task | {"options": {"user_clip": 2.0}})
+    assert other.digest != task.federation.digest
+    for i in range(W):
+        steps = task.encoded(i, _embeddings(tmp_path, i)).view(np.int64)
+        length = np.linalg.norm(steps * task.integers.plan.step)
+        assert 1.49 < length <= 1.5
+    words = np.zeros(task.federation.dimension, np.uint64)
+    report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
+    assert (report["method"], report["user_clip"]) == ("discriminant", 1.5)
+    assert report["sensitivity"] == pytest.approx(3.0, rel=1e-9)
+    bare = ModelTask.of(
+        replace(task.federation, task=task.federation.task | {"options": {}}),
+        tmp_path / "public.safetensors",
+    )
+    assert bare.guarantee.sensitivity > 3 * task.guarantee.sensitivity
+    assert "user_clip" not in bare.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
+    with pytest.raises(ValueError, match="user_clip must be finite and > 0, got -1"):
+        ModelTask.of(
+            replace(task.federation, task=task.federation.task | {"options": {"user_clip": -1}}),
+            tmp_path / "public.safetensors",
+        )

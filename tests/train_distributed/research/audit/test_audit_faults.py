@@ -23,6 +23,7 @@ from train_distributed.one_shot import summation
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.summation import FloatSum
+from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.privacy import guarantee
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
@@ -104,6 +105,16 @@ def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Evaluation, "record_reach", lambda self, sizes: math.sqrt(2))
 
 
+def no_users_clip(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(UserClip, "clipped_", lambda self, submitted, grid=None: submitted)
+
+
+def half_of_a_users_clip(patch: pytest.MonkeyPatch) -> None:
+    """As if a user that turns round moved a sum by C_u."""
+    right = UserClip.user_reach
+    patch.setattr(UserClip, "user_reach", lambda self, sizes: right(self, sizes) / 2)
+
+
 def federation(users: int = 1, rows: int = 2, classes: int = 2, **more) -> WorstCase:
     return WorstCase(users, rows, more.pop("features", 1), classes, PROMISE, **more)
 
@@ -116,6 +127,7 @@ PROJECTED = Target(
 )
 ANSWERS = AnswersCase(1, 2, 1, 2, PROMISE)
 SHORT_BATCH = {"solver": "sgd", "epochs": 1, "batch_size": 8, "l2_reg": 20.0}
+CLIPPED = WorstCase(1, 3, 2, 2, Privacy(8.0, 1e-6, unit="user"))
 FAULTS = {
     "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 500),
     "no clip": Fault(no_clip, Target("class-sums", federation(), "float"), 150),
@@ -135,6 +147,12 @@ FAULTS = {
         Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
         400,
     ),
+    "no users' clip": Fault(
+        no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
+    ),
+    "half of the users' clip": Fault(
+        half_of_a_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 500
+    ),
     "half the noise in an evaluation": Fault(
         half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
     ),
@@ -145,6 +163,14 @@ FAULTS = {
 LONG_FAULTS = {
     "half the noise in an evaluation, discrete": Fault(
         half_the_noise, EvaluationTarget(ANSWERS, "discrete"), 500
+    ),
+    "no users' clip, discrete": Fault(
+        no_users_clip, Target("discriminant", CLIPPED, "discrete", {"user_clip": 1.0}), 150
+    ),
+    "no users' clip, trained": Fault(
+        no_users_clip,
+        Target("svm", CLIPPED, "float", {"l2_reg": 20.0, "user_clip": 0.03}),
+        150,
     ),
     "projection after the noise": Fault(projection_after_the_noise, PROJECTED, 600),
     "half the noise, discrete": Fault(

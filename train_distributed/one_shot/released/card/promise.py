@@ -49,6 +49,7 @@ def promise_section(report: dict[str, Any]) -> Section:
             "the model teaches nothing about people: what is common to many is what it is for."
         ),
         neighbours_table(report),
+        *_clipped(report),
         *_comparison(report),
     ]
     if (asked := report.get("epsilon_asked_for")) is not None:
@@ -57,6 +58,18 @@ def promise_section(report: dict[str, Any]) -> Section:
         [Words("Of the rounds of the training:"), rounds] if (rounds := _rounds(report)) else []
     )
     return Section("The promise", tuple(blocks))
+
+
+def _clipped(report: dict[str, Any]) -> list[Block]:
+    if (norm := report.get("user_clip")) is None:
+        return []
+    return [
+        Words(
+            f"What a user submitted was scaled down to a length of {float(norm):.4g} if it was "
+            "longer, before its noise: however many records it holds, and whatever they are, they "
+            "move the sum by at most twice that. Users with long sums weigh less for it."
+        )
+    ]
 
 
 def unit_words(report: dict[str, Any]) -> tuple[str, str]:

@@ -273,3 +273,8 @@ NOTED = {
 )
 def test_what_a_release_says_of_its_ledger_is_told(noted: Any, words: str) -> None:
     assert words in str(ledger_section({"ledger": noted}, None).blocks)
+
+
+def test_a_users_clip_is_said_in_words() -> None:
+    assert "scaled down to a length of 10.62" in as_markdown(card_of(model(user_clip=10.6249)))
+    assert "scaled down" not in as_markdown(card_of(model()))

@@ -1,0 +1,336 @@
+"""The users' clip: no norm above it in exact arithmetic, no neighbours further apart than said."""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy, release
+from train_distributed.one_shot import METHODS, Method, build_method
+from train_distributed.one_shot.methods import (
+    STATISTICS,
+    check_method,
+    method_name,
+    submissions,
+    weights_of,
+)
+from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.one_shot.user_clip import UserClip
+from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
+from train_distributed.privacy import Guarantee
+
+K, FEATURES, ROWS = 3, 4, 6
+TRANSFORM = PublicTransform.identity(FEATURES, math.sqrt(1 + 0.125**2), 0.125)
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("discriminant", {}),
+    ("discriminant", {"moments": "none"}),
+    ("class-sums", {}),
+    ("least-squares", {}),
+    ("least-squares", {"alpha": 3.0}),
+    ("softmax", {"l2_reg": 0.3}),
+    ("svm", {"l2_reg": 30.0}),
+    ("logistic", {"l2_reg": 0.3}),
+    ("softmax", {"l2_reg": 0.3, "prior": "equal"}),
+    ("softmax", {"l2_reg": 0.3, "solver": "sgd", "epochs": 3, "batch_size": 4}),
+]
+
+
+def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -> Method:
+    clip = {} if norm is None else {"user_clip": norm}
+    return build_method(name, TRANSFORM, K, (options or {}) | clip)
+
+
+def opposites(method: Method, n: int = ROWS) -> Chunk:
+    """Two users of one class each, features of full length, opposite to each other."""
+    x = torch.zeros(2, n, FEATURES + 1, dtype=torch.float64)
+    x[..., 0] = TRANSFORM.constant
+    x[0, :, 1] = math.sqrt(TRANSFORM.clip_norm**2 - TRANSFORM.constant**2) * (1 - 1e-12)
+    x[1, :, 1] = -x[0, :, 1]
+    y = torch.zeros(2, n, dtype=torch.int64)
+    return Chunk(torch.arange(2), x, y, torch.tensor([n, n]))
+
+
+def drawn(seed: int, users: int = 4, n: int = ROWS) -> Chunk:
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.randn(users, n, FEATURES, generator=generator, dtype=torch.float64)
+    rows = TRANSFORM(u.flatten(0, 1)).unflatten(0, (users, n))
+    y = torch.randint(K, (users, n), generator=generator)
+    counts = torch.randint(1, n + 1, (users,), generator=generator)
+    return Chunk(torch.arange(users), rows, y, counts)
+
+
+def exact_square(values: torch.Tensor | np.ndarray, scale: Any) -> Fraction:
+    """‖values ∘ scale‖² of these floats, without any rounding."""
+    scales = np.broadcast_to(np.asarray(scale, np.float64), np.shape(values)).tolist()
+    pairs = zip(np.asarray(values).tolist(), scales, strict=True)
+    return sum(((Fraction(v) * Fraction(s)) ** 2 for v, s in pairs), Fraction(0))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("share", [1e-3, 0.3, 0.999, 1.0])
+def test_no_norm_is_above_the_clip_in_exact_arithmetic(
+    name: str, options: dict[str, Any], share: float
+) -> None:
+    """Floats as they are submitted, and the whole numbers of statistics that leave a user."""
+    bare = made(name, None, options)
+    for seed in range(3):
+        chunk = drawn(seed)
+        norm = share * float((bare.submit(chunk) * bare.scale).norm(dim=1).median())
+        method = made(name, norm, options)
+        for submitted in method.submit(chunk):
+            assert exact_square(submitted, method.scale) <= Fraction(norm) ** 2
+        guarantee = Guarantee.of(chunk.counts, method, Privacy(1.0, 1e-5, unit="user"))
+        summation = IntegerSum.of(method, guarantee, chunk.counts)
+        if summation.grid is None:
+            continue
+        sent = method.submit(chunk.rounded(summation.grid)) * method.scale
+        for submission in sent:
+            steps = summation.encode(submission.numpy()).view(np.int64)
+            assert exact_square(steps, summation.plan.step) <= Fraction(norm) ** 2
+
+
+@pytest.mark.parametrize("exponent", [-200, -40, -8, 8, 40, 300])
+@pytest.mark.parametrize("length", [1, 7, 10_000])
+def test_norms_of_any_scale_and_length_stay_within(exponent: int, length: int) -> None:
+    """Entries of one sign that all round up, where a norm as computed is too small by most."""
+    transform = PublicTransform.identity(max(1, length // 2))
+    method = build_method("class-sums", transform, 2, {"user_clip": 3.0})
+    assert isinstance(method, UserClip)
+    draw = np.random.default_rng(length)
+    entries = 2.0**exponent * (1 + draw.integers(1, 2**20, (3, method.dimension)) * 2.0**-40)
+    for clipped in method.clipped_(torch.from_numpy(entries)):
+        assert exact_square(clipped, 1.0) <= 9
+        if exponent >= 8:
+            assert exact_square(clipped, 1.0) >= Fraction(9) * (1 - Fraction(1, 10**11))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_users_that_turn_round_move_a_submission_by_twice_the_clip(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Neither may the clip be left out, nor C_u be the sensitivity."""
+    bare = made(name, None, options)
+    chunk = opposites(bare)
+    sizes = chunk.counts
+    norm = 0.5 * float((bare.submit(chunk) * bare.scale)[0].norm())
+    method = made(name, norm, options)
+    privacy = Privacy(1.0, 1e-5, unit="user")
+    stated = Guarantee.of(sizes, method, privacy).joint_sensitivity
+    assert stated == pytest.approx(2 * norm, rel=1e-9)
+    first, second = method.submit(chunk) * method.scale
+    moved = float((first - second).norm())
+    assert moved <= stated
+    unbound = bare.submit(chunk) * bare.scale
+    if bare.dimension == TRANSFORM.dim * K:
+        assert moved >= 1.9 * norm
+        assert float((unbound[0] - unbound[1]).norm()) > 1.5 * stated
+    else:  # neither second moments nor labels turn round with their rows
+        assert moved >= 1.5 * norm / options.get("alpha", 1.0)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_no_neighbours_are_further_apart_than_stated(
+    name: str, options: dict[str, Any], unit: Any
+) -> None:
+    """Random and worst rows, on both paths, with clips that bind and that do not."""
+    for seed in range(6):
+        chunk = opposites(made(name, None), 5) if seed == 0 else drawn(seed, users=2)
+        x, y = chunk.x.clone(), chunk.y.clone()
+        x[1], y[1] = x[0], y[0]
+        part = slice(0, None) if unit == "user" else slice(0, 1)
+        x[1, part, 1:] *= -1
+        y[1, part] = (y[1, part] + (seed % 2)) % K
+        counts = chunk.counts[:1].expand(2).clone()
+        pair = Chunk(torch.arange(2), x, y, counts)
+        bare = made(name, None, options)
+        long = float((bare.submit(pair) * bare.scale).norm(dim=1).max())
+        for share in (0.05, 0.7, 1.3):
+            method = made(name, share * long, options)
+            guarantee = Guarantee.of(counts, method, Privacy(1.0, 1e-5, unit=unit))
+            first, second = method.submit(pair) * method.scale
+            assert float((first - second).norm()) <= guarantee.joint_sensitivity
+            summation = IntegerSum.of(method, guarantee, counts)
+            sent = method.submit(pair.rounded(summation.grid)) * method.scale
+            words = [summation.encode(part.numpy()).view(np.int64) for part in sent]
+            moved = np.linalg.norm((words[0] - words[1]) * summation.plan.step)
+            assert moved <= summation.plan.charged_sensitivity * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_smaller_of_two_bounds_holds(name: str, options: dict[str, Any]) -> None:
+    sizes = torch.tensor([1, 40, 7])
+    bare = made(name, None, options)
+    parts = math.sqrt(bare.compositions)
+    for norm in (1e-3, 1.0, 30.0, 1e9):
+        method = made(name, norm, options)
+        most = 2 * norm / parts
+        for found, alone in (
+            (method.record_reach(sizes), bare.record_reach(sizes)),
+            (method.record_removal(sizes), bare.record_removal(sizes)),
+        ):
+            assert found == pytest.approx(min(alone, most), rel=1e-9)
+            assert found >= min(alone, most)
+        expected = bare.user_reach(sizes).clamp(max=most)
+        assert torch.allclose(method.user_reach(sizes), expected, rtol=1e-9)
+        assert (method.user_reach(sizes) >= expected).all()
+        gone = bare.user_removal(sizes).clamp(max=norm / parts)
+        assert torch.equal(method.user_removal(sizes), gone)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_a_group_of_users_moves_the_sum_by_twice_the_clip_each(group: int) -> None:
+    method, sizes = made("class-sums", 2.0), torch.full((4,), 50)
+    privacy = Privacy(1.0, 1e-5, unit="user", group_size=group)
+    guarantee = Guarantee.of(sizes, method, privacy)
+    assert guarantee.joint_sensitivity == pytest.approx(4.0 * group, rel=1e-9)
+    assert guarantee.joint_removal == pytest.approx(2.0 * group, rel=1e-9)
+    plan = IntegerSum.of(method, guarantee, sizes).plan
+    assert plan.rounded_users == group  # whole steps are rounded again after the clip
+    assert plan.charged_sensitivity > guarantee.joint_sensitivity
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_clip_that_never_binds_changes_nothing(name: str, options: dict[str, Any]) -> None:
+    chunk = drawn(0)
+    bare, method = made(name, None, options), made(name, 1e6, options)
+    for unit in ("record", "user"):
+        privacy: Any = Privacy(1.0, 1e-5, unit=unit)
+        plain, clipped = (Guarantee.of(chunk.counts, m, privacy) for m in (bare, method))
+        assert clipped.float_std == pytest.approx(plain.float_std, rel=1e-9)
+        sums = [IntegerSum.of(m, g, chunk.counts) for m, g in ((bare, plain), (method, clipped))]
+        sent = [
+            [s.encode(v.numpy()) for v in m.submit(chunk.rounded(s.grid)) * m.scale]
+            for m, s in zip((bare, method), sums, strict=True)
+        ]
+        if name in STATISTICS:
+            assert sums[1].local_std == pytest.approx(sums[0].local_std, rel=1e-3)
+            assert all(np.array_equal(a, b) for a, b in zip(*sent, strict=True))
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_what_is_learned_does_not_depend_on_how_much_all_are_clipped(name: str) -> None:
+    """Users alike are scaled alike: means, moments and counts shrink together with N."""
+    one = drawn(3, users=1, n=40)
+    x, y = one.x.expand(5, -1, -1).clone(), one.y.expand(5, -1).clone()
+    chunk = Chunk(torch.arange(5), x, y, torch.full((5,), 40))
+    rows, bare = 200, made(name, None)
+    long = float((bare.submit(chunk) * bare.scale)[0].norm())
+    expected = weights_of(bare, (bare.submit(chunk) * bare.scale).sum(0), rows, 1e-9)
+    for share in (0.9, 0.25):
+        method = made(name, share * long)
+        total = (method.submit(chunk) * method.scale).sum(0)
+        assert isinstance(method, UserClip)
+        assert method.rows(total / method.scale, rows, 1e-9) == pytest.approx(share * rows, abs=1)
+        found = weights_of(method, total, rows, share * 1e-9)
+        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_rows_that_noise_explains_are_not_missed() -> None:
+    method = made("class-sums", 1.0)
+    assert isinstance(method, UserClip)
+    total = torch.zeros(method.dimension, dtype=torch.float64)
+    for counted in (-1e4, 0.0, 99.0, 100.0, 1e6):
+        total[:K] = counted * TRANSFORM.constant / K
+        assert method.rows(total, 100, 1e4) == 100
+        assert method.rows(total, 100, 0.0) == min(100, max(1, counted))
+    head = made("softmax", 1.0)
+    assert isinstance(head, UserClip)
+    assert head.rows(total, 100, 0.0) == 100
+
+
+def rows_of(users: int, sizes: list[int], seed: int = 0) -> EmbeddingSet:
+    draw = np.random.default_rng(seed)
+    n = sum(sizes)
+    labels = draw.integers(0, K, n)
+    return EmbeddingSet(
+        embeddings=(draw.standard_normal((n, FEATURES)) + 3 * np.eye(FEATURES)[labels]).astype(
+            np.float32
+        ),
+        labels=labels,
+        users=np.repeat(np.arange(users), sizes),
+        meta={"class_names": [str(k) for k in range(K)]},
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_a_release_says_how_its_users_were_clipped(name: str, noise: Any) -> None:
+    rows = rows_of(4, [1, 2, 30, 60])
+    privacy = Privacy(1e4, 1e-5, unit="user")
+    released = release(rows, name, privacy, transform=TRANSFORM, noise=noise, user_clip=5.0)
+    report = released.report
+    assert (report["method"], report["user_clip"]) == (name, 5.0)
+    assert "scaled down" in report["user_clip_means"]
+    whole = math.sqrt(report["compositions"]) * report["sensitivity"]
+    assert whole == pytest.approx(10.0, rel=1e-6)
+    gone = math.sqrt(report["compositions"]) * report["zero_out_sensitivity"]
+    assert gone == pytest.approx(5.0, rel=1e-6)
+    bare = release(rows, name, privacy, transform=TRANSFORM, noise=noise).report
+    assert "user_clip" not in bare
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_sum_is_that_of_submissions_clipped_one_by_one(name: str) -> None:
+    """Uneven sizes: short submissions stay as they are, long ones have the clip's length."""
+    sizes = [1, 3, 30, 60]
+    rows = rows_of(4, sizes)
+    bare = made(name, None)
+    promise = Privacy(math.inf, 1e-5, unit="user")
+    alone = []
+    users = EmbeddingUsers(rows, TRANSFORM, own_partition(rows))
+    for chunk in users.chunks():
+        alone += list(submissions(bare, chunk, None))
+    lengths = [float(each.norm()) for each in alone]
+    norm = (sorted(lengths)[1] + sorted(lengths)[2]) / 2
+    pairs = zip(alone, lengths, strict=True)
+    expected = torch.stack([each * min(1.0, norm / length) for each, length in pairs]).sum(0)
+    found = release(rows, made(name, norm), promise, transform=TRANSFORM, noise="float").opened
+    assert found is not None
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_noise_is_that_of_the_clip() -> None:
+    sizes = torch.full((10,), 50)
+    privacy = Privacy(3.0, 1e-5, unit="user")
+    for name in METHODS:
+        bare, clipped = (made(name, norm) for norm in (None, 1.0))
+        plain, short = (Guarantee.of(sizes, m, privacy) for m in (bare, clipped))
+        ratio = plain.joint_sensitivity / 2.0
+        assert short.float_std == pytest.approx(plain.float_std / ratio, rel=1e-9)
+        std = IntegerSum.of(clipped, short, sizes).local_std
+        assert short.float_std <= std <= short.float_std * 1.01
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf, 1e-70, 1e70])
+def test_a_clip_out_of_scale_is_refused(norm: float) -> None:
+    with pytest.raises(ValueError, match=r"^user_clip must "):
+        made("class-sums", norm)
+
+
+def test_a_clipped_method_is_checked_like_the_method() -> None:
+    method = made("softmax", 1.0)
+    assert method_name(method) == "softmax"
+    check_method(method, TRANSFORM, K)
+    with pytest.raises(ValueError, match="num_classes must be the method's 3, got 4"):
+        check_method(method, TRANSFORM, 4)
+    with pytest.raises(ValueError, match="l2_reg must"):
+        made("softmax", 1.0, {"l2_reg": -1.0})
+    with pytest.raises(ValueError, match="options must fit method 'softmax'"):
+        made("softmax", 1.0, {"shrinkage": 1.0})
+
+
+def test_an_integer_path_without_the_clip_refuses_what_is_too_long() -> None:
+    """Trained weights have the clip as their bound: what was left unclipped cannot be encoded."""
+    method, sizes = made("svm", 0.1, {"l2_reg": 0.3}), torch.tensor([ROWS, ROWS])
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, unit="user"))
+    summation = IntegerSum.of(method, guarantee, sizes)
+    assert isinstance(method, UserClip)
+    long = method.method.submit(opposites(method))[0]
+    with pytest.raises(ValueError, match=r"x must be finite and \|x\| <= bound=0\.1"):
+        summation.encode(long.numpy())
+    summation.encode(method.clipped_(long[None])[0].numpy())

@@ -20,7 +20,7 @@ from train_distributed.simulation.runner import run_jobs
 from train_distributed.simulation.scenario import Scenario
 
 TEST_SHARE = 0.25  # of the public rows
-GROUP = 5  # public classes in one class of a task, at most
+GROUP = 10  # public classes in one class of a task, at most
 ROUNDS = 20  # of balanced k-means
 COMPONENTS = (64, 128, 256, 512)
 MANY = 256  # components from which on the noise of the moments matters

@@ -15,7 +15,8 @@ class TransformOptions:
     # The defaults are those of a release; `embed fit-transform` has two others of its own.
 
     components: int | None = None
-    """Directions of the public embeddings that are kept; all if left out."""
+    """Directions of the public embeddings that are kept. If left out: in `run` as many as the noise
+    bears, by a public rule; elsewhere all."""
     directions: Literal["principal", "mixed", "discriminant"] = "principal"
     """Those of most variance, those that separate labelled public classes, or between the two."""
     whiten: bool = True

@@ -68,11 +68,10 @@ def choose(
     pixels = first_batch()
     check = _agreement(pixels, in_torch("float32")(pixels), 1 if compute == "auto" else ROUGHLY)
     shape = (batch_size, *pixels.shape[1:])
-    refused: dict[str, str] = {}  # an engine or a precision, and why
+    refused: dict[str, str] = {}  # an engine, or one in a precision, and why
     for precision, name in itertools.product(precisions, engines):
-        if {precision, name} & refused.keys():
-            continue
-        if name in COMPILERS and precision not in COMPILERS[name].computes:
+        lacks = name in COMPILERS and precision not in COMPILERS[name].computes
+        if name in refused or lacks:
             continue
         try:
             if name == "torch":
@@ -84,8 +83,9 @@ def choose(
                     raise ValueError(why)
                 forward = compiled_forward(name, encoder, precision, shape, check)
         except Exception as error:  # converters of foreign networks raise anything
-            by = isinstance(error, Disagreement) and precision != "float32"
-            refused[precision if by else name] = " ".join(str(error).split())[:200]
+            rough = isinstance(error, Disagreement) and precision != "float32"
+            what = f"{name} in {precision}" if rough else name
+            refused[what] = " ".join(str(error).split())[:200]
         else:
             words = "".join(f"; not {what}: {why}" for what, why in refused.items())
             print(f"engine: {name} {version(name)}, {precision}{words}", file=sys.stderr)
@@ -132,8 +132,8 @@ def _agreement(pixels: Tensor, expected: Tensor, scale: int) -> Check:
         least, most = 1 - scale * (1 - COSINE), min(scale * NORM, 0.1)
         if not (cosine >= least and ratio <= most):  # so that NaN is refused
             raise Disagreement(
-                f"cosines with torch's embeddings in float32 must be >= {least:g} and lengths "
-                f"within {most:.0%} of theirs, got {cosine:.5f} and {ratio:.1%}"
+                f"cosines with torch in float32 must be >= {least:g}, lengths within {most:.0%}, "
+                f"got {cosine:.5f} and {ratio:.1%}"
             )
 
     return check

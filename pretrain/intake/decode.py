@@ -33,13 +33,16 @@ class UnreadableImage(ValueError):
     """A picture that cannot be decoded, or is refused; which one is in the message."""
 
 
-def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def decode(
+    data: bytes, where: str, max_pixels: int = MAX_PIXELS, size: int | None = None
+) -> np.ndarray:
     """The picture in `data`, (h, w, 3) uint8.
 
     Args:
         data: a file's bytes, of any format that Pillow reads.
         where: names it in errors.
         max_pixels: most of them, so that a small file cannot fill the memory.
+        size: of the square that `squared` makes of it; None: as it is.
 
     Raises:
         UnreadableImage: damaged, too large, or of a kind without a known range.
@@ -48,11 +51,13 @@ def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > max_pixels:
                 raise UnreadableImage(_too_large(f"{image.width} x {image.height}", max_pixels))
-            return np.asarray(_in_colours(ImageOps.exif_transpose(image)))
+            ImageOps.exif_transpose(image, in_place=True)
+            picture = _in_colours(image)
+            return np.asarray(picture if size is None else _squared(picture, size))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         found = re.search(r"\d+", str(error))  # Pillow's first number
-        size = "more" if found is None else f"{found[0]} in all"
-        raise UnreadableImage(f"{where} {_too_large(size, max_pixels)}") from error
+        pixels = "more" if found is None else f"{found[0]} in all"
+        raise UnreadableImage(f"{where} {_too_large(pixels, max_pixels)}") from error
     except UnreadableImage as error:
         raise UnreadableImage(f"{where} {error}") from error
     except UnidentifiedImageError as error:
@@ -78,7 +83,7 @@ def _in_colours(image: Image.Image) -> Image.Image:
         opaque = image.convert("RGBA")
         white = Image.new("RGBA", opaque.size, "white")
         return Image.alpha_composite(white, opaque).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _is_wide_png(image: Image.Image) -> bool:
@@ -92,7 +97,10 @@ def squared(image: np.ndarray, size: int) -> np.ndarray:
     Raises:
         UnreadableImage: so long a picture would have more pixels than any may have.
     """
-    picture = Image.fromarray(image)
+    return np.asarray(_squared(Image.fromarray(image), size))
+
+
+def _squared(picture: Image.Image, size: int) -> Image.Image:
     scale = size / min(picture.size)
     width, height = (max(size, round(side * scale)) for side in picture.size)
     if width * height > MAX_PIXELS:
@@ -100,7 +108,7 @@ def squared(image: np.ndarray, size: int) -> np.ndarray:
         raise UnreadableImage(f"{words}, got {width} x {height}")
     left, top = (width - size) // 2, (height - size) // 2
     resized = picture.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(resized.crop((left, top, left + size, top + size)))
+    return resized.crop((left, top, left + size, top + size))
 
 
 def stack_images(images: Sequence[np.ndarray], rows: Sequence[int], where: str) -> np.ndarray:
@@ -135,15 +143,8 @@ class Pictures:
             UnreadableImage: one of them.
             ValueError: sizes that differ, without `resize`.
         """
-        images = []
-        for row, data in zip(rows.tolist(), self.fetch(rows), strict=True):
-            image = decode(data, self.where(row), self.max_pixels)
-            images.append(image if self.resize is None else self._squared(image, row))
+        images = [
+            decode(data, self.where(row), self.max_pixels, self.resize)
+            for row, data in zip(rows.tolist(), self.fetch(rows), strict=True)
+        ]
         return stack_images(images, rows.tolist(), f"{self.source} (or pass --resize)")
-
-    def _squared(self, image: np.ndarray, row: int) -> np.ndarray:
-        assert self.resize is not None
-        try:
-            return squared(image, self.resize)
-        except UnreadableImage as error:
-            raise UnreadableImage(f"{self.where(row)} {error}") from error

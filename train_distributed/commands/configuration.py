@@ -3,13 +3,17 @@
 import json
 import math
 import types
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from embed.transform_options import TransformOptions
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from train_distributed.one_shot.defaults import Circumstances
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,25 @@ class Chosen:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"config must be what select wrote, got {path}: {error}") from error
 
+    def filled_in(
+        self, known: "Circumstances", class_names: Sequence[str], *, width: int | None
+    ) -> "Chosen":
+        """The same with what was left out, by the public rule, and the shares that a file holds.
+
+        Args:
+            known: of the run.
+            class_names: K of them.
+            width: p of the public embeddings; None: the transform is there already.
+        """
+        from train_distributed.one_shot.class_prior import with_shares
+
+        options = known.options(self.method, with_shares(self.options, class_names))
+        transform = self.transform_options
+        if transform.components is None and width is not None:
+            components = known.components(self.method, width, options.get("user_clip"))
+            transform = replace(transform, components=components)
+        return replace(self, options=options, transform_options=transform)
+
 
 def _check_types(options: type, given: dict[str, Any]) -> None:
     """Raises ValueError for a name that the options have not, or a value of another type."""
@@ -67,7 +90,7 @@ def _check_types(options: type, given: dict[str, Any]) -> None:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    if get_origin(hint) is types.UnionType or isinstance(hint, types.UnionType):
+    if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)

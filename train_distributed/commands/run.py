@@ -1,6 +1,6 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ class Run:
 
         from embed import EmbeddingSet
         from train_distributed.commands.counted import Counted
-        from train_distributed.one_shot.class_prior import with_shares
+        from train_distributed.one_shot.defaults import Circumstances
         from train_distributed.one_shot.intake import known_classes
         from train_distributed.one_shot.report import class_names, with_reason
         from train_distributed.privacy.ledger import Ledger
@@ -116,12 +116,21 @@ class Run:
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
         private.need_labels()
-        transform = self._transform(private, settings)
-        if isinstance(settings.options.get("prior"), Path):
-            names = class_names(private.declared_classes, known_classes(private, self.num_classes))
-            settings = replace(settings, options=with_shares(settings.options, names))
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
+        classes = known_classes(private, self.num_classes)
+        known = Circumstances(
+            sizes=partition.counts,
+            num_classes=classes,
+            privacy=self.privacy,
+            min_survivors=self.min_survivors,
+        )
+        settings = settings.filled_in(
+            known,
+            class_names(private.declared_classes, classes),
+            width=EmbeddingSet.open(self.public).dim if self.public else None,
+        )
+        transform = self._transform(private, settings)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
             from train_distributed.one_shot.released.encoder import carry_encoder
 

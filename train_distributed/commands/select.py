@@ -20,7 +20,8 @@ SHOWN = 10
 class Select:
     """Choose public directions, their number and the moments' weight by simulating the run.
 
-    Only public labelled embeddings are read, so the choice costs no privacy.
+    Only public labelled embeddings are read, so the choice costs no privacy. With `--unit user` a
+    users' clip is chosen too.
     """
 
     public: Path
@@ -39,6 +40,9 @@ class Select:
     """Of a dirichlet partition."""
     moments: Literal["all", "none"] = "all"
     """What is sent beside class sums; `none` where bytes are dear."""
+    balance: Path | None = None
+    """JSON of class number and share, if it is known how frequent classes are; else public tasks
+    are balanced and 1:2 by turns. Either way the best is that of balanced accuracy."""
     tasks: int = 3
     """Public tasks to rehearse on."""
     seeds: int = 2
@@ -57,7 +61,7 @@ class Select:
         """
         sizes = self._checked()
         out = default_directory("select") if self.out is None else self.out
-        refuse_inputs(out, (self.public,))
+        refuse_inputs(out, (self.public, self.balance))
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial, sizes)
         print(f"written: {out}")
@@ -66,12 +70,24 @@ class Select:
         from tqdm import tqdm
 
         from embed import EmbeddingSet
+        from train_distributed.one_shot.class_prior import read_shares
+        from train_distributed.simulation.clip_candidates import clipped
         from train_distributed.simulation.rehearsal import Candidates, ranking, rehearse
 
         public = EmbeddingSet.open(self.public)
-        candidates = Candidates.default(public.dim, moments=self.moments)
+        candidates = Candidates.default(public.dim, moments=self.moments).for_equal_classes()
+        numbers = [str(number) for number in range(self.num_classes)]
+        balance = () if self.balance is None else read_shares(self.balance, numbers)
+        if self.privacy.unit == "user":
+            candidates = clipped(candidates, public, sizes)
         rehearsals = rehearse(
-            public, [sizes], [self.privacy], candidates, tasks=self.tasks, seeds=self.seeds
+            public,
+            [sizes],
+            [self.privacy],
+            candidates,
+            tasks=self.tasks,
+            seeds=self.seeds,
+            balance=balance,
         )
         families = len({setting.training for setting in candidates.settings})
         total = families * self.tasks * self.seeds
@@ -94,7 +110,7 @@ class Select:
             "candidates": [_described(choice) for choice in best],
         }
         (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        print("accuracy of the best candidates on public tasks, not of the private run:")
+        print("balanced accuracy of the best candidates on public tasks, not of the private run:")
         for choice in best[:SHOWN]:
             setting = choice.setting
             options = ", ".join(f"{k} {v}" for k, v in setting.options.items())

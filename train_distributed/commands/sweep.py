@@ -32,15 +32,17 @@ class Sweep:
 
     experiment: tyro.conf.Positional[ExperimentName]
     """frontier: ours as `select` chooses against blind averaging as published. selection: what
-    `select` chooses against the best of a grid. accuracy: against epsilon for several numbers of
-    users. users: against the number of users. groups: heat map for more users and group privacy.
-    central: one user. non-iid: partitions. unequal: local sizes. cost: seconds, memory, bytes.
-    rivals: one sum beside ADMM and Charter. convergence: averaged and global models of two users,
-    and of many."""
+    `select` chooses against the best of a grid. user-level: all records of a user protected, with
+    and without users' clips; users hold their own rows where the set names them. accuracy: against
+    epsilon for several numbers of users. users: against the number of users. groups: heat map for
+    more users and group privacy. central: one user. non-iid: partitions. unequal: local sizes.
+    cost: seconds, memory, bytes. rivals: one sum beside ADMM and Charter. convergence: averaged and
+    global models of two users, and of many."""
     embeddings: Path | None = None
     """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
     public: Path | None = None
-    """Embedding set that is nobody's secret; labelled for frontier and selection."""
+    """Embedding set that is nobody's secret; labelled for frontier, selection and
+    user-level."""
     conditions: Conditions = field(default_factory=Conditions)
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""

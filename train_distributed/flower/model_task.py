@@ -26,6 +26,7 @@ from train_distributed.one_shot.methods import (
     submissions,
 )
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.parts import further_rounds
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers, zero_out_report
 from train_distributed.one_shot.users import EmbeddingUsers
@@ -181,6 +182,8 @@ class ModelTask(SumTask):
 
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
+    if further_rounds(method):
+        raise ValueError("rounds must be 0 in a federation")
     if federation.dimension != method.dimension:
         raise ValueError(
             f"dimension must be the method's {method.dimension}, got {federation.dimension}"

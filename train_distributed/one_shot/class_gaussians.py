@@ -13,7 +13,7 @@ from torch import Tensor
 DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
 LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
-SCORING_STEPS = 50
+SCORING_STEPS, CONVERGED = 50, 1e-12
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
 
@@ -89,6 +89,26 @@ class Prior:
         return Posterior(means, self.vectors * spread @ self.vectors.T)
 
 
+@dataclass(frozen=True)
+class Gaussians:
+    """Classes as they are estimated: N(μ_k, Σ) with probability π_k."""
+
+    means: Tensor  # (q, K) μ
+    covariance: Tensor  # (q, q) Σ, of every class
+    shares: Tensor  # (K,) π, one together
+
+    def weights(self, shares: Tensor, constant: float) -> Tensor:
+        """(d, K) of Bayes' rule for these class probabilities, constant row first."""
+        directions, bias = linear_discriminant(self.means, self.covariance, shares)
+        return torch.cat([bias[None] / constant, directions])
+
+    def draw(self, rows: int, generator: torch.Generator) -> Tensor:
+        """(rows, q) draws from the mixture."""
+        classes = torch.multinomial(self.shares, rows, replacement=True, generator=generator)
+        white = torch.randn(rows, len(self.means), generator=generator, dtype=torch.float64)
+        return self.means.mT[classes] + white @ torch.linalg.cholesky(self.covariance).mT
+
+
 def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor) -> Tensor:
     """(q, q) W_priv = M/N − g gᵀ − Σ (n_k/N)(μ_k − g)(μ_k − g)ᵀ − Σ (n_k/N) V_k.
 
@@ -132,18 +152,29 @@ def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tens
 def fitted_variance(difference: Tensor, noise: Tensor) -> float:
     """v >= 0 of maximum likelihood for symmetric entries N(0, v + noise), twice on the diagonal.
 
-    Fisher scoring, where every entry weighs 1/(v + noise)².
-
     Args:
         difference: (q, q) symmetric.
         noise: (q, q) variance of the noise off the diagonal, as of such an entry on it.
     """
     squares = difference.square()
-    squares = squares - torch.diag(squares.diagonal() / 2)
+    return fitted_scale(squares - torch.diag(squares.diagonal() / 2), noise)
+
+
+def fitted_scale(squares: Tensor, noise: Tensor) -> float:
+    """v >= 0 of maximum likelihood for entries N(0, v + noise) whose squares are given.
+
+    By Fisher scoring, where every entry weighs 1/(v + noise)².
+
+    Args:
+        squares: of the entries, any shape.
+        noise: variance of the noise in each.
+    """
     found = float(squares.mean())
     for _ in range(SCORING_STEPS):
         weight = 1 / (found + noise).clamp(min=1e-150).square()
-        found = max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
+        before, found = found, max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
+        if abs(found - before) <= CONVERGED * before:
+            break
     return found
 
 

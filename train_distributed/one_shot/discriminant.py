@@ -11,15 +11,21 @@ from torch import Tensor
 from embed import PublicTransform
 from heads import symmetric
 from train_distributed.one_shot.class_gaussians import (
+    Gaussians,
     Posterior,
     Prior,
     conditioned,
-    linear_discriminant,
     moved_covariance,
     within_class,
 )
 from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, class_counts
+from train_distributed.one_shot.further_rounds import (
+    CLIP_SHARE,
+    MOST_ROUNDS,
+    ClippedGradient,
+    Descent,
+)
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 
@@ -41,6 +47,7 @@ class Discriminant:
     moments: Moments = "all"
     alpha: float | None = None  # weight of the moments in the joint noise, as in `LeastSquares`
     prior: ClassPrior = "empirical"  # of the classes; as the noised counts say
+    rounds: int = 0  # T further sums of gradients, with the first under one promise
 
     def validate(self) -> None:
         """Checks what the transform and the data cannot know.
@@ -52,6 +59,8 @@ class Discriminant:
             raise ValueError(f"moments must be one of {get_args(Moments)}, got {self.moments!r}")
         if self.moments == "none" and self.alpha is not None:
             raise ValueError(f"alpha must be left out without moments, got {self.alpha}")
+        if not 0 <= self.rounds <= MOST_ROUNDS:
+            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}], got {self.rounds}")
         self.statistics.validate()
         checked_prior(self.prior, self.num_classes)
 
@@ -113,7 +122,27 @@ class Discriminant:
         return self.statistics.submit(chunk)
 
     def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        """(d, K) weights from the noised statistics of `rows` rows, noise of `noise_std` per entry.
+        """(d, K) weights from noised statistics of `rows` rows, noise of `noise_std` per entry."""
+        return self._weights(self.gaussians(total, rows, noise_std))
+
+    @property
+    def gradient(self) -> ClippedGradient:
+        """What a further round sums, at weights that are not known yet."""
+        weights = torch.zeros(self.transform.dim, self.num_classes, dtype=torch.float64)
+        return ClippedGradient(weights=weights, clip_norm=CLIP_SHARE * self.transform.clip_norm)
+
+    def descent(self, total: Tensor, rows: int, noise_std: float) -> Descent:
+        """What the first sum gives to further rounds, which know the classes' own shares."""
+        found, constant = self.gaussians(total, rows, noise_std), self.transform.constant
+        start = found.weights(found.shares, constant)
+        offset = self._weights(found) - start
+        return Descent.of(start, offset, found, constant, self.transform.clip_norm)
+
+    def _weights(self, found: Gaussians) -> Tensor:
+        return found.weights(shares_of(self.prior, found.shares), self.transform.constant)
+
+    def gaussians(self, total: Tensor, rows: int, noise_std: float) -> Gaussians:
+        """The classes, from the same; Σ holds what is left open of their means.
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """
@@ -134,12 +163,7 @@ class Discriminant:
             covariance = moved + room
         covariance = conditioned(covariance, SHRINKAGE)
         means = centre[:, None] + posterior.means
-        directions, bias = linear_discriminant(
-            means,
-            covariance + posterior.covariance,
-            shares_of(self.prior, shares),
-        )
-        return torch.cat([bias[None] / transform.constant, directions])
+        return Gaussians(means, covariance + posterior.covariance, shares)
 
     def _public_within(self) -> Tensor:
         """(q, q) of labelled public rows; without labels that of all."""

@@ -10,7 +10,7 @@ class MethodOptions:
     """Settings of a method; what is left out takes the method's default."""
 
     l2_reg: float | None = None
-    """Λ of a head."""
+    """Λ of a head; by a public rule if left out."""
     radius: float | None = None
     """R: heads are projected to this norm."""
     solver: Literal["exact", "sgd"] | None = None
@@ -38,7 +38,8 @@ class MethodOptions:
     """Norm to which every user's submission is clipped, with `--unit user`: public, as `select`
     proposes it."""
     rounds: int | None = None
-    """Of gradient perturbation."""
+    """Sums of gradients: further ones after the discriminant's sum (0 if left out), each a step of
+    the softmax loss, all under one promise; all sums of gradient perturbation."""
     learning_rate: float | None = None
     """Of DP-FL."""
     eps_frac: float | None = None

@@ -49,7 +49,15 @@ class Submission(Reach, Protocol):
         ...
 
 
-class Method(Submission, Protocol):
+class Submitted(Submission, Protocol):
+    """What every user submits, computed from its rows."""
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, D) float64 submissions, unscaled, without noise."""
+        ...
+
+
+class Method(Submitted, Protocol):
     """What every user submits, how far a record moves it, what the sum is good for."""
 
     @property
@@ -59,10 +67,6 @@ class Method(Submission, Protocol):
 
     def validate(self) -> None:
         """Raises ValueError for a setting out of range."""
-        ...
-
-    def submit(self, chunk: Chunk) -> Tensor:
-        """(u, D) float64 submissions, unscaled, without noise."""
         ...
 
     def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
@@ -81,8 +85,10 @@ def rows_left(method: Method, total: Tensor, rows: int, noise_std: float) -> int
 
 
 def method_report(method: Method) -> dict[str, Any]:
-    """The method's name, and the users' clip where there is one, in words too."""
+    """The method's name, Λ of a head, and the users' clip where there is one, in words too."""
     report: dict[str, Any] = {"method": method_name(method)}
+    if isinstance(own := unclipped(method), BlindAveraging):
+        report |= {"l2_reg": own.head.l2_reg}
     if isinstance(method, UserClip):
         words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
         report |= {"user_clip": method.norm, "user_clip_means": words}
@@ -179,7 +185,7 @@ def _build(
     return BlindAveraging(head=head, dim=transform.dim, constant=transform.constant, **options)
 
 
-def submissions(method: Method, chunk: Chunk, grid: float | None) -> Tensor:
+def submissions(method: Submitted, chunk: Chunk, grid: float | None) -> Tensor:
     """(u, D) float64 scaled submissions of these users, before their noise.
 
     Args:

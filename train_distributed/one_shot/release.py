@@ -1,6 +1,7 @@
 """From many users' embeddings to one released model: train, add noise once, sum once."""
 
 import math
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.defaults import Circumstances
 from train_distributed.one_shot.methods import (
     Method,
     build_method,
@@ -21,12 +23,12 @@ from train_distributed.one_shot.methods import (
     weights_of,
 )
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.parts import advanced, parts_of, rounds_report, sums_of
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.summation import IntegerSum, one_sum, zero_out_report
+from train_distributed.one_shot.summation import IntegerSum, zero_out_report
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.ledger_fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
 
@@ -81,7 +83,7 @@ def release(
     reserve: Reserve | None = None,
     **options: Any,
 ) -> Release:
-    """One private model from all users' rows, by one sum.
+    """One private model from all users' rows, by one sum, or by 1 + `rounds` of them.
 
     What is wrong with the rows, the classes or the transform is refused before any work, for the
     set as a whole; see `intake` for what a refusal shows.
@@ -104,7 +106,8 @@ def release(
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
             stops it by raising. The report says "ledger": "none", until who counts says otherwise.
-        **options: settings of the method, as in `methods.build_method`; `user_clip` among them.
+        **options: settings of the method, as in `methods.build_method`, `user_clip` among them; Λ
+            of a head that is left out is that of `defaults`.
 
     Returns:
         The (d, K) weights with the transform of their rows and a report, which says under
@@ -144,40 +147,60 @@ def release(
     discrete = noise == "discrete" and privacy.private
     source = Source.of(embeddings, transform, partition, num_classes)
     transform, users = source.transform, source.users
-    method = _method(method, transform, source.num_classes, options)
     sizes = users.sizes
-    guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
+    method = _method(
+        method,
+        transform,
+        options,
+        Circumstances(
+            sizes=sizes,
+            num_classes=source.num_classes,
+            privacy=privacy,
+            min_survivors=min_survivors,
+        ),
+    )
+    parts = parts_of(method, sizes, privacy, min_survivors)
+    guarantee = parts[0].guarantee
     played = Rehearsal() if rehearsal is None else rehearsal
     kept = played.surviving(len(sizes), guarantee.min_survivors)
     bare = frozenset(played.known_noise)
-    summation = one_sum(
-        method, guarantee, sizes, discrete=noise == "discrete", generator=generator, bare=bare
-    )
+    sums = sums_of(parts, sizes, discrete=noise == "discrete", generator=generator, bare=bare)
     admitted = source.admit(privacy, discrete=discrete, vouched=vouch_for_transform)
     if reserve is not None:
-        exact = isinstance(summation, IntegerSum)
-        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
-    for chunk in source.chunks():
-        arrived = kept[chunk.users]
-        if arrived.any():
-            if source.embeddings is None and method.grid_powers is not None:
-                check_stream(chunk, transform.clip_norm, transform.constant)
-            present = chunk.select(arrived)
-            summation.add(present.users, submissions(method, present, summation.grid))
+        plans = [each.plan for _, each in sums if isinstance(each, IntegerSum)]
+        reserve(gaussian_fields(*plans) if plans else simulated_fields(guarantee))
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-    opened = summation.total()
-    opened_std = summation.local_std * math.sqrt(survivors)
-    if rehearsal is None:
-        weights, temperature = model_of(method, opened, rows, opened_std)
+    descent, opened, seconds = None, [], []
+    for _, summation in sums:
+        started = time.perf_counter()
+        submission = method if descent is None else descent.gradient
+        for chunk in source.chunks():
+            arrived = kept[chunk.users]
+            if arrived.any():
+                if source.embeddings is None and submission.grid_powers is not None:
+                    check_stream(chunk, transform.clip_norm, transform.constant)
+                present = chunk.select(arrived)
+                summation.add(present.users, submissions(submission, present, summation.grid))
+        opened.append(summation.total())
+        std = summation.local_std * math.sqrt(survivors)
+        if len(sums) > 1:
+            descent = advanced(method, descent, opened[-1], rows, std)
+        seconds.append(time.perf_counter() - started)
+    (_, summation), *further = sums
+    first_std = summation.local_std * math.sqrt(survivors)
+    if descent is not None:
+        weights, temperature = descent.released, 1.0
+    elif rehearsal is None:
+        weights, temperature = model_of(method, opened[0], rows, first_std)
     else:  # played many times, for the sum or the weights alone
-        weights, temperature = weights_of(method, opened, rows, opened_std), 1.0
+        weights, temperature = weights_of(method, opened[0], rows, first_std), 1.0
     declared = () if source.embeddings is None else source.embeddings.declared_classes
     names = class_names(declared, method.num_classes)
-    facts = guarantee.report() | zero_out_report(guarantee, summation)
+    facts = guarantee.report() | zero_out_report(guarantee, summation, further)
     facts |= summation.report() | admitted.report
-    facts |= {"users": len(sizes), "survivors": survivors, "rows": rows, "rounds": 1}
-    facts |= method_report(method)
-    facts |= prior_report(method, opened, rows, opened_std, names)
+    facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
+    facts |= rounds_report(sums) | method_report(method)
+    facts |= prior_report(method, opened[0], rows, first_std, names)
     verdict = suitability(
         privacy,
         noise,
@@ -185,14 +208,21 @@ def release(
         rehearsed=None if rehearsal is None else rehearsal.reason,
         others=admitted.unsuitable,
     )
-    released = Release(weights, transform, names, opened=opened, temperature=temperature)
+    if further and not verdict["suitable_for_release"]:  # how long it took depends on the rows
+        facts |= {"simulation_only": {"seconds_per_round": seconds}}
+    released = Release(weights, transform, names, opened=torch.cat(opened), temperature=temperature)
     return reported(released, facts, verdict, source.embeddings)
 
 
 def _method(
-    method: str | Method, transform: PublicTransform, num_classes: int, options: dict[str, Any]
+    method: str | Method,
+    transform: PublicTransform,
+    options: dict[str, Any],
+    circumstances: Circumstances,
 ) -> Method:
+    num_classes = circumstances.num_classes
     if isinstance(method, str):
+        options = circumstances.options(method, options)
         return build_method(method, transform, num_classes, options)
     if options:
         raise ValueError(f"options must go into the Method itself, got {sorted(options)}")

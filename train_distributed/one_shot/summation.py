@@ -1,6 +1,7 @@
 """The one sum over all users, with every user's share of the noise in it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -8,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed import accounting
 from train_distributed.one_shot.methods import Submission
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
@@ -16,6 +16,7 @@ from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian, system_generator
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
+from train_distributed.privacy.ledger_cost import Cost
 from train_distributed.secure_sum import SumResult, simulate_sum
 from train_distributed.secure_sum.simulate import ADVERTISE
 
@@ -98,8 +99,12 @@ class Integers:
     grid: float | None  # rows must be multiples of it; None: any rows
 
     @classmethod
-    def of(cls, method: Submission, guarantee: Guarantee, sizes: Tensor) -> "Integers":
+    def of(
+        cls, method: Submission, guarantee: Guarantee, sizes: Tensor, zeta: float = 0.0
+    ) -> "Integers":
         """The grid, noise and encoding of a method for users of these sizes.
+
+        `zeta` is that of all sums which share the promise; see `integer_gaussian.plan`.
 
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
         on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around,
@@ -114,12 +119,12 @@ class Integers:
         rounds = method.grid_powers is None or isinstance(method, UserClip)
         rounded = guarantee.touched_users if rounds else 0
         if method.grid_powers is None:
-            release = _plan(guarantee, method.dimension, rounded, None)
+            release = _plan(guarantee, method.dimension, rounded, None, zeta)
             return Integers(release, release.fixed_point(bound, users), None)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
-            release = _plan(guarantee, method.dimension, rounded, steps)
+            release = _plan(guarantee, method.dimension, rounded, steps, zeta)
             finest = float(np.min(steps))
             try:
                 if bound / finest > EXACT_STEPS:
@@ -181,10 +186,11 @@ class IntegerSum(Integers):
         method: Submission,
         guarantee: Guarantee,
         sizes: Tensor,
+        zeta: float = 0.0,
         sampler: NoiseSampler = discrete_gaussian,
     ) -> "IntegerSum":
         """The sum of `Integers.of` these; see there."""
-        made = Integers.of(method, guarantee, sizes)
+        made = Integers.of(method, guarantee, sizes, zeta)
         least = guarantee.min_survivors
         return cls(made.plan, made.code, made.grid, guarantee.users, least, sampler)
 
@@ -230,6 +236,7 @@ def one_sum(
     discrete: bool,
     generator: torch.Generator | None,
     bare: frozenset[int] = frozenset(),
+    zeta: float = 0.0,
 ) -> FloatSum | IntegerSum:
     """The sum of one release: discrete noise, or a simulation in floating point.
 
@@ -240,14 +247,19 @@ def one_sum(
         discrete: as it is deployed; a sum without noise is always a simulation.
         generator: of float noise; None: seeded by the operating system.
         bare: users whose noise an attacker knows.
+        zeta: of all integer sums that share the promise.
     """
     if not discrete or not guarantee.privacy.private:
         generator = system_generator() if generator is None else generator
         return FloatSum(method.dimension, guarantee.float_std, generator, bare)
-    return replace(IntegerSum.of(method, guarantee, sizes), bare=bare)
+    return replace(IntegerSum.of(method, guarantee, sizes, zeta=zeta), bare=bare)
 
 
-def zero_out_report(guarantee: Guarantee, summation: FloatSum | Integers) -> dict[str, float]:
+def zero_out_report(
+    guarantee: Guarantee,
+    summation: FloatSum | Integers,
+    further: Sequence[tuple[Guarantee, FloatSum | Integers]] = (),
+) -> dict[str, float]:
     """What the same noise is worth where rows are taken out instead of replaced.
 
     Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public, are
@@ -256,24 +268,35 @@ def zero_out_report(guarantee: Guarantee, summation: FloatSum | Integers) -> dic
     other tools state it, can be compared with: under that relation itself the published sizes
     differ, and no ε holds.
 
+    Args:
+        guarantee: of the first sum.
+        summation: the first sum.
+        further: those that share the promise with it.
+
     Returns:
-        `zero_out_epsilon` at the promised δ, rounded up as all here, and `zero_out_sensitivity` of
-        one composition; nothing where there is no noise.
+        `zero_out_epsilon` at the promised δ of all sums, rounded up as all here, and
+        `zero_out_sensitivity` of one composition of the first; nothing where there is no noise.
     """
-    privacy = guarantee.privacy
-    if not privacy.private:
+    if not guarantee.privacy.private:
         return {}
-    if isinstance(summation, Integers):
-        moved = replace(summation.plan, sensitivity=guarantee.joint_removal)
-        epsilon = moved.epsilon(privacy.delta)
-    else:
-        std = summation.local_std * math.sqrt(guarantee.honest)
-        epsilon = accounting.epsilon(privacy.delta, std / guarantee.joint_removal / ROUND_UP)
+    spent = Cost.of(_removed(*each) for each in ((guarantee, summation), *further))
+    epsilon = spent.at(guarantee.privacy.delta)
     return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
 
 
+def _removed(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
+    if isinstance(summation, Integers):
+        return replace(summation.plan, sensitivity=guarantee.joint_removal).cost
+    std = summation.local_std * math.sqrt(guarantee.honest)
+    return Cost(squared_mu=(guarantee.joint_removal / std * ROUND_UP) ** 2)
+
+
 def _plan(
-    guarantee: Guarantee, dimension: int, rounded_users: int, steps: np.ndarray | None
+    guarantee: Guarantee,
+    dimension: int,
+    rounded_users: int,
+    steps: np.ndarray | None,
+    zeta: float,
 ) -> IntegerRelease:
     return plan(
         guarantee.privacy.epsilon,
@@ -283,4 +306,6 @@ def _plan(
         dimension=dimension,
         rounded_users=rounded_users,
         step=steps,
+        share=guarantee.share,
+        zeta=zeta,
     )

@@ -53,6 +53,8 @@ class UserClip:
     def validate(self) -> None:
         """Raises ValueError for a norm out of scale, or a setting of the method's out of range."""
         require_scale("user_clip", self.norm)
+        if getattr(self.method, "rounds", 0):
+            raise ValueError("user_clip must be left out with rounds, which clip every record")
         self.method.validate()
 
     @property
@@ -128,14 +130,15 @@ class UserClip:
     def rows(self, total: Tensor, rows: int, noise_std: float) -> int:
         """How many rows the noised, clipped statistics of `rows` rows hold: at least one.
 
-        The constant row says it with noise √K s/a; what is missing is believed as far as that noise
-        does not explain it (James and Stein 1961, positive part). Trained weights hold all rows.
+        The constant row says it with noise √K s/a. What is missing is believed as far as it is more
+        than twice that noise: too few rows do more harm than too many, and clips are chosen so that
+        few are missing. Trained weights hold all rows.
         """
         if not isinstance(self.method, ClassSums | LeastSquares | Discriminant):
             return rows
         constant = self.method.transform.constant
         missing = rows - float(total[: self.num_classes].sum()) / constant
-        noise = self.num_classes * (noise_std / constant) ** 2
+        noise = self.num_classes * (2 * noise_std / constant) ** 2
         keep = max(0.0, 1 - noise / max(missing, 1e-150) ** 2)
         return min(rows, max(1, round(rows - keep * max(missing, 0.0))))
 

@@ -55,18 +55,27 @@ class Guarantee:
     sensitivity: float  # of one composition, for the stated unit and group
     noise_multiplier: float  # of one composition; 0: no noise
     removal: float  # sensitivity where the unit's rows are taken out and all sizes stay
+    share: float = 1.0  # of the promise's μ² that this sum spends; others spend the rest
 
     @classmethod
     def of(
-        cls, sizes: Tensor, method: Reach, privacy: Privacy, min_survivors: int | None = None
+        cls,
+        sizes: Tensor,
+        method: Reach,
+        privacy: Privacy,
+        min_survivors: int | None = None,
+        *,
+        share: float = 1.0,
     ) -> "Guarantee":
         """The guarantee of a method for users of these sizes.
 
         Args:
             sizes: (users,) n_i, public.
             method: what is submitted.
-            privacy: the promise.
+            privacy: the promise, of all sums together that have a share of it.
             min_survivors: m_min; None: all users.
+            share: of μ² = C/σ², in (0, 1]; Gaussian sums whose shares come to 1 keep the promise
+                together, each noised by σΔ/√share.
 
         Raises:
             ValueError: no certainly honest user, or a promise out of range.
@@ -126,6 +135,7 @@ class Guarantee:
             sensitivity=sensitivity * ROUND_UP,
             noise_multiplier=multiplier,
             removal=removal * ROUND_UP,
+            share=share,
         )
 
     @property
@@ -145,12 +155,13 @@ class Guarantee:
 
     @property
     def float_std(self) -> float:
-        """Noise of one user in a floating-point simulation, σ Δ / √H (Sec. 5.1).
+        """Noise of one user in a floating-point simulation, σ Δ / √(H share) (Sec. 5.1).
 
         The honest users' shares alone suffice. What is deployed is a little more: the `local_std`
         of the integer plan, which pays for rounding and discreteness too.
         """
-        return self.noise_multiplier * self.sensitivity / math.sqrt(self.honest) * ROUND_UP
+        certain = math.sqrt(self.honest * self.share)
+        return self.noise_multiplier * self.sensitivity / certain * ROUND_UP
 
     def report(self) -> dict[str, Any]:
         """The promise in words and numbers, JSON-ready."""

@@ -34,6 +34,17 @@ sensitivity Δ + A sqrt(Σ_c g_c²) is (ε, δ), the integer sum is (ε + 2ζ, e
    P(f + S) ≤ e^ζ Q(f + S) ≤ e^ζ (e^ε Q(f' + S) + δ) ≤ e^{ε+2ζ} P(f' + S) + e^ζ δ. Noise of further
    users is independent of the data, and so post-processing. ∎
 
+**Several sums, one after another.** Sum t may be of vectors that were chosen with all earlier sums
+in sight: adaptively. If its continuous mechanism has μ_t = sensitivity over standard deviation, and
+its ζ is ζ_t, all integer sums together are (ε + 2Z, e^Z δ) with Z = Σ ζ_t, wherever the continuous
+Gaussian mechanism of μ² = Σ μ_t² is (ε, δ).
+
+**Proof.** Given any earlier sums h, step 4 holds for sum t: on either neighbour its law P_t(· | h)
+is within e^{±ζ_t}, point by point, of the law Q_t(· | h) of f_t(h) + R(X). So the probability
+Π P_t(z_t | z_1 … z_{t-1}) of all sums is within e^{±Z} of Π Q_t. The latter is an adaptive
+composition of Gaussian mechanisms of μ_t with post-processing, and so of μ (Cor. 3.3 of Dong, Roth
+and Su 2022). The last line of step 4 follows with Z in place of ζ. ∎
+
 The charge of half a step per rounding is exact because the step is a power of two: dividing by it
 rounds nothing. Rounding towards zero instead is charged alike: of two numbers of one sign it moves
 the difference by less than a step, of two signs it brings them nearer. Rows rounded towards zero
@@ -50,11 +61,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from train_distributed import accounting
 from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
+from train_distributed.privacy.ledger_cost import Cost
 
 TAU = 4.0  # τ, steps
 STEPS_PER_STD = 2.0**10  # default step: σ is at least so many steps,
 STEPS_PER_SENSITIVITY = 2.0**14  # and rounding at most 1/2^14 of the sensitivity
-ROUND_UP = 1 + 2.0**-48  # the planned noise errs upwards by more than double rounding does
+ROUND_UP = 1 + 2.0**-48  # planned noise errs upwards by more than doubles, and sums of shares, do
 EXACT_TERMS = 10**6  # beyond, the last term stands for all that follow (each smaller)
 
 
@@ -130,6 +142,11 @@ class IntegerRelease:
         return self.certain_std / self.charged_sensitivity
 
     @property
+    def cost(self) -> Cost:
+        """What it adds to other sums over the same rows."""
+        return Cost(squared_mu=(ROUND_UP / self.noise_multiplier) ** 2, zeta=self.zeta)
+
+    @property
     def stds_in_steps(self) -> float | NDArray[np.float64]:
         """What each user's noise sampler is asked for: σ/g."""
         return self.local_std / self.step
@@ -172,8 +189,13 @@ def plan(
     dimension: int,
     rounded_users: int = 1,
     step: float | NDArray[np.float64] | None = None,
+    share: float = 1.0,
+    zeta: float = 0.0,
 ) -> IntegerRelease:
     """The smallest noise, and a step, with which the integer sum is (epsilon, delta).
+
+    Sums whose shares come to 1 are (epsilon, delta) together if each is planned with a `zeta` that
+    is at least the ζ of all of them.
 
     Args:
         epsilon: > 0 and finite.
@@ -184,20 +206,25 @@ def plan(
         rounded_users: A; 0 where rows were rounded towards zero first.
         step: g, one number or (d,); default `default_step` at the noise that a real-valued
             release would need.
+        share: of the promise's μ² that this sum may spend, in (0, 1].
+        zeta: Z of all sums that share the promise; this one's own ζ if that is more.
 
     Raises:
-        ValueError: a target that no amount of noise at this step meets.
+        ValueError: a target that no amount of noise at this step meets, or a share out of range.
     """
-    local = accounting.noise_multiplier(epsilon, delta) * sensitivity / math.sqrt(honest)
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be in (0, 1], got {share}")
+    local = accounting.noise_multiplier(epsilon, delta) * sensitivity / math.sqrt(honest * share)
     if step is None:
         step = default_step(local, sensitivity, dimension, rounded_users=max(1, rounded_users))
     steps = _steps(step, dimension)
     # ζ falls with the noise, and the noise planned below is at least `local`.
-    zeta = math.exp(_log_zeta(local, step, honest, dimension))
+    zeta = max(zeta, math.exp(_log_zeta(local, step, honest, dimension)))
     if 2 * zeta >= epsilon:
         raise ValueError(f"step must leave 2 zeta < epsilon={epsilon}, got zeta={zeta:.3g}")
     multiplier = accounting.noise_multiplier(epsilon - 2 * zeta, math.exp(-zeta) * delta)
     std = multiplier * (sensitivity + rounded_users * _rounding(steps, dimension))
+    std /= math.sqrt(share)
     std = math.hypot(std, TAU * float(steps.max())) * ROUND_UP
     return IntegerRelease(
         local_std=std / math.sqrt(honest),

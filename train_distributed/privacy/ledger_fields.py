@@ -1,8 +1,11 @@
 """What an entry of a ledger says of the rows and of the noise, by whoever knows them."""
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from train_distributed.privacy.ledger_cost import ROUND_UP, Cost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +41,11 @@ def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
 
 
 def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
-    """What an entry says of the noise of a sum in floating point, or of a sum without noise."""
+    """What an entry says of the noise of sums in floating point, or of sums without noise.
+
+    Args:
+        guarantee: of a sum; where several share the promise, of any of them: μ² is that of all.
+    """
     return {
         "noise": "float" if guarantee.privacy.private else "none",
         "sigma": guarantee.noise_multiplier * guarantee.sensitivity,
@@ -47,11 +54,15 @@ def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
     }
 
 
-def gaussian_fields(planned: "IntegerRelease") -> dict[str, Any]:
-    """What an entry says of the noise of a sum of integers."""
-    return {
-        "noise": "discrete",
-        "sigma": planned.certain_std,
-        "sensitivity": planned.charged_sensitivity,
-        "zeta": planned.zeta,
-    }
+def gaussian_fields(*planned: "IntegerRelease") -> dict[str, Any]:
+    """What an entry says of the noise of a sum of integers, or of several that are one entry.
+
+    Several are stated as the one Gaussian that they are together: noise 1/μ at sensitivity 1.
+    """
+    if len(planned) == 1:
+        (only,) = planned
+        noise = {"sigma": only.certain_std, "sensitivity": only.charged_sensitivity}
+        return {"noise": "discrete", "zeta": only.zeta} | noise
+    together = Cost.of(each.cost for each in planned)
+    noise = {"sigma": 1 / (math.sqrt(together.squared_mu) * ROUND_UP), "sensitivity": 1.0}
+    return {"noise": "discrete", "zeta": together.zeta} | noise

@@ -14,6 +14,8 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import CLIP, TRAINED
 
+SUBMITTED = ("moments",)  # options of statistics that say which ones are submitted
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -35,8 +37,10 @@ class Setting:
         """
         statistics = self.method in STATISTICS
         exact = self.options.get("solver", "exact") == "exact"
-        seen = {} if statistics else dict(self.options)
-        if exact:
+        seen = dict(self.options)
+        if statistics:
+            seen = {name: value for name, value in seen.items() if name in SUBMITTED}
+        elif exact:
             seen = {name: value for name, value in seen.items() if name not in TRAINED}
         clipped = ", users' clip" if CLIP in self.options else ""
         return f"{self.method}({_in_words(seen)}) on {self.transform}{clipped}"
@@ -119,13 +123,15 @@ class Job:
         """Names a job of a plan; equal keys give equal cells."""
         return f"{self.family[0].training}, {self.scenario.key}, seed {self.seed}"
 
-    def noise(self, promise: Privacy, dimension: int) -> Tensor:
-        """(dimension,) draws from N(0, 1), alike in all jobs of a seed, other for another promise.
+    def noise(self, promise: Privacy, number: int, dimension: int) -> Tensor:
+        """(dimension,) draws from N(0, 1), alike in all jobs of a seed.
 
-        Settings and partitions are compared under the same noise (common random numbers), so
-        their difference is not that of two draws.
+        Other promises and further sums of one release have other draws. Settings and partitions
+        are compared under the same noise (common random numbers), so their difference is not that
+        of two draws.
         """
         words = f"noise, seed {self.seed}, epsilon {promise.epsilon}, delta {promise.delta}"
+        words += f", sum {number}" if number else ""
         generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
 

@@ -1,7 +1,7 @@
 """A private run played through on public labelled embeddings, to choose what the run will use."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.balance import rebalanced, task_shares
 from train_distributed.simulation.plan import Cell, Plan, Setting
 from train_distributed.simulation.runner import run_jobs
 from train_distributed.simulation.scenario import Scenario
@@ -88,6 +89,14 @@ class Candidates:
                 settings.append(Setting("discriminant", "discriminant", name, heavy))
         return cls(tuple(settings), grid)
 
+    def for_equal_classes(self) -> "Candidates":
+        """The same, every class taken for equally probable where a method can be told."""
+        told = [
+            s if s.method == "svm" else replace(s, options={**s.options, "prior": "equal"})
+            for s in self.settings
+        ]
+        return replace(self, settings=tuple(told))
+
 
 def rehearse(
     public: EmbeddingSet,
@@ -97,6 +106,7 @@ def rehearse(
     *,
     tasks: int,
     seeds: int,
+    balance: Sequence[float] | None = None,
     finished: Collection[str] = (),
 ) -> Iterator[tuple[str, list[Cell]]]:
     """Accuracy of every candidate on tasks that public classes are grouped into.
@@ -113,6 +123,8 @@ def rehearse(
         candidates: what to choose from.
         tasks: how many groupings.
         seeds: partitions and noises per grouping.
+        balance: (K,) shares of the classes among training rows; empty: equal and 1:2 by turns;
+            None: as public classes have them.
         finished: keys of jobs to leave out.
 
     Yields:
@@ -128,7 +140,9 @@ def rehearse(
         federation.validate()
     for task in range(tasks):
         drawn = range(task * seeds, (task + 1) * seeds)
-        stage = _Task(public, federations, promises, candidates, drawn)
+        classes = federations[0].num_classes
+        shares = None if balance is None else task_shares(classes, task, balance or None)
+        stage = _Task(public, federations, promises, candidates, drawn, shares)
         yield from stage.run(np.random.default_rng(task), finished)
 
 
@@ -137,7 +151,7 @@ class Choice:
     """The candidate with the best mean accuracy in a rehearsal, for one ε."""
 
     setting: Setting
-    accuracy: float  # in the rehearsal, not of the private run
+    accuracy: float  # balanced, in the rehearsal, not of the private run
 
 
 def ranking(cells: Iterable[Cell]) -> dict[float | None, list[Choice]]:
@@ -155,7 +169,9 @@ def ranking(cells: Iterable[Cell]) -> dict[float | None, list[Choice]]:
         setting = Setting(cell.label, cell.method, cell.transform, cell.options)
         name = f"{cell.method} {cell.transform} {sorted(cell.options.items())}"
         of_epsilon = values.setdefault(cell.epsilon, {})
-        of_epsilon.setdefault(name, (setting, []))[1].append(cell.accuracy)
+        of_epsilon.setdefault(name, (setting, []))[1].append(
+            cell.accuracy if cell.balanced is None else cell.balanced
+        )
     return {
         epsilon: sorted(
             (Choice(setting, float(np.mean(found))) for setting, found in of_epsilon.values()),
@@ -174,6 +190,7 @@ class _Task:
     promises: Sequence[Privacy]
     candidates: Candidates
     seeds: range
+    shares: np.ndarray | None  # (K,) of the classes; None: as they are
 
     def run(
         self, rng: np.random.Generator, finished: Collection[str]
@@ -183,6 +200,11 @@ class _Task:
         asked = np.flatnonzero(groups[self.public.labels] >= 0)
         known = np.flatnonzero(groups[self.public.labels] < 0)
         tested = rng.random(len(asked)) < TEST_SHARE
+        if self.shares is not None:
+            kept = tested.copy()
+            labels = groups[self.public.labels[asked[~tested]]]
+            kept[~tested] = rebalanced(labels, self.shares, rng)
+            asked, tested = asked[kept], tested[kept]
         plan = Plan(
             settings=self.candidates.settings,
             scenarios=[each.stand_in(int((~tested).sum())) for each in self.federations],

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice, product
 from typing import Generic, TypeVar
 
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.methods import METHODS, Method, build_method
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Cell, Job, Plan, Setting
 from train_distributed.simulation.scenario import Scenario, held_out
@@ -77,7 +77,7 @@ class _Stage:
         key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
         found = self.known.get(key, [])
         if not found:
-            weights = _releases(job, self.plan.promises, held.sizes, methods, sums)
+            weights = _releases(job, self.plan.promises, held, methods, sums)
             found = accuracies(self.rows(name)[test], self.labels[test], weights)
         if job.shared:  # equal sums, sizes and noise: equal releases
             self.known[key] = found
@@ -162,19 +162,15 @@ class _Latest(Generic[K, V]):
 def _releases(
     job: Job,
     promises: Sequence[Privacy],
-    held: Tensor,
+    held: RowsInMemory,
     methods: Sequence[Method],
     sums: Sequence[Tensor],
 ) -> Iterator[Tensor]:
     """(d, K) weights for every method and promise; sums are scaled to what they stand for."""
-    sizes = job.scenario.sizes(held)
-    rows = int(sizes.sum())
-    noises = [job.noise(promise, methods[0].dimension) for promise in promises]
-    scale = rows / int(held.sum())
+    sizes = job.scenario.sizes(held.sizes)
     for method, total in zip(methods, sums, strict=True):
-        for promise, noise in zip(promises, noises, strict=True):
-            guarantee = Guarantee.of(sizes, method, promise)
-            yield released(method, scale * total, guarantee, rows, noise)
+        for promise in promises:
+            yield released(method, total, held, sizes, promise, partial(job.noise, promise))
 
 
 def accuracies(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[Accuracies]:

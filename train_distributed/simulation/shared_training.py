@@ -1,7 +1,7 @@
 """Many releases from one training: what is the same for several ε and settings is computed once."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +12,16 @@ from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.discriminant import Discriminant
+from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import Method, unclipped
+from train_distributed.one_shot.parts import parts_of
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 
+BLOCK = 1 << 14  # rows of a gradient at a time
 CLIP = "user_clip"  # the option with which sums of statistics know who holds which rows
 TRAINED = ("radius", "bound", CLIP)  # options of an exact head that its training does not see
 
@@ -70,19 +72,56 @@ def simulate(
     Yields:
         (d, K) weights.
     """
+
+    def draw(number: int, dimension: int) -> Tensor:
+        return torch.randn(dimension, generator=generator, dtype=torch.float64)
+
     (total,) = totals(users, [method])
     for promise in promises:
-        guarantee = Guarantee.of(users.sizes, method, promise)
-        noise = torch.randn(method.dimension, generator=generator, dtype=torch.float64)
-        yield released(method, total, guarantee, int(users.sizes.sum()), noise)
+        yield released(method, total, users, users.sizes, promise, draw)
 
 
 def released(
-    method: Method, total: Tensor, guarantee: Guarantee, rows: int, noise: Tensor
+    method: Method,
+    total: Tensor,
+    held: RowsInMemory,
+    sizes: Tensor,
+    promise: Privacy,
+    draw: Callable[[int, int], Tensor],
 ) -> Tensor:
-    """(d, K) weights from an unscaled sum of `rows` rows and (D,) draws from N(0, 1)."""
-    std = guarantee.float_std * math.sqrt(guarantee.users)
-    return method.classifier(total + noise * std / method.scale, rows, std)
+    """(d, K) weights of one release.
+
+    Args:
+        method: with all its rounds.
+        total: (D,) its unscaled first sum over the rows held.
+        held: rows; further rounds sum over these as well.
+        sizes: (users,) of the users whom they stand for: all sums are scaled to their rows.
+        promise: of all rounds together.
+        draw: (number of the sum, its dimension) -> as many draws from N(0, 1).
+    """
+    rows = int(sizes.sum())
+    scale = rows / int(held.sizes.sum())
+    first, *further = parts_of(method, sizes, promise)
+    std = first.guarantee.float_std * math.sqrt(len(sizes))
+    noised = scale * total + draw(0, method.dimension) * std / method.scale
+    if not further:
+        return method.classifier(noised, rows, std)
+    assert isinstance(method, Discriminant)
+    descent, (each,) = method.descent(noised, rows, std), further
+    std = each.guarantee.float_std * math.sqrt(len(sizes))
+    for number in range(1, 1 + each.times):
+        noise = std * draw(number, each.submission.dimension)
+        descent = descent.after(scale * _whole(held, descent.gradient) + noise, rows, std)
+    return descent.released
+
+
+def _whole(held: RowsInMemory, gradient: ClippedGradient) -> Tensor:
+    """(D,) sum over all rows, some at a time: it knows no partition."""
+    all_rows = held.together()
+    total = torch.zeros(gradient.dimension, dtype=torch.float64)
+    for x, y in zip(all_rows.x[0].split(BLOCK), all_rows.y[0].split(BLOCK), strict=True):
+        total += gradient.submit(Chunk(all_rows.users, x[None], y[None], torch.tensor([len(y)])))[0]
+    return total
 
 
 def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Which engine is taken: with engines that only pretend, and what they make of a batch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_one_that_does_not_agree_is_not_taken(
 ) -> None:
     engines(one=pretend(change), two=pretend(same))
     assert chosen().name == "two"
-    assert "; not one: cosines with torch's embeddings" in capsys.readouterr().err
+    assert "; not one: cosines with torch in float32" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"engine one must run this encoder, got: cosines"):
         chosen(engine="one")
     engines(one=pretend(change))
@@ -127,7 +128,7 @@ def test_blank_embeddings_agree_with_blank_ones(engines: Callable[..., None]) ->
     assert chosen(pixels=pixels).name == "one"
 
 
-def test_a_precision_that_does_not_agree_is_tried_once(
+def test_a_precision_that_does_not_agree_is_not_taken(
     engines: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = []
@@ -137,12 +138,14 @@ def test_a_precision_that_does_not_agree_is_tried_once(
         return turned(rows, compute) if compute == "bfloat16" else rows
 
     both = ("float32", "bfloat16")
-    engines(torch.bfloat16, one=pretend(rough, *both), two=pretend(rough, *both))
+    engines(torch.bfloat16, one=pretend(rough, *both))
     found = chosen()
+    assert (found.name, found.compute) == ("torch", "bfloat16")
+    assert "; not one in bfloat16: cosines" in capsys.readouterr().err
+    found = chosen(engine="one")
     assert (found.name, found.compute) == ("one", "float32")
-    assert tried == ["bfloat16", "float32"]
-    assert "; not bfloat16: cosines" in capsys.readouterr().err
-    assert chosen(compute="bfloat16").compute == "bfloat16"  # whoever asks for it may be rougher
+    assert tried == ["bfloat16", "bfloat16", "float32"]
+    assert chosen(compute="bfloat16").name == "one"  # whoever asks for it may have it rougher
     engines(torch.bfloat16, one=pretend(one_row_off, *both))
     with pytest.raises(ValueError, match="engine one must run this encoder"):
         chosen(compute="bfloat16", engine="one")
@@ -175,6 +178,22 @@ def test_few_images_and_gpus_are_left_to_torch(engines: Callable[..., None]) -> 
         choose(Mean(), torch.device("meta"), torch.empty, rows=5_000, batch_size=4, engine="one")
     with pytest.raises(ValueError, match=r"engine must be torch with torch\.compile, got one"):
         choose(Mean(), CPU, torch.empty, rows=5_000, batch_size=4, engine="one", compiled=True)
+
+
+def test_it_gets_as_many_threads_as_torch(
+    engines: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    compiler = pretend(same)
+
+    def load(directory: Path, compute: str, threads: int) -> Callable[[np.ndarray], np.ndarray]:
+        given.append(threads)
+        return compiler.load(directory, compute, threads)
+
+    engines(one=replace(compiler, load=load))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert chosen().name == "one"
+    assert given == [3]
 
 
 def test_a_smaller_batch_is_filled_up(engines: Callable[..., None]) -> None:

@@ -203,3 +203,8 @@ def test_the_centre_square_is_kept() -> None:
     image[:, 10:20] = 200
     assert (squared(image, 10) == 200).all()
     assert squared(image, 4).shape == (4, 4, 3)
+    picture = Image.fromarray(RNG.integers(0, 256, (30, 41, 3), np.uint8))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter to the right
+    for data in (encoded(picture, "JPEG"), encoded(picture, "JPEG", exif=turned)):
+        assert (seen(data, size=7) == squared(seen(data), 7)).all()

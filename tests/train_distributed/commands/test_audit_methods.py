@@ -29,7 +29,7 @@ def test_every_method_that_is_offered_is_attacked(call, tmp_path, method: str) -
         (["--method", "admm-dual", "--honest-fraction", "0.5"], "honest_fraction must be left out"),
         (["--method", "charter-sum", "--noise", "float"], "noise must be 'discrete'"),
         (["--method", "amp", "--noise", "discrete"], "noise must be 'float' for 'amp'"),
-        (["--method", "charter", "--rows", "3"], "rounds must be <= rows/3"),
+        (["--method", "charter", "--rows", "2"], "rounds must be <= rows/3"),
         (["--method", "dp-fl", "--min-survivors", "1"], "min_survivors"),
     ],
 )

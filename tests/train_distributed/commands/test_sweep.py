@@ -24,6 +24,7 @@ from train_distributed.simulation import runner
 from train_distributed.simulation.plan import Cell
 
 ROOT = Path(__file__).parents[3]
+KINDS = ("no users' clip", "users' clip")
 
 
 @pytest.fixture
@@ -119,6 +120,29 @@ def test_partitions_do_not_touch_statistics_under_the_same_noise(sets, tmp_path,
             found.setdefault(key, set()).add(cell["accuracy"])
     assert len(found) == 8
     assert all(len(accuracies) == 1 for accuracies in found.values())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_users_are_protected_without_and_with_clips(sets, tmp_path, capsys, named: bool):
+    """Either is chosen by rehearsals of its own; named users hold their own rows."""
+    private = EmbeddingSet.open(sets[0])
+    users = np.arange(len(private)) // 20
+    private = replace(private, users=users if named else None)
+    private.save(tmp_path / "named")
+    paths = (tmp_path / "named", sets[1])
+    sweep(paths, tmp_path / "out", "user-level", tasks=1, epsilons=(20.0,)).run()
+    found = cells(tmp_path / "out")
+    labels = {f"{kind}{how}" for kind in KINDS for how in ("", ", chosen by select")}
+    assert {cell["label"] for cell in found} == labels
+    schemes = {"by-writer"} if named else {"iid 20 rows each", "one-class 20 rows each"}
+    for label in labels:
+        rows = [cell for cell in found if cell["label"] == label]
+        assert {cell["scheme"] for cell in rows} == schemes
+        assert ("user_clip" in rows[0]["options"]) == label.startswith("users' clip")
+        if "chosen" in label:
+            assert len(rows) == 2 * len(schemes)
+    mean = {kind: np.mean([c["accuracy"] for c in found if c["label"] == kind]) for kind in KINDS}
+    assert mean["users' clip"] > mean["no users' clip"] + 0.1
 
 
 def test_choice_is_made_without_private_rows_and_compared_with_rivals(sets, tmp_path, capsys):

@@ -14,7 +14,7 @@ from train_distributed import Privacy, release
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.methods import L2_REG, METHODS, STATISTICS, build_method
 
 P, K = 6, 3
 PROMISE = Privacy(1.0, 1e-5)
@@ -98,5 +98,6 @@ def test_build_method_and_release_agree() -> None:
             Privacy(math.inf, 1e-5),
             transform=transform,
         )
-        named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform)
+        more = {} if name in STATISTICS else {"l2_reg": L2_REG}
+        named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)
         assert torch.equal(given.weights, named.weights)

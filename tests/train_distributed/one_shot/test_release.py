@@ -233,6 +233,7 @@ def test_solvers_agree_and_paper_bound_is_larger():
             solver=solver,
             epochs=400,
             batch_size=10,
+            l2_reg=1.0,
         )
         for solver in ("exact", "sgd")
     }

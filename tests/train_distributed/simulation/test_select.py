@@ -76,7 +76,7 @@ def test_run_refuses_a_file_for_another_promise_public_set_or_beside_options(
 ):
     blobs(200, 4, 1).save(tmp_path / "private")
     blobs(100, 4, 2).save(tmp_path / "other")
-    run = Run(tmp_path / "private", config=chosen, privacy=PROMISE, public=public, seed=0)
+    run = Run(tmp_path / "private", config=chosen, privacy=PROMISE, public=public, seed=0, users=1)
     with pytest.raises(ValueError, match="privacy must be what config was chosen for"):
         replace(run, privacy=replace(PROMISE, epsilon=3.0)).run()
     with pytest.raises(ValueError, match="public must be the set config was chosen on"):
@@ -145,3 +145,33 @@ def test_candidates_name_only_transforms_that_exist():
     assert len(candidates.settings) <= 24
     assert {o.components for o in Candidates.default(40).transforms.values()} == {40}
     assert not any(s.options.get("alpha") for s in Candidates.default(40, moments="none").settings)
+
+
+def test_a_users_clip_is_chosen_where_users_are_protected(public, tmp_path, monkeypatch, capsys):
+    """It stands in the file that `run` takes, and its noise is that of the clip."""
+    few = Candidates.default(12)
+    few = Candidates(few.settings[:3], few.transforms)
+    monkeypatch.setattr(Candidates, "default", lambda *args, **more: few)
+    promise = replace(PROMISE, unit="user")
+    Select(public, 10, 16, 4, promise, tasks=1, seeds=1, out=tmp_path / "chosen").run()
+    config = tmp_path / "chosen" / "configuration.json"
+    written = json.loads(config.read_text())
+    clip = written["options"]["user_clip"]
+    assert 0 < clip < 16
+    assert written["privacy"]["unit"] == "user"
+    offered = json.loads((tmp_path / "chosen" / "report.json").read_text())["candidates"]
+    assert all("user_clip" in candidate["options"] for candidate in offered)
+    blobs(200, 4, 1).save(tmp_path / "private")
+    Run(
+        tmp_path / "private",
+        config=config,
+        privacy=promise,
+        public=public,
+        scheme="iid",
+        users=10,
+        seed=0,
+        out=tmp_path / "out",
+    ).run()
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["user_clip"] == clip
+    assert report["sensitivity"] == pytest.approx(2 * clip, rel=1e-9)

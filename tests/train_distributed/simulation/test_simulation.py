@@ -81,7 +81,8 @@ def test_noise_has_the_standard_deviation_of_the_guarantee(held):
         return total
 
     object.__setattr__(method, "classifier", shown)
-    released(method, torch.zeros(12).double(), guarantee, 60, torch.ones(12))
+    zeros = torch.zeros(12).double()
+    released(method, zeros, held, held.sizes, promise, lambda _, dimension: torch.ones(dimension))
     assert seen["rows"] == 60
     assert seen["std"] == pytest.approx(std)
     torch.testing.assert_close(seen["total"], torch.full((12,), std, dtype=torch.float64))

@@ -148,8 +148,11 @@ def _evaluation(
 
 
 def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
+    import torch
+
     from train_distributed.flower.model_task import transform_hash
     from train_distributed.one_shot.class_prior import with_shares
+    from train_distributed.one_shot.defaults import Circumstances
     from train_distributed.one_shot.report import class_names
 
     if bool(init.class_names) == (init.num_classes is not None):
@@ -157,14 +160,19 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
         raise ValueError(f"exactly one of class_names and num_classes must be given, got {given}")
     init.privacy.validate()
     classes = init.num_classes or len(init.class_names)
+    sizes = {i: party.rows for i, party in enumerate(users)}
+    known = Circumstances(
+        sizes=torch.tensor(list(sizes.values())), num_classes=classes, privacy=init.privacy
+    )
     options = with_shares(init.options.given(), class_names(init.class_names, classes))
+    options = known.options(init.method, options)
     if isinstance(options.get("prior"), tuple):
         options["prior"] = list(options["prior"])
     terms = Terms(
         method=init.method,
         options=options,
         num_classes=classes,
-        sizes={i: party.rows for i, party in enumerate(users)},
+        sizes=sizes,
         privacy=init.privacy,
         transform=transform_hash(folder / TRANSFORM),
         class_names=init.class_names,

@@ -34,6 +34,9 @@ def standing() -> tuple[Target | EvaluationTarget, ...]:
             for method, options in EVERY
             for noise, where in kinds
         ),
+        # with further rounds, whose sums depend on the noise of earlier ones
+        Target("discriminant", pair, "float", {"rounds": 4}),
+        Target("discriminant", single, "discrete", {"rounds": 2}),
         # trained by projected SGD, with a short last batch and with either bound
         Target("svm", pair, "float", SVM | SGD),
         Target("softmax", pair, "float", {"radius": 0.5, "bound": "paper"} | SGD),

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import accounting
+from train_distributed.one_shot.defaults import OTHERS, RULES
+from train_distributed.one_shot.methods import L2_REG
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.report import Noise
@@ -18,6 +20,7 @@ from train_distributed.research.audit.worst_case import WorstCase
 from train_distributed.research.baselines.learn import learn
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
+SEEDS = 10  # in the mean of releases of several rounds
 CONSTANT = 0.125  # a: small beside the features' norm of 1, which a record can turn about
 
 
@@ -60,15 +63,20 @@ class Target:
 
     def opened(self, data: EmbeddingSet) -> Tensor:
         """(D,) float64, all that one attack sees: what the sums of all releases showed."""
-        return torch.cat([_opened(self._release(data, p)) for p in self._promises()])
+        return self._seen(data)
 
     def noiseless(self, data: EmbeddingSet) -> Tensor:
         """(D,) the same without noise: the attacker knows either data set, so it knows this.
 
-        A mean of releases for a method that has none: it chooses the attack and proves nothing.
+        A mean of releases for a method that has none, and of those with the same seeds for either
+        data set where later sums depend on the noise of earlier ones, as the sums of the two differ
+        by what they do under noise: it chooses the attack and proves nothing.
         """
         if self.method in NEVER_BARE:
             return torch.stack([self.opened(data) for _ in range(BARE_MEAN)]).mean(0)
+        if self.options.get("rounds"):
+            seeds = [torch.Generator().manual_seed(seed) for seed in range(SEEDS)]
+            return torch.stack([self._seen(data, seed) for seed in seeds]).mean(0)
         bare = [replace(promise, epsilon=math.inf) for promise in self._promises()]
         return torch.cat([_opened(self._release(data, promise)) for promise in bare])
 
@@ -84,20 +92,31 @@ class Target:
         mu2 = sum(r["compositions"] / r["noise_multiplier"] ** 2 for r in reports)
         return Claim(accounting.epsilon(delta, 1 / math.sqrt(mu2)), delta, gaussian)
 
+    @property
+    def _fixed(self) -> dict[str, Any]:
+        """Λ where none is given: the same whatever the noise, and with none."""
+        return {"l2_reg": L2_REG} if RULES.get(self.method, OTHERS).l2_reg else {}
+
     def _promises(self) -> list[Privacy]:
         promise = self.federation.privacy
         return [replace(promise, epsilon=promise.epsilon / (r + 1)) for r in range(self.releases)]
 
-    def _release(self, data: EmbeddingSet, promise: Privacy) -> Release:
+    def _seen(self, data: EmbeddingSet, seed: torch.Generator | None = None) -> Tensor:
+        return torch.cat([_opened(self._release(data, p, seed)) for p in self._promises()])
+
+    def _release(
+        self, data: EmbeddingSet, promise: Privacy, seed: torch.Generator | None = None
+    ) -> Release:
         return learn(
             data,
             self.method,
             promise,
             transform=self.transform,
-            noise=self.noise,
+            noise=self.noise if seed is None else "float",
+            generator=seed,
             min_survivors=self.federation.min_survivors,
             rehearsal=Rehearsal(self.federation.dropped, self.federation.dishonest),
-            **self.options,
+            **self._fixed | dict(self.options),
         )
 
 

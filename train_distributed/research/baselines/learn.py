@@ -67,6 +67,7 @@ def learn(
         rehearsal=rehearsal,
         reserve=reserve,
     )
+    options = task.circumstances.options(method, options)
     if method in METHODS:
         built = build_method(method, task.transform, task.num_classes, options)
         users = task.partition.users

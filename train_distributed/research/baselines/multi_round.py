@@ -1,6 +1,7 @@
 """The learners of many rounds: ADMM and Charter, with the report of a release."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -87,10 +88,10 @@ def method_options(method: str, options: Mapping[str, Any]) -> Options:
         ValueError: an unknown method or option, or a value out of range.
     """
     check_method(method)
-    try:
-        return AdmmOptions(**options) if method in VARIANTS else CharterOptions(**options)
-    except TypeError as error:
-        raise ValueError(f"options must fit method {method!r}, got {sorted(options)}") from error
+    kind = AdmmOptions if method in VARIANTS else CharterOptions
+    if unknown := sorted(options.keys() - {each.name for each in fields(kind)}):
+        raise ValueError(f"options must fit method {method!r}, got {unknown}")
+    return kind(**options)
 
 
 def check_method(method: str) -> None:

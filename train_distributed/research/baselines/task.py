@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.defaults import Circumstances
 from train_distributed.one_shot.intake import Admission, known_classes
 from train_distributed.one_shot.methods import Method
 from train_distributed.one_shot.model import Release
@@ -42,6 +43,16 @@ class Task:
     def num_classes(self) -> int:
         """Number of classes K: declared, or of the class names."""
         return known_classes(self.embeddings, self.declared)
+
+    @property
+    def circumstances(self) -> Circumstances:
+        """What settings that are left out depend on."""
+        return Circumstances(
+            sizes=self.partition.counts,
+            num_classes=self.num_classes,
+            privacy=self.privacy,
+            min_survivors=self.min_survivors,
+        )
 
     @property
     def users(self) -> EmbeddingUsers:

@@ -15,7 +15,7 @@ from train_distributed.research.experiments.lineups import (
     rival_settings,
 )
 from train_distributed.research.experiments.rivals import rival_jobs
-from train_distributed.research.experiments.selected import against_choice
+from train_distributed.research.experiments.selected import against_choice, user_level
 from train_distributed.research.experiments.work import Sets, Work, in_order, one_after_another
 from train_distributed.simulation.scenario import Scenario
 
@@ -147,6 +147,7 @@ EXPERIMENTS: dict[ExperimentName, Callable[..., Work]] = {
     "groups": groups,
     "central": central,
     "non-iid": non_iid,
+    "user-level": user_level,
     "unequal": unequal,
     "cost": cost,
     "rivals": rivals,

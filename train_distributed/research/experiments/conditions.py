@@ -8,6 +8,7 @@ from train_distributed.privacy.promise import Privacy
 ExperimentName = Literal[
     "frontier",
     "selection",
+    "user-level",
     "accuracy",
     "users",
     "groups",

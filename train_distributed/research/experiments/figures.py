@@ -32,6 +32,7 @@ LAYOUTS = {
     "unequal": Layout(panel="label", lines=("scheme",)),
     "selection": Layout(lines=("label", "users")),
     "frontier": Layout(lines=("label", "users")),
+    "user-level": Layout(lines=("label", "users")),
 }
 SPECIAL = {"cost": cost, "convergence": convergence, "rivals": rivals}
 

@@ -2,18 +2,30 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from embed import EmbeddingSet, PublicTransform
+import numpy as np
+
+from embed import EmbeddingSet
+from embed.transform_options import TransformOptions
+from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work
+from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work, joined
+from train_distributed.simulation.clip_candidates import clipped
 from train_distributed.simulation.plan import Cell, Plan, Setting
-from train_distributed.simulation.rehearsal import Candidates, Sizes, ranking, rehearse
+from train_distributed.simulation.rehearsal import (
+    COMPONENTS,
+    Candidates,
+    Sizes,
+    ranking,
+    rehearse,
+)
 from train_distributed.simulation.scenario import Scenario
 
 CHOSEN = "ours, chosen by select"
 REHEARSAL = "rehearsal: "
+CLIP_QUANTILE = 0.25  # of the rows of `user_level`
 REHEARSED = 2  # partitions and noises per public task
 
 
@@ -24,61 +36,109 @@ def against_choice(
 
     Rivals name the paper's raw transform.
     """
+    places = placed(conditions, private)
     candidates = Candidates.default(public.dim)
-    sets = Sets(private, public)
-    ours, transforms = sets.compressed(candidates.transforms)
-    train = int((private.split == 0).sum())
-    sizes = [(users, conditions.rows_per_user or train // users) for users in conditions.users]
-    contest = Contest(conditions, public, candidates, ours, transforms, sizes)
+    contest = Contest.of(conditions, private, public, candidates, places, conditions.promises)
     shared = {"promises": conditions.promises, "scenarios": list(contest.scenarios.values())}
-    grid = Stage(contest.plan(settings=candidates.settings, **shared), ours, transforms)
     more = {"seeds": conditions.all_seeds, "folds": conditions.folds}
-    return contest.work(sets.stages(rivals, {}, **shared, **more), grid)
+    return contest.work(Sets(private, public).stages(rivals, {}, **shared, **more))
+
+
+def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
+    """All records of a user protected: without and with users' clips, each as `select` chooses."""
+    promises = [replace(promise, unit="user") for promise in conditions.promises]
+    places = placed(conditions, private)
+    if private.users is not None:
+        writers, rows = np.unique(private.users[private.split == 0], return_counts=True)
+        classes = len(private.meta["class_names"])
+        own = Sizes(users=len(writers), rows_per_user=round(rows.mean()), num_classes=classes)
+        places = [(own, Scenario(users=None, scheme="by-writer"))]
+    bare = discriminants(public.dim)
+    return joined(
+        Contest.of(conditions, private, public, offered, [place], promises, label).work(())
+        for place in places
+        for label, offered in (
+            ("no users' clip", bare),
+            ("users' clip", clipped(bare, public, place[0])),
+        )
+    )
+
+
+def placed(conditions: Conditions, private: EmbeddingSet) -> list[tuple[Sizes, Scenario]]:
+    """One federation per number of users and scheme: what is rehearsed, and what is then run."""
+    train, classes = int((private.split == 0).sum()), len(private.meta["class_names"])
+    sizes = [(users, conditions.rows_per_user or train // users) for users in conditions.users]
+    return [
+        (
+            Sizes(users=w, rows_per_user=n, num_classes=classes, scheme=scheme),
+            Scenario(users=w, scheme=scheme, rows_per_user=n),
+        )
+        for w, n in sizes
+        for scheme in conditions.schemes
+    ]
+
+
+def discriminants(dim: int) -> Candidates:
+    """The discriminant with and without moments, on few and many components."""
+    grid = {
+        f"q={q}": TransformOptions(components=q, clip_quantile=CLIP_QUANTILE)
+        for q in sorted({min(q, dim) for q in COMPONENTS})
+    }
+    settings = [
+        Setting("discriminant", "discriminant", name, {"moments": moments})
+        for name in grid
+        for moments in ("all", "none")
+    ]
+    return Candidates(tuple(settings), grid)
 
 
 @dataclass(frozen=True)
 class Contest:
-    """One federation per number of users and scheme, each with choices of its own."""
+    """Federations with choices of their own among the same candidates."""
 
     conditions: Conditions
     public: EmbeddingSet
     candidates: Candidates
-    ours: EmbeddingSet  # private rows by their coordinates
-    transforms: Mapping[str, PublicTransform]  # of those
-    sizes: Sequence[tuple[int, int]]  # (users, rows each)
+    scenarios: Mapping[Sizes, Scenario]  # what is rehearsed, and what is then run
+    promises: Sequence[Privacy]
+    grid: Stage  # all candidates on the private rows
+    label: str = ""  # of the candidates' rows, where there are several contests
 
-    @property
-    def classes(self) -> int:
-        """Number of classes K."""
-        return len(self.ours.meta["class_names"])
-
-    @property
-    def scenarios(self) -> dict[Sizes, Scenario]:
-        """What is rehearsed, and what is then run."""
-        return {
-            Sizes(users=w, rows_per_user=n, num_classes=self.classes, scheme=scheme): Scenario(
-                users=w, scheme=scheme, rows_per_user=n
-            )
-            for w, n in self.sizes
-            for scheme in self.conditions.schemes
-        }
-
-    def plan(self, **fields: object) -> Plan:
-        """A plan with this contest's seeds and folds."""
-        common = {"seeds": self.conditions.all_seeds, "folds": self.conditions.folds}
-        plan = Plan(num_classes=self.classes, **common, **fields)  # pyright: ignore[reportArgumentType]
+    @classmethod
+    def of(
+        cls,
+        conditions: Conditions,
+        private: EmbeddingSet,
+        public: EmbeddingSet,
+        candidates: Candidates,
+        places: Sequence[tuple[Sizes, Scenario]],
+        promises: Sequence[Privacy],
+        label: str = "",
+    ) -> "Contest":
+        """The contest of these federations; transforms are fitted on the whole public set."""
+        scenarios = dict(places)
+        plan = Plan(
+            settings=[replace(each, label=label or each.label) for each in candidates.settings],
+            scenarios=list(scenarios.values()),
+            promises=promises,
+            seeds=conditions.all_seeds,
+            num_classes=len(private.meta["class_names"]),
+            folds=conditions.folds,
+        )
         plan.validate()
-        return plan
+        grid = Stage(plan, *Sets(private, public).compressed(candidates.transforms), label)
+        return cls(conditions, public, candidates, scenarios, promises, grid, label)
 
-    def choices(self, done: Mapping[str, Rows], grid: Stage) -> Rows:
+    def choices(self, done: Mapping[str, Rows]) -> Rows:
         """The grid's rows of the setting that is chosen for each scenario and ε, labelled so."""
-        keys = [key for key in done if key.startswith(REHEARSAL)]
+        keys = [key for key in done if key.startswith(self.prefix)]
         cells = [Cell(**row) for key in keys for row in done[key]]
-        found = grid.rows(done)
+        found = self.grid.rows(done)
+        label = f"{self.label}, chosen by select" if self.label else CHOSEN
         rows = []
         for federation, scenario in self.scenarios.items():
             best = ranking(cell for cell in cells if cell.scheme == federation.name)
-            for promise in self.conditions.promises:
+            for promise in self.promises:
                 epsilon = None if math.isinf(promise.epsilon) else promise.epsilon
                 setting = best[epsilon][0].setting
                 same = {
@@ -86,39 +146,44 @@ class Contest:
                     "transform": setting.transform,
                     "options": dict(setting.options),
                     "scheme": scenario.name,
-                    "users": scenario.users,
+                    "users": federation.users,
                     "epsilon": epsilon,
                 }
                 rows += [
-                    row | {"label": CHOSEN}
+                    row | {"label": label}
                     for row in found
                     if all(row[name] == value for name, value in same.items())
                 ]
         return rows
 
-    def work(self, stages: Sequence[Stage], grid: Stage) -> Work:
+    @property
+    def prefix(self) -> str:
+        """Of the keys of rehearsals."""
+        return f"{REHEARSAL}{self.label}: " if self.label else REHEARSAL
+
+    def work(self, stages: Sequence[Stage]) -> Work:
         """The rehearsals, then the rivals; among the grid's rows are the chosen ones."""
 
         def jobs(done: Mapping[str, Rows]) -> Jobs:
-            finished = {k.removeprefix(REHEARSAL) for k in done if k.startswith(REHEARSAL)}
+            finished = {k.removeprefix(self.prefix) for k in done if k.startswith(self.prefix)}
             for key, cells in rehearse(
                 self.public,
                 list(self.scenarios),
-                self.conditions.promises,
+                self.promises,
                 self.candidates,
                 tasks=self.conditions.tasks,
                 seeds=REHEARSED,
                 finished=finished,
             ):
-                yield REHEARSAL + key, [cell.as_dict() for cell in cells]
-            for stage in (*stages, grid):
+                yield self.prefix + key, [cell.as_dict() for cell in cells]
+            for stage in (*stages, self.grid):
                 yield from stage.jobs(done)
 
         def collect(done: Mapping[str, Rows]) -> Rows:
-            rivals = [row for stage in (*stages, grid) for row in stage.rows(done)]
-            return rivals + self.choices(done, grid)
+            rivals = [row for stage in (*stages, self.grid) for row in stage.rows(done)]
+            return rivals + self.choices(done)
 
         families = len({setting.training for setting in self.candidates.settings})
         rehearsals = len(self.scenarios) * families * self.conditions.tasks * REHEARSED
-        jobs_left = sum(len(stage.plan.jobs()) for stage in (*stages, grid))
+        jobs_left = sum(len(stage.plan.jobs()) for stage in (*stages, self.grid))
         return Work(rehearsals + jobs_left, jobs, collect)

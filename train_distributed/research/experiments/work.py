@@ -1,7 +1,7 @@
 """Work made of stages: plans on the whole private set or on its public principal coordinates."""
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,16 @@ def baselines(
 def in_order(done: Mapping[str, Rows]) -> Rows:
     """All rows, in the order of their jobs' completion."""
     return [row for rows in done.values() for row in rows]
+
+
+def joined(works: Iterable[Work]) -> Work:
+    """Works one after another."""
+    parts = list(works)
+    return Work(
+        sum(part.total for part in parts),
+        lambda done: (job for part in parts for job in part.jobs(done)),
+        lambda done: [row for part in parts for row in part.collect(done)],
+    )
 
 
 def one_after_another(stages: Sequence[Stage]) -> Work:

@@ -41,6 +41,11 @@ CASES = table(
         f"{RUN} pictures --device cuda:99",
         r"device must be .* got cuda:99",
     ),
+    (
+        "engine without the precision",
+        f"{RUN} pictures --engine openvino --compute float16",
+        r"engine openvino must compute in float32 or bfloat16, got float16",
+    ),
     ("encoder of no kind", f"{NAMED} nonsense", r"encoder must be .* got nonsense"),
     ("encoder that is a folder", f"{NAMED} pictures", r"encoder must be .* got pictures"),
     ("encoder that is a picture", f"{NAMED} pictures/red/0.png", r"pictures/red/0\.png"),

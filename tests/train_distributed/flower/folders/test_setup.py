@@ -108,7 +108,8 @@ def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path], tmp_pa
     options = MethodOptions(prior=tmp_path / "prior.json")
     fed = initiated(options=options, method="softmax")
     terms = Federation.load(fed / "fed" / "federation.json").task
-    assert terms["options"] == {"prior": [0.7, 0.2, 0.1]}
+    assert terms["options"]["prior"] == [0.7, 0.2, 0.1]
+    assert terms["options"]["l2_reg"] > 0  # of the public rule, so that all users train alike
 
 
 def test_init_writes_all_or_nothing(joined: Callable[..., list[Path]], tmp_path: Path) -> None:

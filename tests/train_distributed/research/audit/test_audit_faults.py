@@ -19,8 +19,9 @@ from torch.nn import functional
 from embed import transform as embed_transform
 from heads import project_ball, sgd
 from train_distributed import Privacy
-from train_distributed.one_shot import summation
+from train_distributed.one_shot import parts, summation
 from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.one_shot.user_clip import UserClip
@@ -105,6 +106,10 @@ def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Evaluation, "record_reach", lambda self, sizes: math.sqrt(2))
 
 
+def rounds_counted_as_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(parts, "mu_shares", lambda rounds: (FIRST_SHARE, 1 - FIRST_SHARE))
+
+
 def no_users_clip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UserClip, "clipped_", lambda self, submitted, grid=None: submitted)
 
@@ -125,6 +130,7 @@ PROJECTED = Target(
     "float",
     {"l2_reg": 20.0, "radius": 0.04},
 )
+ROUNDS = Target("discriminant", federation(), "float", {"rounds": 16})
 ANSWERS = AnswersCase(1, 2, 1, 2, PROMISE)
 SHORT_BATCH = {"solver": "sgd", "epochs": 1, "batch_size": 8, "l2_reg": 20.0}
 CLIPPED = WorstCase(1, 3, 2, 2, Privacy(8.0, 1e-6, unit="user"))
@@ -183,6 +189,12 @@ LONG_FAULTS = {
         short_batch_over_its_own_size,
         Target("svm", federation(rows=9), "discrete", SHORT_BATCH),
         150,
+    ),
+    "rounds counted as one": Fault(rounds_counted_as_one, ROUNDS, 250),
+    "rounds counted as one, discrete": Fault(
+        rounds_counted_as_one,
+        Target("discriminant", federation(), "discrete", {"rounds": 16}),
+        250,
     ),
     "one composition for ten classes, discrete": Fault(
         one_composition, Target("svm", federation(classes=10), "discrete", {"l2_reg": 20.0}), 150

@@ -1,0 +1,127 @@
+"""What is left out follows the noise, never a row; what is given wins."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy, release
+from train_distributed.one_shot.defaults import COMPONENTS, L2_REGS, OTHERS, RULES, Circumstances
+from train_distributed.partition import split
+from train_distributed.research.baselines.learn import ALL_METHODS, learn
+
+
+def known(epsilon: float = 1.0, users: int = 100, rows: int = 25, **more: Any) -> Circumstances:
+    privacy = more.pop("privacy", Privacy(epsilon, 1e-5))
+    sizes = torch.full((users,), rows)
+    return Circumstances(sizes=sizes, privacy=privacy, **{"num_classes": 10, **more})
+
+
+def test_the_noise_is_that_of_a_class_mean() -> None:
+    """By simulation: K class sums, each of N/K rows of norm 1, and one sum's noise."""
+    rule, circumstances = RULES["class-sums"], known(1.0)
+    draw = torch.Generator().manual_seed(0)
+    multiplier = 3.7306  # of epsilon 1 at delta 1e-5
+    shares = torch.randn(100, 10_000, generator=draw, dtype=torch.float64)
+    noise = shares.sum(0) * multiplier / math.sqrt(50)  # half of 100 users must suffice
+    assert circumstances.noise(rule) == pytest.approx(float(noise.std()) / 250, rel=0.02)
+
+
+def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisation() -> None:
+    for method in ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic"):
+        scarce = [known(e, users=400, rows=50).components(method, 1280) for e in (0.05, 0.5, 3, 20)]
+        assert scarce == sorted(scarce)
+        assert scarce[0] < scarce[-1]
+        assert COMPONENTS[0] <= scarce[0]
+        assert scarce[-1] <= COMPONENTS[1]
+    l2_regs = [known(e).options("softmax", {})["l2_reg"] for e in (0.1, 1, 3, 10, math.inf)]
+    assert l2_regs == sorted(l2_regs, reverse=True)
+    assert l2_regs[-1] == L2_REGS[0]
+    rule = RULES["softmax"]
+    one = known(privacy=Privacy(1.0, 1e-5)).noise(rule)
+    for harder in (
+        known(privacy=Privacy(1.0, 1e-5, unit="user")),
+        known(privacy=Privacy(1.0, 1e-5, group_size=3)),
+        known(privacy=Privacy(1.0, 1e-5, honest_fraction=0.2)),
+        known(min_survivors=80),
+        known(num_classes=20),
+        known(rows=10),
+    ):
+        assert harder.noise(rule) > one
+
+
+def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
+    assert known().options("softmax", {"l2_reg": 7.0}) == {"l2_reg": 7.0}
+    assert known().options("class-sums", {"shrinkage": 0.3}) == {"shrinkage": 0.3}
+    assert known(math.inf).components("class-sums", 5) == 5
+    for method in ALL_METHODS:
+        assert 1 <= known().components(method, 12) <= 12
+
+
+def test_rules_are_of_methods_that_exist() -> None:
+    assert set(RULES) <= set(ALL_METHODS)
+    assert OTHERS.l2_reg is None
+
+
+@pytest.mark.parametrize("users", [1, 2, 1000])
+def test_a_single_user_and_tiny_sets_have_defaults_too(users: int) -> None:
+    for method in ALL_METHODS:
+        found = known(0.01, users=users, rows=1, num_classes=2)
+        assert found.components(method, 512) == COMPONENTS[0]
+        assert all(0 < value < math.inf for value in found.options(method, {}).values())
+
+
+def digits_like(n: int, seed: int, classes: int = 10) -> EmbeddingSet:
+    """Ten classes far apart in 40 of 200 directions, on top of directions that say nothing."""
+    rng = np.random.default_rng(seed)
+    means = np.zeros((classes, 200))
+    means[:, :40] = np.random.default_rng(9).standard_normal((classes, 40))
+    labels = rng.integers(classes, size=n)
+    spread = np.concatenate([np.full(40, 1.0), np.geomspace(0.7, 0.1, 160)])
+    rows = means[labels] + spread * rng.standard_normal((n, 200))
+    cut = (np.arange(n) >= n - 1000).astype(np.uint8)
+    names = {"class_names": [str(k) for k in range(classes)]}
+    return EmbeddingSet(embeddings=rows.astype(np.float32), labels=labels, split=cut, meta=names)
+
+
+@pytest.mark.parametrize("method", ["softmax", "svm", "least-squares"])
+def test_defaults_are_near_the_best_of_a_grid(method: str) -> None:
+    """Rows of no task that the rule was fitted to; the grid looks at the test rows, it does not."""
+    data, public = digits_like(3500, 1), digits_like(1500, 2)
+    users = split(torch.from_numpy(data.labels[:2500]), 100, "iid", generator=torch.Generator())
+    circumstances = known(3.0)
+
+    def accuracy(components: int, **options: Any) -> float:
+        transform = PublicTransform.fit(
+            public.embeddings, components=components, constant=0.5, clip_norm=math.sqrt(1.25)
+        )
+        made = learn(
+            data,
+            method,
+            Privacy(3.0, 1e-5),
+            transform=transform,
+            partition=users,
+            noise="float",
+            generator=torch.Generator().manual_seed(0),
+            **options,
+        )
+        return made.report["test_accuracy"]
+
+    l2_regs = (0.03, 0.3, 1.0) if method != "least-squares" else (None,)
+    grid = [
+        accuracy(q, **({} if l2_reg is None else {"l2_reg": l2_reg}))
+        for q in (16, 40, 200)
+        for l2_reg in l2_regs
+    ]
+    assert accuracy(circumstances.components(method, 200)) > max(grid) - 0.05
+
+
+def test_a_release_says_which_regulariser_it_took() -> None:
+    data = digits_like(1400, 3)
+    users = split(torch.from_numpy(data.labels[:400]), 10, "iid", generator=torch.Generator())
+    made = release(data, "softmax", Privacy(3.0, 1e-5), partition=users, noise="float")
+    wanted = known(3.0, users=10, rows=40).options("softmax", {})
+    assert made.report["l2_reg"] == wanted["l2_reg"]

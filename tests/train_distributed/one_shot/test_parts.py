@@ -1,0 +1,205 @@
+"""Several sums under one promise: what they cost together, by another accountant and in full."""
+
+import math
+from dataclasses import replace
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy, accounting, release
+from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.parts import mu_shares, parts_of, sums_of
+from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
+from train_distributed.privacy.ledger_cost import Cost
+from train_distributed.privacy.ledger_entry import Entry
+
+TRANSFORM = PublicTransform.identity(3, math.sqrt(1.25), 0.5)
+SIZES = torch.tensor([20, 30, 7, 11])
+
+
+def rows(users: int = 4, each: int = 25) -> EmbeddingSet:
+    rng = np.random.default_rng(0)
+    labels = np.arange(users * each) % 3
+    return EmbeddingSet(
+        embeddings=(np.eye(3)[labels] + 0.4 * rng.standard_normal((len(labels), 3))).astype("f4"),
+        labels=labels,
+        users=np.arange(len(labels)) // each,
+        split=(np.arange(len(labels)) % 5 == 4).astype(np.uint8),
+        meta={"class_names": ["a", "b", "c"]},
+    )
+
+
+def planned(epsilon: float, delta: float, rounds: int) -> list[IntegerRelease]:
+    method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds})
+    parts = parts_of(method, SIZES, Privacy(epsilon, delta))
+    sums = sums_of(parts, SIZES, discrete=True, generator=None)
+    return [summation.plan for _, summation in sums if isinstance(summation, IntegerSum)]
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 16])
+@pytest.mark.parametrize("epsilon", [0.4, 3.0])
+def test_all_sums_together_keep_the_promise_by_another_accountant(epsilon, rounds):
+    plans = planned(epsilon, 1e-5, rounds)
+    assert len(plans) == 1 + rounds
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    for each in plans:
+        accountant.compose(dp_accounting.GaussianDpEvent(each.noise_multiplier))
+    found = accountant.get_epsilon(1e-5)
+    assert found == pytest.approx(epsilon, rel=2e-3)
+    assert Cost.of(each.cost for each in plans).at(1e-5) <= epsilon * (1 + 1e-9)
+    assert Cost.of(each.cost for each in plans[1:]).at(1e-5) < epsilon  # a round left out is seen
+
+
+@pytest.mark.parametrize("rounds", [1, 8])
+def test_float_sums_have_the_noise_of_their_shares(rounds):
+    method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds})
+    promise = Privacy(1.0, 1e-5)
+    sums = sums_of(parts_of(method, SIZES, promise), SIZES, discrete=False, generator=None)
+    certain = math.sqrt(sums[0][0].honest)
+    mus = [of.sensitivity / (summation.local_std * certain) for of, summation in sums]
+    mu = math.sqrt(sum(each**2 for each in mus))
+    assert accounting.epsilon(1e-5, 1 / mu) == pytest.approx(1.0, rel=1e-6)
+    assert accounting.epsilon(1e-5, 1 / mu) <= 1.0
+    first, each = mu_shares(rounds)
+    assert first + rounds * each == pytest.approx(1.0)
+    assert mus[0] ** 2 / mu**2 == pytest.approx(first)
+
+
+def test_the_zeta_of_every_sum_is_charged_to_all():
+    """Steps as coarse as they may be: discreteness is a good part of the promise."""
+    shape = {"sensitivity": 1.0, "honest": 40, "dimension": 1000, "rounded_users": 0}
+    step = 0.4
+    alone = plan(2.0, 1e-5, share=0.5, step=step, **shape)
+    assert alone.zeta > 1e-4
+    others = Cost(zeta=0.3)
+    with_them = plan(2.0, 1e-5, share=0.5, step=step, zeta=0.3 + 2 * alone.zeta, **shape)
+    assert with_them.zeta < alone.zeta
+    assert Cost.of([with_them.cost, with_them.cost, others]).at(1e-5) <= 2.0
+    assert Cost.of([alone.cost, alone.cost, others]).at(1e-5) > 2.0
+
+
+def test_two_discrete_sums_of_which_the_second_follows_the_first_cost_no_more_than_stated():
+    """By all probabilities: the first sum says in which direction the second one moves."""
+    of = IntegerRelease(
+        local_std=4.0, step=1.0, sensitivity=2.0, honest=12, dimension=1, rounded_users=0
+    )
+    z = np.arange(-60, 61)
+    one = np.exp(-(z**2) / (2 * of.local_std**2))
+    law = np.array([1.0])
+    for _ in range(of.honest):
+        law = np.convolve(law, one / one.sum())
+    middle, reach = len(law) // 2, 110  # eight standard deviations
+    near = np.arange(-reach, reach + 1)
+
+    def moved(by: int) -> np.ndarray:
+        return law[middle + near - by]
+
+    first = np.outer(moved(0), moved(0))
+    second = np.stack([p * moved(2 if z > 0 else -2) for p, z in zip(moved(2), near, strict=True)])
+    cost = Cost.of((of.cost, of.cost))
+    for epsilon in (0.2, 0.5, 1.0):
+        exact = max(
+            float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+            for p, q in ((first, second), (second, first))
+        )
+        assert epsilon <= cost.at(exact) <= 1.1 * epsilon
+
+
+def test_a_release_of_rounds_reports_all_of_them():
+    fields = {}
+    released = release(rows(), "discriminant", Privacy(2.0, 1e-5), rounds=3, reserve=fields.update)
+    report = released.report
+    assert report["rounds"] == 4
+    assert len(report["bytes_per_round"]) == 4
+    assert report["bytes_per_user"] == sum(report["bytes_per_round"])
+    assert report["suitable_for_release"]
+    assert "simulation_only" not in report
+    assert report["zero_out_epsilon"] < 2.0
+    assert released.opened is not None
+    assert len(released.opened) == 12 + 6 + 3 * 12
+    entry = Entry(
+        kind="release",
+        data="rows",
+        method="discriminant",
+        unit="record",
+        epsilon=2.0,
+        delta=1e-5,
+        **fields,
+    )
+    assert entry.cost.at(1e-5) == pytest.approx(2.0, rel=1e-6)
+    single = release(rows(), "discriminant", Privacy(2.0, 1e-5)).report
+    assert single["rounds"] == 1
+    ratio = report["local_noise_std_per_round"][0] / single["local_noise_std"]
+    assert ratio == pytest.approx(1 / math.sqrt(mu_shares(3)[0]), rel=1e-6)
+
+
+def test_simulations_are_reproducible_and_tell_seconds():
+    def seeded() -> torch.Generator:
+        return torch.Generator().manual_seed(5)
+
+    once, again = (
+        release(
+            rows(), "discriminant", Privacy(2.0, 1e-5), noise="float", generator=seeded(), rounds=2
+        )
+        for _ in range(2)
+    )
+    assert torch.equal(once.weights, again.weights)
+    assert len(once.report["simulation_only"]["seconds_per_round"]) == 3
+
+
+def test_rounds_are_of_the_users_that_are_left():
+    played = Rehearsal(dropped=[0])
+    bare = Privacy(math.inf, 1e-5)
+    found = release(rows(), "discriminant", bare, rounds=2, min_survivors=3, rehearsal=played)
+    data = rows()
+    others = data.subset(np.flatnonzero(data.users != 0))
+    expected = release(others, "discriminant", bare, rounds=2)
+    torch.testing.assert_close(found.weights, expected.weights)
+
+
+def test_a_prior_moves_the_intercepts_alone():
+    bare = Privacy(math.inf, 1e-5)
+    own, given = (
+        release(rows(), "discriminant", bare, rounds=2, prior=prior).weights
+        for prior in ("empirical", (0.1, 0.2, 0.7))
+    )
+    torch.testing.assert_close(own[1:], given[1:])
+    counted = torch.bincount(torch.tensor(rows().labels[rows().split == 0])).double() / 80
+    moved = (given - own)[0]  # the constant is 1
+    wanted = torch.tensor([0.1, 0.2, 0.7]).double().log() - counted.log()
+    torch.testing.assert_close(moved - moved.mean(), wanted - wanted.mean(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("discriminant", {"rounds": -1}, "rounds must be in"),
+        ("discriminant", {"rounds": 1001}, "rounds must be in"),
+        ("discriminant", {"rounds": 2, "user_clip": 3.0}, "user_clip must be left out with rounds"),
+        ("class-sums", {"rounds": 2}, "options must fit method 'class-sums'"),
+        ("softmax", {"rounds": 2}, "options must fit method 'softmax'"),
+    ],
+)
+def test_what_has_no_rounds_refuses_them(method, options, message):
+    with pytest.raises(ValueError, match=message):
+        release(rows(), method, Privacy(1.0, 1e-5), **options)
+
+
+def test_a_share_outside_its_range_is_refused():
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
+        plan(1.0, 1e-5, sensitivity=1.0, honest=5, dimension=2, share=0.0)
+
+
+def test_one_sum_costs_what_it_did():
+    (single,) = planned(1.0, 1e-5, 0)
+    assert single.epsilon(1e-5) == pytest.approx(1.0, rel=1e-9)
+    assert Cost.of([single.cost]).at(1e-5) == pytest.approx(single.epsilon(1e-5), rel=1e-9)
+    assert replace(single, sensitivity=2 * single.sensitivity).cost.squared_mu == pytest.approx(
+        4 * single.cost.squared_mu
+    )

@@ -1,0 +1,103 @@
+"""What a method takes where nothing is given: a rule of public numbers, fitted to public tasks.
+
+How many directions and how little regularisation pay depends on the noise. Its measure here is t,
+the standard deviation of the noise in a class mean of rows of norm 1, were classes equal:
+
+    t = K z √(m C) A / N,    z the noise multiplier of (ε, δ),    A records that change together,
+
+m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
+it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. A rule says
+q = b/tᵉ directions and Λ = a t, each within the range that was tried. They were fitted to classes
+of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`; docs/methods.md has its command and what is
+lost). No number here comes from a private row.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from train_distributed import accounting
+from train_distributed.privacy.promise import Privacy, group_sensitivity, honest_users
+
+COMPONENTS = (16, 256)  # q that were tried
+L2_REGS = (0.003, 1.0)  # Λ that were tried
+CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
+CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
+
+
+@dataclass(frozen=True)
+class Rule:
+    """b, e and a of the module's formulas."""
+
+    components: float  # b
+    exponent: float  # e
+    l2_reg: float | None = None  # a; None: the method has no Λ that a rule could help
+    one_vs_rest: bool = False  # C = K instead of 1
+    noise: Literal["shared", "everybody's", "central"] = "shared"  # m
+
+
+SUMS, ONE, MANY = Rule(0.3, 1), Rule(2.5, 0.5, 32), Rule(2.5, 0.5, 16, True)
+RULES: Mapping[str, Rule] = {
+    "discriminant": Rule(0.4, 1),
+    "class-sums": SUMS,
+    "least-squares": SUMS,
+    "softmax": ONE,
+    "svm": MANY,
+    "logistic": MANY,
+    "output-perturbation": MANY,
+    "dp-svm-smo": MANY,
+    "centralised-softmax": replace(ONE, noise="central"),
+    "centralised-svm": replace(MANY, noise="central"),
+    "gradient-perturbation": Rule(0.18, 1),
+    "amp": Rule(0.06, 1, noise="central"),
+    "charter-sum": Rule(0.1, 1),
+}
+OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What is public before a run."""
+
+    sizes: Tensor  # (users,) n_i
+    num_classes: int  # K
+    privacy: Privacy
+    min_survivors: int | None = None
+
+    def noise(self, rule: Rule, user_clip: float | None = None) -> float:
+        """t of a method; 0 without noise. A users' clip C_u is known to sums: A <= C_u of users."""
+        privacy, users, rows = self.privacy, len(self.sizes), int(self.sizes.sum())
+        compositions = self.num_classes if rule.one_vs_rest else 1
+        multiplier = accounting.noise_multiplier(privacy.epsilon, privacy.delta, compositions)
+        honest = honest_users(users, privacy.fraction(users), self.min_survivors)
+        shares = {"shared": users / honest, "everybody's": users, "central": 1.0}
+        together = group_sensitivity(
+            1.0, self.sizes, self.sizes, unit=privacy.unit, group_size=privacy.group_size
+        )
+        if user_clip is not None and privacy.unit == "user" and rule.l2_reg is None:
+            together = min(together, user_clip * privacy.group_size)
+        return self.num_classes * multiplier * math.sqrt(shares[rule.noise]) * together / rows
+
+    def components(self, method: str, most: int, user_clip: float | None = None) -> int:
+        """q of at most `most` directions."""
+        rule = RULES.get(method, OTHERS)
+        noise = self.noise(rule, user_clip)
+        wanted = rule.components / noise**rule.exponent if noise else math.inf
+        return min(round(_within(wanted, COMPONENTS)), most)
+
+    def options(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a method; Λ, or Charter's number of cuts, is filled in if left out."""
+        if method in CHARTER:
+            rounds = max(1, min(CUT_ROUNDS, int(self.sizes.min()) // 3))
+            return {"cut_rounds": rounds, **given}
+        rule = RULES.get(method, OTHERS)
+        if rule.l2_reg is None or "l2_reg" in given:
+            return dict(given)
+        return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **given}
+
+
+def _within(value: float, bounds: tuple[float, float]) -> float:
+    return min(max(value, bounds[0]), bounds[1])

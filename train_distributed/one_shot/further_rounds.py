@@ -1,0 +1,213 @@
+"""Further rounds after the first sum: clipped gradients, and what their noisy sums say of W.
+
+Round t sums G_t = Σ clip_c(x_i (p_i − y_i)ᵀ), the gradient of the softmax loss at the weights that
+were released last. Where W* is the minimum and H the Hessian, G_t/N ≈ H (W_t − W*) + noise, so each
+round measures z_t = W_t − H⁻¹ G_t/N = W* + noise. Weights are the posterior mean of W* given the
+mean of the later half of these, under the prior N(W_0, v H⁻¹) whose scale v is of maximum
+likelihood: the gradient is believed where it stands out of its noise, and W_0 elsewhere.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from train_distributed.one_shot.class_gaussians import Gaussians, fitted_scale
+from train_distributed.one_shot.users import Chunk
+
+FIRST_SHARE = 0.5  # of μ², spent by the first sum; these two were chosen on public classes
+CLIP_SHARE = 0.125  # c of a gradient, of the rows' clip norm
+MOST_ROUNDS = 1000
+SMOOTHING = 0.02  # of probabilities in H: classes overlap more than Gaussians do
+OVERSHOT = 2.0  # times the first round's force: a step was far too long,
+SURE = 3.0  # if so many standard deviations of noise agree
+SHORTER = 4.0  # times, by which steps become shorter after one that overshot
+DRAWN = 4000  # rows from the Gaussian model, to average the Hessian over
+LEAST_CURVATURE = 1e-9  # of a direction, over the largest; less is taken for none
+LARGEST_WEIGHT = 1e100  # products with rows stay finite
+ROUNDING = 1 + 1e-12  # of one row's gradient in float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedGradient:
+    """Every user submits Σ clip_c(x (p − e_y)ᵀ), p = softmax(Wᵀx): one round at public weights W.
+
+    Raises:
+        ValueError: weights that are not finite, or so large that scores may not be.
+    """
+
+    weights: Tensor  # (d, K) float64 W
+    clip_norm: float  # c
+    grid_powers: None = None
+    scale: float = 1.0
+    compositions: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.weights.double().abs() <= LARGEST_WEIGHT).all():  # also true for NaN
+            raise ValueError(f"weights must be finite and at most {LARGEST_WEIGHT:g}, got others")
+
+    @property
+    def dimension(self) -> int:
+        """Length of a submission: d K."""
+        return self.weights.numel()
+
+    def entry_bound(self, n: int) -> float:
+        """n gradients of norm at most c, and what their float64 sum may be off by."""
+        return n * self.clip_norm * (ROUNDING + n * 2.0**-52)
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """2c: two gradients of norm at most c, whatever W is, and what float64 may be off by.
+
+        A sum of n gradients of norm c is exact to n 2⁻⁵³ of n c, whatever the order, on either of
+        two neighbours.
+        """
+        n = int(sizes.max())
+        return 2 * self.clip_norm * (ROUNDING + n**2 * 2.0**-52)
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        """(users,) n_i records' worth."""
+        return sizes.double() * self.record_reach(sizes)
+
+    def record_removal(self, sizes: Tensor) -> float:
+        """c less: one gradient instead of two."""
+        return self.record_reach(sizes) - self.clip_norm
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) n_i records' worth."""
+        return sizes.double() * self.record_removal(sizes)
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, d K) float64; rows beyond a user's count add nothing."""
+        x = chunk.x.double()
+        residual = torch.softmax(x @ self.weights.double(), 2)
+        residual.scatter_add_(2, chunk.y[..., None], -torch.ones_like(residual[..., :1]))
+        norms = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(residual, dim=2)
+        own = torch.arange(x.shape[1]) < chunk.counts[:, None]
+        factor = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0) * own
+        return (x.mT @ (residual * factor[..., None])).flatten(1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round, in the basis of H."""
+
+    position: Tensor  # (d, K - 1) W_t − W_0
+    gradient: Tensor  # (d, K - 1) G_t/N, noised
+    variance: float  # of the noise in an entry of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """What all sums so far say of the weights; a value, which the next sum turns into the next.
+
+    The Hessian is taken as A ⊗ M (Martens and Grosse 2015), A the mean of diag(p) − p pᵀ and M that
+    of x xᵀ, weighted by 1 − ‖p‖², over rows drawn from the Gaussian model: no private row is read.
+    A's null direction, along which all classes gain alike, is left out.
+    """
+
+    start: Tensor  # (d, K) W_0
+    offset: Tensor  # (d, K): to be added in the end, for other class probabilities than the rows'
+    rows_basis: Tensor  # (d, d) eigenvectors of M
+    class_basis: Tensor  # (K, K - 1) eigenvectors of A
+    curvature: Tensor  # (d, K - 1) h, eigenvalues of A ⊗ M; 0: none
+    clip_norm: float  # c of the gradients
+    steps: tuple[Step, ...] = ()  # rounds that count
+
+    @classmethod
+    def of(
+        cls, start: Tensor, offset: Tensor, gaussians: Gaussians, constant: float, clip_norm: float
+    ) -> "Descent":
+        """Before the first further round.
+
+        Args:
+            start: (d, K) weights that the first sum gave.
+            offset: (d, K).
+            gaussians: what it showed of the classes.
+            constant: a, the first entry of every row.
+            clip_norm: of the rows.
+        """
+        generator = torch.Generator().manual_seed(0)  # the same public draws for everybody
+        features = gaussians.draw(DRAWN, generator)
+        reach = math.sqrt(clip_norm**2 - constant**2)
+        norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+        features = torch.where(norms > reach, features * (reach / norms), features)
+        x = torch.cat([torch.full((len(features), 1), constant).double(), features], 1)
+        p = (1 - SMOOTHING) * torch.softmax(x @ start, 1) + SMOOTHING / start.shape[1]
+        spread = 1 - p.square().sum(1)
+        values, class_basis = torch.linalg.eigh(torch.diag(p.mean(0)) - p.mT @ p / len(p))
+        moments = (x * spread[:, None]).mT @ x / spread.sum().clamp(min=1e-300)
+        moment_values, rows_basis = torch.linalg.eigh(moments)
+        curvature = torch.outer(moment_values, values[1:])
+        least = LEAST_CURVATURE * curvature.max()
+        return cls(
+            start=start,
+            offset=offset,
+            rows_basis=rows_basis,
+            class_basis=class_basis[:, 1:],
+            curvature=torch.where(curvature > least, curvature, 0.0),
+            clip_norm=CLIP_SHARE * clip_norm,
+        )
+
+    @property
+    def gradient(self) -> ClippedGradient:
+        """What the next round sums."""
+        return ClippedGradient(weights=self.weights, clip_norm=self.clip_norm)
+
+    @property
+    def released(self) -> Tensor:
+        """(d, K) weights for the class probabilities that were asked for."""
+        return self.weights + self.offset
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """(d, K) W_0 + v/(v + s²/h) of the mean of the later half of all z_t − W_0."""
+        if not self.steps:
+            return self.start
+        used = self.steps[-math.ceil(len(self.steps) / 2) :]
+        live = self.curvature > 0
+        curvature = torch.where(live, self.curvature, math.inf)
+        mean = torch.stack([step.position - step.gradient / curvature for step in used]).mean(0)
+        noise = sum(step.variance for step in used) / len(used) ** 2
+        kept = _kept(mean * curvature.sqrt(), noise / curvature, live)
+        return self.start + self.rows_basis @ (kept * mean) @ self.class_basis.mT
+
+    def after(self, total: Tensor, rows: int, noise_std: float) -> "Descent":
+        """With one more round; one that overshot does not count, and further steps are shorter.
+
+        Args:
+            total: (d K,) noised sum of `gradient` over users.
+            rows: n of all users in it.
+            noise_std: of the noise in one entry.
+        """
+        position, gradient = (
+            self.rows_basis.mT @ each @ self.class_basis
+            for each in (self.weights - self.start, total.view(self.start.shape) / rows)
+        )
+        step = Step(position, gradient, (noise_std / rows) ** 2)
+        if self.steps and self._overshot(step):
+            return replace(self, curvature=SHORTER * self.curvature)
+        return replace(self, steps=(*self.steps, step))
+
+    def _overshot(self, step: Step) -> bool:
+        """Whether its gradient is far larger than the first, beyond what noise explains."""
+        (first, _), (last, error) = map(self._force, (self.steps[0], step))
+        return last - SURE * error > OVERSHOT * first
+
+    def _force(self, step: Step) -> tuple[float, float]:
+        """‖G/N‖² in the metric of H⁻¹, as far as it stands out of its noise, and its own error."""
+        live = self.curvature > 0
+        curvature = torch.where(live, self.curvature, math.inf)
+        whitened = step.gradient / curvature.sqrt()
+        noise = step.variance / curvature
+        kept = _kept(whitened, noise, live)
+        error = 2 * (kept * noise.sqrt() * whitened).norm()  # a noisy square w² varies by 4 s² w²
+        return float((kept * (whitened.square() - noise)).sum()), float(error)
+
+
+def _kept(whitened: Tensor, noise: Tensor, live: Tensor) -> Tensor:
+    """v/(v + noise) where live, else 0; v of maximum likelihood for entries N(0, v + noise)."""
+    scale = fitted_scale(whitened[live].square(), noise[live])
+    least = torch.finfo(torch.float64).tiny
+    return torch.where(live, scale / (scale + noise).clamp(min=least), 0.0)

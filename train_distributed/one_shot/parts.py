@@ -1,0 +1,139 @@
+"""The sums that keep one promise together: the first, and further rounds of gradients."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_distributed.one_shot.discriminant import Discriminant
+from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
+from train_distributed.one_shot.methods import Method, Submission
+from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, one_sum
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.ledger_cost import sum_up
+from train_distributed.privacy.promise import Privacy
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sums of one kind: as many, each with this guarantee's share of the promise."""
+
+    submission: Submission
+    guarantee: Guarantee
+    times: int = 1
+
+
+def parts_of(
+    method: Method, sizes: Tensor, privacy: Privacy, min_survivors: int | None = None
+) -> tuple[Part, ...]:
+    """The sums of a release in their order; their shares of μ² come to 1.
+
+    Args:
+        method: the method.
+        sizes: (users,) n_i.
+        privacy: of all sums together.
+        min_survivors: m_min, of each of them.
+
+    Raises:
+        ValueError: as `Guarantee.of`.
+    """
+    rounds = further_rounds(method)
+    if not rounds:
+        return (Part(method, Guarantee.of(sizes, method, privacy, min_survivors)),)
+    assert isinstance(method, Discriminant)
+    gradient = method.gradient
+    first, each = (
+        Guarantee.of(sizes, submission, privacy, min_survivors, share=share)
+        for submission, share in zip((method, gradient), mu_shares(rounds), strict=True)
+    )
+    return Part(method, first), Part(gradient, each, rounds)
+
+
+def mu_shares(rounds: int) -> tuple[float, float]:
+    """Of μ²: the first sum's share, and that of each of `rounds` > 0 further ones."""
+    return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
+
+
+def further_rounds(method: Method) -> int:
+    """T, the sums after the first."""
+    return method.rounds if isinstance(method, Discriminant) else 0
+
+
+def zeta_of(parts: Sequence[Part], sizes: Tensor) -> float:
+    """ζ of all integer sums together, which each is to be planned with.
+
+    As planned alone; more noise for what the others cost only lowers it.
+    """
+    if len(parts) == 1:
+        return 0.0  # its own is counted anyway
+    alone = [(Integers.of(p.submission, p.guarantee, sizes), p.times) for p in parts]
+    return sum_up(zeta for own, times in alone for zeta in repeat(own.plan.zeta, times))
+
+
+def sums_of(
+    parts: Sequence[Part],
+    sizes: Tensor,
+    *,
+    discrete: bool,
+    generator: torch.Generator | None,
+    bare: frozenset[int] = frozenset(),
+) -> list[tuple[Guarantee, FloatSum | IntegerSum]]:
+    """Every sum of a release in its order, planned before any noise; arguments of `one_sum`."""
+    exact = discrete and parts[0].guarantee.privacy.private
+    zeta = zeta_of(parts, sizes) if exact else 0.0
+    sums = []
+    for part in parts:
+        summation = one_sum(
+            part.submission,
+            part.guarantee,
+            sizes,
+            discrete=discrete,
+            generator=generator,
+            bare=bare,
+            zeta=zeta,
+        )
+        sums += [(part.guarantee, replace(summation)) for _ in range(part.times)]
+    return sums
+
+
+def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | Integers]]) -> dict[str, Any]:
+    """How many sums there were, and where there were several what each of them was.
+
+    Of the other facts, sensitivity and step are the first's; ε and ζ are of all together.
+    """
+    if len(sums) == 1:
+        return {"rounds": 1}
+    told = [(guarantee, summation.report()) for guarantee, summation in sums]
+    bytes_per_round = [each.get("bytes_per_user", 0) for _, each in told]
+    planned = [each.plan for _, each in sums if isinstance(each, Integers)]
+    zeta = math.log10(sum_up(plan.zeta for plan in planned)) if planned else None
+    return ({} if zeta is None else {"log10_zeta": zeta}) | {
+        "rounds": len(sums),
+        "bytes_per_user": sum(bytes_per_round),
+        "bytes_per_round": bytes_per_round,
+        "share_per_round": [guarantee.share for guarantee, _ in told],
+        "sensitivity_per_round": [guarantee.sensitivity for guarantee, _ in told],
+        "local_noise_std_per_round": [each["local_noise_std"] for _, each in told],
+    }
+
+
+def advanced(
+    method: Method, descent: Descent | None, total: Tensor, rows: int, noise_std: float
+) -> Descent:
+    """What all sums so far say, from the last one.
+
+    Args:
+        method: a `Discriminant` of several rounds.
+        descent: before it; None: it was the first.
+        total: (D,) scaled, noised sum.
+        rows: n of all users in it.
+        noise_std: of the noise in one entry.
+    """
+    if descent is not None:
+        return descent.after(total, rows, noise_std)
+    assert isinstance(method, Discriminant)
+    return method.descent(total / method.scale, rows, noise_std)

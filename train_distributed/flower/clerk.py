@@ -20,7 +20,7 @@ from train_distributed.secure_sum.wire import OVERHEAD
 
 
 class Request(IntEnum):
-    """What the relay may ask; PRESENT, START and END are signed by the operator (`orders.py`)."""
+    """What the relay may ask; PRESENT, START, END are signed by the operator (`orders.py`)."""
 
     START = 0  # a session begins; answer: a user's first messages
     DELIVER = 1  # body: messages for this party; answer: its messages, or refusals in words
@@ -30,6 +30,7 @@ class Request(IntEnum):
     PRESENT = 5  # who is here? answer: a signed name
     END = 6  # a session is over
     NEXT = 8  # user, both kinds of shares; body: number of the portion of its messages, one byte
+    ROUND = 10  # a further round begins, at these weights (`round_desk.py`), signed as well
     SETTLE = 9  # replicated server: end a round; body: lost servers, and the others' messages
 
 

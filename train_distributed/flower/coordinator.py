@@ -45,6 +45,7 @@ def coordinate(
     progress: Progress | None = None,
     seconds: float = 0.0,
     exclude: frozenset[int] = frozenset(),
+    preface: bytes | None = None,
 ) -> Opened:
     """One session: parties are counted, the protocol runs, the sum is opened once.
 
@@ -62,6 +63,7 @@ def coordinate(
         progress: is told how it goes.
         seconds: to wait for parties.
         exclude: users that a new session does without: culprits of an earlier one.
+        preface: what a node is told before it is asked who is there: of a further round.
 
     Raises:
         Misbehaviour: users' fault; a session without them may succeed. Nothing is released.
@@ -76,7 +78,7 @@ def coordinate(
         record.rewind()
     log.session = nonce.hex()
     session = federation.session(nonce)
-    present = Present(federation, nonce, keys, relay, record, progress, log, seconds)
+    present = Present(federation, nonce, keys, relay, record, progress, log, seconds, preface)
     if resumed is None:
         users = _enough(federation, present, log, exclude)
         if record is not None:

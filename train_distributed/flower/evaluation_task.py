@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from train_distributed.one_shot.report import suitability, versions
 from train_distributed.one_shot.summation import Integers, zero_out_report
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.integer_gaussian import IntegerRelease
 from train_distributed.privacy.ledger_entry import Kind
 from train_distributed.secure_sum.opening import Opened
 
@@ -104,8 +106,13 @@ class EvaluationTask(SumTask):
         ((_, (sent,)),) = submissions(*given)
         return self.integers.encode(sent.numpy())
 
-    def released(self, opened: Opened, facts: Facts) -> Answer:
-        """Estimates with their intervals, from the sum of the survivors."""
+    @property
+    def plans(self) -> list[IntegerRelease]:
+        """The noise of the one sum."""
+        return [self.integers.plan]
+
+    def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Answer:
+        """Estimates with their intervals, from the sum of the survivors; there are no rounds."""
         sizes = torch.tensor([self.terms.sizes[user] for user in sorted(opened.users)])
         read = estimate(
             self.method,

@@ -2,20 +2,25 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed import accounting
+from train_distributed.flower.desk import Submission
 from train_distributed.flower.documents.document import LARGE, read_file, shown
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms
+from train_distributed.flower.round_desk import WORD, Rounds
+from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.methods import (
     Method,
@@ -26,13 +31,22 @@ from train_distributed.one_shot.methods import (
     submissions,
 )
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import further_rounds
+from train_distributed.one_shot.parts import (
+    Part,
+    advanced,
+    further_rounds,
+    parts_of,
+    round_dimension,
+    rounds_report,
+    zeta_of,
+)
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers, zero_out_report
-from train_distributed.one_shot.users import EmbeddingUsers
+from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.integer_gaussian import IntegerRelease
 from train_distributed.privacy.ledger_entry import Kind
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
@@ -51,6 +65,7 @@ class Facts:
     session: str  # its digest, hexadecimal: the same in every party's messages
     bytes_per_user: int  # sent by the user that sent most
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
+    bytes_per_round: tuple[int, ...] = ()  # of those bytes, where there are several rounds
     unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
 
 
@@ -120,6 +135,7 @@ class ModelTask(SumTask):
     method: Method
     guarantee: Guarantee
     integers: Integers
+    further: tuple[Part, Integers] | None = None  # a round of gradients, as often as agreed
     kind: ClassVar[Kind] = "release"
     part: ClassVar[str] = "train"  # the rows that it is about
 
@@ -150,6 +166,29 @@ class ModelTask(SumTask):
                 what `intake.admit` refuses: a row that is not finite or that the transform has
                 seen, a label out of range, or a transform that does not say what it has seen.
         """
+        (submission,) = submissions(
+            self.method, self._rows(identity, embeddings), self.integers.grid
+        )
+        return self.integers.encode(submission.numpy())
+
+    def rounds_of(self, identity: int, embeddings: EmbeddingSet) -> Rounds:
+        """What a user submits in a further round: at these weights, with its noise when drawn.
+
+        Raises:
+            ValueError: as `encoded`; what is returned does for weights out of range.
+        """
+        chunk = self._rows(identity, embeddings)
+
+        def at(weights: NDArray[np.float64]) -> Submission:
+            part, integers = self._round
+            of = cast(ClippedGradient, part.submission)
+            gradient = replace(of, weights=torch.from_numpy(weights).view_as(of.weights))
+            words = integers.encode(submissions(gradient, chunk, None)[0].numpy())
+            return lambda: integers.noised(words)
+
+        return at
+
+    def _rows(self, identity: int, embeddings: EmbeddingSet) -> Chunk:
         self._check_user(identity)
         train = embeddings.split == TRAIN
         names = self.terms.class_names
@@ -159,20 +198,56 @@ class ModelTask(SumTask):
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
         partition = split(torch.from_numpy(embeddings.labels[train]), 1)
         (chunk,) = EmbeddingUsers(embeddings, self.transform, partition).chunks()
-        (submission,) = submissions(self.method, chunk, self.integers.grid)
-        return self.integers.encode(submission.numpy())
+        return chunk
 
-    def released(self, opened: Opened, facts: Facts) -> Release:
-        """The model, from the sum of the survivors."""
+    @property
+    def plans(self) -> list[IntegerRelease]:
+        """The noise of every sum that one session takes: one entry of a ledger."""
+        further = [] if self.further is None else [self.further[1].plan] * self.federation.rounds
+        return [self.integers.plan, *further]
+
+    def publish(self, opened: Sequence[Opened]) -> bytes:
+        """The weights that the next round is asked at, after all sums so far."""
+        return self._descent(opened).weights.numpy().astype(WORD).tobytes()
+
+    def _descent(self, opened: Sequence[Opened]) -> Descent:
+        descent = None
+        for number, each in enumerate(opened):
+            total, rows, std = self._decoded(self._round[1] if number else self.integers, each)
+            descent = advanced(self.method, descent, total, rows, std)
+        assert descent is not None
+        return descent
+
+    def _decoded(self, integers: Integers, opened: Opened) -> tuple[Tensor, int, float]:
         rows = sum(self.terms.sizes[user] for user in opened.users)
-        std = self.integers.local_std * math.sqrt(len(opened.users))
-        total = self.integers.decode(opened.total)
-        weights, temperature = model_of(self.method, total, rows, std)
+        std = integers.local_std * math.sqrt(len(opened.users))
+        return integers.decode(opened.total), rows, std
+
+    @property
+    def _round(self) -> tuple[Part, Integers]:
+        if self.further is None:
+            raise ValueError("rounds must be agreed on, got none")
+        return self.further
+
+    def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Release:
+        """The model, from the sum of the survivors, and those of further rounds."""
+        total, rows, std = self._decoded(self.integers, opened)
+        if self.further is None:
+            weights, temperature = model_of(self.method, total, rows, std)
+        else:
+            weights, temperature = self._descent([opened, *further]).released, 1.0
         names = class_names(self.terms.class_names, self.method.num_classes)
-        report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
-        report |= self.integers.report() | {"rows": rows, "rounds": 1}
+        sums = [(self.guarantee, self.integers)]
+        if self.further is not None:
+            sums += [(self.further[0].guarantee, self.further[1])] * self.federation.rounds
+        spent = zero_out_report(self.guarantee, self.integers, sums[1:])
+        report = self.guarantee.report() | spent
+        report |= self.integers.report() | {"rows": rows} | rounds_report(sums)
         report |= method_report(self.method)
         report |= prior_report(self.method, total, rows, std, names)
+        if self.further is not None:  # a round that failed was the last
+            report |= {"rounds_agreed": report["rounds"], "rounds": 1 + len(further)}
+            report |= {"bytes_per_round": list(facts.bytes_per_round)}
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)
@@ -182,16 +257,20 @@ class ModelTask(SumTask):
 
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
-    if further_rounds(method):
-        raise ValueError("rounds must be 0 in a federation")
     if federation.dimension != method.dimension:
         raise ValueError(
             f"dimension must be the method's {method.dimension}, got {federation.dimension}"
         )
+    agreed = (federation.rounds, federation.round_dimension)
+    if agreed != (found := (further_rounds(method), round_dimension(method))):
+        raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
     sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
-    guarantee = Guarantee.of(sizes, method, terms.privacy, federation.certain)
-    integers = Integers.of(method, guarantee, sizes)
-    return ModelTask(federation, terms, transform, method, guarantee, integers)
+    parts = parts_of(method, sizes, terms.privacy, federation.certain)
+    zeta = zeta_of(parts, sizes)
+    integers = [Integers.of(part.submission, part.guarantee, sizes, zeta) for part in parts]
+    (first, own), *further = zip(parts, integers, strict=True)
+    of_rounds = further[0] if further else None
+    return ModelTask(federation, terms, transform, method, first.guarantee, own, of_rounds)
 
 
 def read_transform(path: Path) -> PublicTransform:

@@ -56,6 +56,7 @@ class Present:
         progress: is told who comes and who answers.
         log: is told what was refused.
         seconds: to wait for parties.
+        preface: what every node is asked first, whatever it answers; None: nothing.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class Present:
         progress: Progress,
         log: Log,
         seconds: float,
+        preface: bytes | None = None,
     ) -> None:
         self._federation, self._nonce, self._keys = federation, nonce, keys
         self._relay, self._record = relay, record
         self._progress, self._log, self._seconds = progress, log, seconds
+        self._preface = preface
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
@@ -100,6 +103,12 @@ class Present:
             fresh = nodes.keys() - set(self._node.values()) - self._left_out
             orders = {node: self._order(node) for node in sorted(fresh)}
             patience = max(PRESENT_SECONDS, 4 * self._federation.longest_poll)
+            if self._preface is not None:
+                for node, answer in self._relay.ask_each(
+                    dict.fromkeys(orders, self._preface), patience
+                ):
+                    if answer[:1] != DONE:
+                        self._log.refuse(f"node {node}", b"refused: " + answer[1:REFUSAL_BYTES])
             for node, answer in self._relay.ask_each(orders, patience):
                 self._bind(node, nodes[node], orders[node], answer)
             self._progress.present(self._willing, len(wanted))

@@ -29,6 +29,8 @@ class Log:
     seconds: float = field(default=0.0, compare=False)
     bytes_of: dict[int, int] = field(default_factory=dict, compare=False)  # party -> of its answers
 
+    sent_after: list[int] = field(default_factory=list, compare=False)  # most so far, by round
+
     def lost(self, users: Iterable[int], step: str) -> None:
         """Notes users that did not get past a step; the first note stays."""
         for user in sorted(users):

@@ -4,15 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from train_distributed.flower.chain import Chain, Publish
 from train_distributed.flower.clerk import words
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.present import Relay
 from train_distributed.flower.progress import Log, Progress, to_terminal
 from train_distributed.flower.record import CannotResume, Record
-from train_distributed.flower.relay import FlowerRelay, open_relay
+from train_distributed.flower.relay import open_relay
+from train_distributed.flower.round_desk import round_order
 from train_distributed.flower.transport.sandbox import hide_memory
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
-from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
@@ -35,16 +38,20 @@ class Operation:
     run: Path  # directory for status.json and the hub's log
     ready: Callable[[], None] = lambda: None  # called when the nodes may connect
     say: Callable[[str], None] = to_terminal  # a line per stage
+    publish: Publish | None = None  # of a federation of rounds: the weights of the next one
 
 
-def operate(operation: Operation) -> tuple[Opened, Log]:
-    """Runs one session; resumes the one that an earlier process did not finish.
+def operate(operation: Operation) -> tuple[list[Opened], Log]:
+    """Runs one session, with its further rounds; resumes what an earlier process did not finish.
+
+    A further round that fails is the last: what was opened until then has been paid for, and is
+    released.
 
     The sum stays in `operation.state` until `record.settle` forgets it: after a crash, or where the
     model could not be saved, the same call opens the same sum again.
 
     Returns:
-        The sum, and what went wrong on the way.
+        The sums, one without rounds, and what went wrong on the way.
 
     Raises:
         ValueError: no sum; the message names who is missing. Nothing is released.
@@ -60,15 +67,55 @@ def operate(operation: Operation) -> tuple[Opened, Log]:
             operation.ready()
             if not relay.confined:
                 operation.say("no Landlock here: the hub could read this user's files")
-            opened = _session(operation, relay, record, journal, log, progress)
+            opened = run_rounds(operation, relay, record, journal, log, progress)
     except (ValueError, OSError) as error:
         lost = ", ".join(f"{name_of(u)} ({step})" for u, step in sorted(log.missing.items()))
         refused = "; ".join(log.refused[:20])
         text = f"{words(error)}; missing: {lost or 'nobody'}; refused: {refused or 'nothing'}"
         progress.outcome(text)
         raise ValueError(text) from error
-    progress.outcome(f"opened: the sum of {len(opened.users)} users")
+    progress.outcome(f"opened: the sum of {len(opened[0].users)} users")
     return opened, log
+
+
+def run_rounds(
+    operation: Operation,
+    relay: Relay,
+    record: Record,
+    journal: Journal,
+    log: Log,
+    progress: Progress,
+) -> list[Opened]:
+    """The session under way or a new one, then its further rounds.
+
+    Raises:
+        ProtocolError, CannotResume, OSError: as `coordinate`, of the first sum; of a further round
+            only what can be resumed.
+    """
+    federation, publish = operation.federation, operation.publish
+    if not federation.rounds or publish is None:
+        return [_session(operation, federation, relay, record, journal, log, progress)]
+    chain = Chain(operation.state, federation)
+    for number in range(len(chain.opened), 1 + federation.rounds):
+        told = (journal, log, progress)
+        if not number:
+            opened = _session(operation, federation, relay, record, *told)
+        else:
+            operation.say(f"round {number} of {federation.rounds}")
+            weights = chain.weights(number, publish)
+            preface = round_order(federation, chain.identity, number, weights, operation.keys)
+            at = federation.at(number, chain.identity, weights)
+            try:
+                with Record(chain.place(number)) as of_round:
+                    opened = _session(operation, at, relay, of_round, *told, preface=preface)
+            except (ProtocolError, CannotResume) as error:
+                log.refuse("operator", f"round {number} was the last: {words(error)}")
+                operation.say(f"round {number} has failed: the model is of the rounds before")
+                break
+        chain.keep(number, opened)
+        log.sent_after.append(max(log.bytes_of.values(), default=0))
+    log.session = chain.identity.hex()
+    return chain.opened
 
 
 def _relay(operation: Operation):
@@ -85,11 +132,13 @@ def _relay(operation: Operation):
 
 def _session(
     operation: Operation,
-    relay: FlowerRelay,
+    federation: Federation,
+    relay: Relay,
     record: Record,
-    journal: DurableJournal,
+    journal: Journal,
     log: Log,
     progress: Progress,
+    preface: bytes | None = None,
 ) -> Opened:
     """The session under way, if there is one, and if it cannot be finished or was none, a new one.
 
@@ -103,7 +152,7 @@ def _session(
         resumed, excluded = record.session is not None, frozenset(record.left_out)
         try:
             return coordinate(
-                operation.federation,
+                federation,
                 new_seed(),
                 operation.keys,
                 journal,
@@ -113,6 +162,7 @@ def _session(
                 progress=progress,
                 seconds=operation.seconds,
                 exclude=excluded,
+                preface=preface,
             )
         except Misbehaviour as error:
             if not resumed and error.culprits.keys() <= excluded:

@@ -63,6 +63,11 @@ def further_rounds(method: Method) -> int:
     return method.rounds if isinstance(method, Discriminant) else 0
 
 
+def round_dimension(method: Method) -> int:
+    """Numbers of a further round's submission; 0 where there is none."""
+    return method.gradient.dimension if isinstance(method, Discriminant) and method.rounds else 0
+
+
 def zeta_of(parts: Sequence[Part], sizes: Tensor) -> float:
     """ζ of all integer sums together, which each is to be planned with.
 
@@ -107,17 +112,18 @@ def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | Integers]]) -> dict
     """
     if len(sums) == 1:
         return {"rounds": 1}
-    told = [(guarantee, summation.report()) for guarantee, summation in sums]
-    bytes_per_round = [each.get("bytes_per_user", 0) for _, each in told]
+    told = [summation.report() for _, summation in sums]
+    sent = [each["bytes_per_user"] for each in told if "bytes_per_user" in each]
     planned = [each.plan for _, each in sums if isinstance(each, Integers)]
     zeta = math.log10(sum_up(plan.zeta for plan in planned)) if planned else None
-    return ({} if zeta is None else {"log10_zeta": zeta}) | {
+    report = {} if zeta is None else {"log10_zeta": zeta}
+    if sent:
+        report |= {"bytes_per_user": sum(sent), "bytes_per_round": sent}
+    return report | {
         "rounds": len(sums),
-        "bytes_per_user": sum(bytes_per_round),
-        "bytes_per_round": bytes_per_round,
-        "share_per_round": [guarantee.share for guarantee, _ in told],
-        "sensitivity_per_round": [guarantee.sensitivity for guarantee, _ in told],
-        "local_noise_std_per_round": [each["local_noise_std"] for _, each in told],
+        "share_per_round": [guarantee.share for guarantee, _ in sums],
+        "sensitivity_per_round": [guarantee.sensitivity for guarantee, _ in sums],
+        "local_noise_std_per_round": [summation.local_std for _, summation in sums],
     }
 
 

@@ -29,7 +29,7 @@ def main() -> int:
         ready=lambda: (folder / "ready").touch(),
     )
     try:
-        opened, _ = operate(operation)
+        (opened,), _ = operate(operation)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -90,7 +90,7 @@ def _run(fake: ModuleType, relay: Any, state: Path, log: Log):
     )
     with Record(state) as record:
         journal = DurableJournal(state / "journal")
-        return _session(operation, relay, record, journal, log, Progress(log))
+        return _session(operation, relay.federation, relay, record, journal, log, Progress(log))
 
 
 def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) -> Any:

@@ -1,11 +1,13 @@
 """`federation start` of the operator: everything is checked first, then one session is run."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
+from train_distributed.flower.chain import forget
 from train_distributed.flower.documents.certificates import check_server
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.documents.evaluation_terms import agreed_file
@@ -57,17 +59,18 @@ def run_session(start: "Start") -> int:
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + agreed.stat().st_size + SPARE
-    operation = _operation(start, port, folder, federation, keys, log)
+    operation = _operation(start, port, folder, task, keys, log)
     opening = _Opening.of(start, folder, task)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opening.reserve()
-            opened, told = operate(operation)
-        released = task.released(opened, _facts(federation, told))
+            (opened, *further), told = operate(operation)
+        released = task.released(opened, _facts(federation, told), further)
         released.report["ledger"] = opening.report()
         released.write(partial)
     opening.spend()
-    settle(operation.state)  # until here the sum is kept, and a new start opens it again
+    settle(operation.state)
+    forget(operation.state)  # until here the sum is kept, and a new start opens it again
     for line in told.refused:
         log.keep(f"refused: {line}")
     for user, step in sorted(told.missing.items()):
@@ -97,7 +100,7 @@ class _Opening:
         records = () if ledger is None else ledger.state().records
         opened = sum(r.spent and r.entry.reference.startswith(digest) for r in records)
         entry = Entry(
-            **gaussian_fields(task.integers.plan),
+            **gaussian_fields(*task.plans),
             kind="re-release" if opened and task.kind == "release" else task.kind,
             data=f"federation {digest}",
             users=digest,
@@ -129,8 +132,14 @@ class _Opening:
 
 
 def _operation(
-    start: "Start", port: int, folder: Path, federation: Federation, keys: PrivateKeys, log: RunLog
+    start: "Start",
+    port: int,
+    folder: Path,
+    task: ModelTask | EvaluationTask,
+    keys: PrivateKeys,
+    log: RunLog,
 ) -> Operation:
+    federation = task.federation
     names = [federation.names[party] for party in sorted(federation.nodes)]
     return Operation(
         federation=federation,
@@ -144,6 +153,7 @@ def _operation(
         run=log.directory,
         ready=lambda: log.say("parties may connect"),
         say=log.say,
+        publish=task.publish if isinstance(task, ModelTask) else None,
     )
 
 
@@ -151,7 +161,11 @@ def _facts(federation: Federation, told: Log) -> Facts:
     sent = max(told.bytes_of.get(user, 0) for user in federation.users)
     digest = federation.session(bytes.fromhex(told.session)).digest.hex()
     return Facts(
-        session=digest, bytes_per_user=sent, missing=told.missing, unchecked=told.unchecked
+        session=digest,
+        bytes_per_user=sent,
+        missing=told.missing,
+        unchecked=told.unchecked,
+        bytes_per_round=tuple(b - a for a, b in pairwise((0, *told.sent_after))),
     )
 
 

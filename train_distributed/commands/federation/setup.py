@@ -21,7 +21,7 @@ from train_distributed.flower.documents.evaluation_terms import (
     EvaluationTerms,
     agreed_file,
 )
-from train_distributed.flower.documents.federation import SERVERS, Federation
+from train_distributed.flower.documents.federation import ROUNDS, SERVERS, Federation
 from train_distributed.flower.documents.invitation import FEDERATION, Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, public_keys, write_party
@@ -30,6 +30,7 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
+    from train_distributed.one_shot.methods import Method
 
 ProtocolName = Literal["secagg", "shares", "shares-replicated"]
 TLS, INVITATION, NODES = "tls", "invitation", "nodes"
@@ -42,7 +43,7 @@ def fill(folder: Path, init: "Init") -> Federation:
         ValueError: a party file that is bad or given twice, or a setting out of range.
     """
     users, servers = read_parties(init.parties, init.protocol)
-    terms, dimension = _agreed(folder, init, users)
+    terms, dimension, *rounds = _agreed(folder, init, users)
     keys = write_party(folder).public
     numbered = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
     count = len(users)
@@ -58,6 +59,7 @@ def fill(folder: Path, init: "Init") -> Federation:
         task=terms.as_task(),
         nodes={number: fingerprint(party.node) for number, party in numbered.items()},
         names={number: party.name for number, party in numbered.items()},
+        **dict(zip(ROUNDS, rounds, strict=True)),
     )
     _check(folder, federation)
     federation.save(folder / FEDERATION)
@@ -103,15 +105,23 @@ def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Pa
     return users, servers
 
 
-def _agreed(folder: Path, init: "Init", users: list[Party]) -> tuple[Terms | EvaluationTerms, int]:
-    """What is computed, and the numbers of a submission; writes the file that all need for it."""
+def _agreed(
+    folder: Path, init: "Init", users: list[Party]
+) -> tuple[Terms | EvaluationTerms, int, int, int]:
+    """What is computed, the numbers of a submission, further rounds and the numbers of theirs.
+
+    Writes the file that all need for it.
+    """
     if (init.transform is None) == (init.model is None):
         given = "neither" if init.model is None else "both"
         raise ValueError(f"exactly one of transform and model must be given, got {given}")
     if init.transform is not None:
+        from train_distributed.one_shot.parts import further_rounds, round_dimension
+
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
         terms = _terms(folder, init, users)
-        return terms, _dimension(folder, terms)
+        method = _method(folder, terms)
+        return terms, method.dimension, further_rounds(method), round_dimension(method)
     assert init.model is not None
     for name, given in (
         ("class_names", init.class_names),
@@ -120,7 +130,7 @@ def _agreed(folder: Path, init: "Init", users: list[Party]) -> tuple[Terms | Eva
     ):
         if given:
             raise ValueError(f"{name} must be left out with model, which has its own, got {given}")
-    return _evaluation(folder, init, users, init.model)
+    return *_evaluation(folder, init, users, init.model), 0, 0
 
 
 def _evaluation(
@@ -180,7 +190,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
     return Terms.read(terms.as_task(), set(terms.sizes), Path("federation"))
 
 
-def _dimension(folder: Path, terms: Terms) -> int:
+def _method(folder: Path, terms: Terms) -> "Method":
     from train_distributed.flower.model_task import read_transform
     from train_distributed.one_shot.methods import build_method
 
@@ -190,7 +200,7 @@ def _dimension(folder: Path, terms: Terms) -> int:
             "transform must say which rows it has seen, as `embed fit-transform` writes it, or all "
             "users refuse it; got an older file"
         )
-    return build_method(terms.method, transform, terms.num_classes, terms.options).dimension
+    return build_method(terms.method, transform, terms.num_classes, terms.options)
 
 
 def _check(folder: Path, federation: Federation) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from train_distributed.flower.documents.ledger import (
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.escape import safe
+from train_distributed.flower.round_desk import RoundsDesk
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.privacy.ledger import Ledger
 from train_distributed.privacy.ledger_entry import Entry
@@ -124,7 +126,7 @@ class _User:
         entry = Entry(
             **row_fields(self.rows, self.task.part)
             | {"users": ""},  # to the others this is one user
-            **gaussian_fields(self.task.integers.plan),
+            **gaussian_fields(*self.task.plans),
             kind=self.task.kind,
             method=self.task.terms.method,
             unit=privacy.unit,
@@ -141,9 +143,19 @@ def _desk(
     federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: _User | None
 ) -> Desk:
     if user is None:
-        return ComputationDesk(federation, party, keys, journal)
+        kind = RoundsDesk if federation.rounds else ComputationDesk
+        return kind(federation, party, keys, journal)
     task, encoded = user.task, user.task.encoded(party, user.rows)
-    return UserDesk(federation, party, keys, lambda: task.noised(encoded), journal)
+
+    first = partial(task.noised, encoded)
+    if federation.rounds:
+        from train_distributed.flower.model_task import ModelTask
+
+        if not isinstance(task, ModelTask):
+            raise ValueError("rounds must be of a model, got those of an evaluation")
+        rounds = task.rounds_of(party, user.rows)
+        return RoundsDesk(federation, party, keys, journal, first, rounds)
+    return UserDesk(federation, party, keys, first, journal)
 
 
 def _status(federation: Federation, party: int, state: Path, what: str) -> dict[str, object]:

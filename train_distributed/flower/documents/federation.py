@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ BATCH_BYTES = 2**25  # of users' shares that a request to a computation server c
 BATCH_USERS = 1000  # messages that it carries
 REFUSALS_BYTES = 2**20  # of its refusals of the messages in one
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
+ROUNDS = ("rounds", "round_dimension")
 _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
 
 
@@ -46,6 +47,8 @@ class Federation:
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
     nodes: dict[int, str] = field(default_factory=dict)  # party -> fingerprint of its node's key
     names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
+    rounds: int = 0  # T further sums that belong to every session
+    round_dimension: int = 0  # numbers that every user submits in one of them
 
     def __post_init__(self) -> None:
         if self.protocol not in SERVERS:
@@ -60,6 +63,11 @@ class Federation:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value!r}")
+        if (self.rounds > 0) != (self.round_dimension > 0) or self.rounds < 0:
+            raise ValueError(
+                "rounds and round_dimension must be > 0 together, "
+                f"got {self.rounds} and {self.round_dimension}"
+            )
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
@@ -108,7 +116,7 @@ class Federation:
             ValueError: naming file, field, rule and value.
         """
         document = read_document(path, LARGE)
-        document.only([each.name for each in fields(Federation)])
+        document.only([f.name for f in fields(Federation) if f.name not in ROUNDS], ROUNDS)
         users, servers = document.part("users"), document.list("servers", SERVERS["shares"][1])
         try:
             federation = Federation(
@@ -123,6 +131,11 @@ class Federation:
                 dropout_fraction=document.number("dropout_fraction", -1.0, 1.0),
                 nodes=_by_party(document.part("nodes"), _PRINT, _PRINT_RULE),
                 names=_by_party(document.part("names"), NAME, NAME_RULE),
+                **{
+                    name: document.whole(name, 1, MOST_NUMBERS)
+                    for name in ROUNDS
+                    if name in document.values
+                },
             )
             federation.session(bytes(32))
             return federation
@@ -134,7 +147,34 @@ class Federation:
     def save(self, path: Path) -> None:
         """Writes the JSON file, whole or not at all."""
         with new_file(path) as partial:
-            partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
+            partial.write_text(json.dumps(self._stated(), indent=2) + "\n")
+
+    def at(self, number: int, chain: bytes, weights: bytes) -> "Federation":
+        """The federation of one further round: another digest, so no message is of two rounds.
+
+        Args:
+            number: of the round, from 1 to T.
+            chain: of the session that it belongs to.
+            weights: as they were published: other weights are another federation.
+        """
+        return replace(
+            self,
+            dimension=self.round_dimension,
+            sessions=1,
+            rounds=0,
+            round_dimension=0,
+            task={
+                "round": number,
+                "chain": chain.hex(),
+                "weights": hashlib.sha256(weights).hexdigest(),
+                "of": self.digest.hex(),
+            },
+        )
+
+    def _stated(self) -> dict[str, Any]:
+        """All fields; without rounds as before there were any."""
+        left_out = () if self.rounds else ROUNDS
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @property
     def may_be_absent(self) -> int:
@@ -173,7 +213,7 @@ class Federation:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of all of the above; part of every session."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
+        return hashlib.sha256(json.dumps(self._stated(), sort_keys=True).encode()).digest()
 
     @cached_property
     def certain(self) -> int:

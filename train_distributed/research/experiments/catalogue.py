@@ -15,6 +15,7 @@ from train_distributed.research.experiments.lineups import (
     rival_settings,
 )
 from train_distributed.research.experiments.rivals import rival_jobs
+from train_distributed.research.experiments.rounds import rounds_work
 from train_distributed.research.experiments.selected import against_choice, user_level
 from train_distributed.research.experiments.work import Sets, Work, in_order, one_after_another
 from train_distributed.simulation.scenario import Scenario
@@ -151,5 +152,6 @@ EXPERIMENTS: dict[ExperimentName, Callable[..., Work]] = {
     "unequal": unequal,
     "cost": cost,
     "rivals": rivals,
+    "rounds": rounds_work,
     "convergence": convergence,
 }

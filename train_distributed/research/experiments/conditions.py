@@ -17,6 +17,7 @@ ExperimentName = Literal[
     "unequal",
     "cost",
     "rivals",
+    "rounds",
     "convergence",
 ]
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)

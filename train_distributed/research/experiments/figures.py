@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.cli.output import new_file
-from train_distributed.research.experiments import convergence, cost, heatmap, rivals
+from train_distributed.research.experiments import convergence, cost, heatmap, rivals, rounds
 from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.lineups import RAW
 from train_distributed.research.experiments.selected import CHOSEN
@@ -34,7 +34,7 @@ LAYOUTS = {
     "frontier": Layout(lines=("label", "users")),
     "user-level": Layout(lines=("label", "users")),
 }
-SPECIAL = {"cost": cost, "convergence": convergence, "rivals": rivals}
+SPECIAL = {"cost": cost, "convergence": convergence, "rivals": rivals, "rounds": rounds}
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:

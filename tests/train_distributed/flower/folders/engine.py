@@ -22,7 +22,7 @@ class Engine:
         monkeypatch.setattr(taking_part, "serve", self.serve)
         monkeypatch.setattr(hosting, "settle", lambda state: settle(state))
 
-    def operate(self, operation: Operation) -> tuple[Opened, Log]:
+    def operate(self, operation: Operation) -> tuple[list[Opened], Log]:
         self.operations.append(operation)
         operation.say("stage: 3 of 3")
         if self.failure is not None:
@@ -31,7 +31,7 @@ class Engine:
         log = Log(missing={1: "masked input"}, refused=["user 1: refused: \\x1b"])
         log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
         log.unchecked = (1,) * (operation.federation.protocol == "shares-replicated")
-        return Opened(np.zeros(operation.federation.dimension, np.uint64), users), log
+        return [Opened(np.zeros(operation.federation.dimension, np.uint64), users)], log
 
     def serve(self, node: Node) -> int:
         self.nodes.append(node)

@@ -16,6 +16,8 @@ import pytest
 
 from train_distributed.commands.federation import Renew
 from train_distributed.flower.transport.processes import free_port
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.ledger import Ledger
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,6 +93,33 @@ def test_from_join_to_model(
     commands.party("user0", "--patience", "30")
     said = _ended(commands.operator("--timeout", "15"), 2)
     assert "user 0: takes part in no further session: all are used up" in said
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_rounds_from_join_to_model(
+    servers: int, initiated: Callable[..., Path], commands: Commands
+) -> None:
+    """An operator that is killed on the way is started again; one entry counts all rounds."""
+    rounds = {"method": "discriminant", "options": MethodOptions(rounds=3)}
+    home = initiated(users=3, servers=servers, port=free_port(), **rounds)
+    names = ["user0", "user1", "user2", *(f"server{j}" for j in range(1, servers + 1))]
+    parties = [commands.party(name) for name in names]
+    operator = commands.operator("--timeout", "120", "--out", "model")
+    assert operator.stdout is not None
+    for line in operator.stdout:
+        if "round 2 of 3" in line:
+            break
+    operator.kill()
+    operator.wait()
+    _ended(commands.operator("--timeout", "120", "--out", "model"), 0)
+    for party in parties:
+        assert "over: 1 of 1 sessions" in _ended(party, 0) or party in parties[3:]
+    report = json.loads((home / "model" / "report.json").read_text())
+    assert (report["rounds"], report["rounds_agreed"]) == (4, 4)
+    assert report["suitable_for_release"]
+    for ledger in (home / "fed" / "operator.ledger", home / "user0" / "embeddings.ledger"):
+        total = Ledger.open(ledger).total()
+        assert total.epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)
 
 
 def test_a_party_is_told_why_it_is_not_let_in(

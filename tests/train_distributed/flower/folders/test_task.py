@@ -14,10 +14,13 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import Facts, ModelTask, transform_hash
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.parts import advanced
 from train_distributed.one_shot.released.card.assemble import card_of
 from train_distributed.one_shot.released.card.markdown import as_markdown
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
+from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.privacy.ledger_fields import gaussian_fields
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -103,6 +106,58 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
         assert words in text
     assert "One process" not in text
     assert ("one server alone" in text) == (servers == 2)
+
+
+def test_with_rounds_the_model_is_that_of_the_plain_sums_one_after_another(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    task = make("discriminant", options=MethodOptions(rounds=2), privacy=Privacy(20.0, 1e-5, 0.75))
+    assert (task.federation.rounds, task.federation.round_dimension) == (2, 21)
+    assert task.further is not None
+    rounds = [task.rounds_of(i, _embeddings(tmp_path, i)) for i in range(W)]
+    first = [task.noised(task.encoded(i, _embeddings(tmp_path, i)), _silent) for i in range(W)]
+    everybody = frozenset(range(W))
+    opened = [Opened(np.stack(first).sum(0, dtype=np.uint64), everybody)]
+    exact = task._decoded(task.integers, opened[0])
+    descent = advanced(task.method, None, *exact)
+    noise = 0.0
+    for _ in range(2):
+        weights = np.frombuffer(task.publish(opened), "<f8").astype(np.float64)
+        np.testing.assert_allclose(weights, descent.weights.flatten().numpy(), rtol=0, atol=1e-9)
+        sent = np.stack([at(weights)() for at in rounds])
+        opened.append(Opened(sent.sum(0, dtype=np.uint64), everybody))
+        decoded, rows, std = task._decoded(task.further[1], opened[-1])
+        plain = sum(
+            descent.gradient.submit(_chunk(task, _embeddings(tmp_path, i)))[0] for i in range(W)
+        )
+        noise = max(noise, float((decoded - plain).abs().max()) / std)
+        descent = descent.after(decoded, rows, std)
+    assert 0 < noise < 6
+    model = task.released(opened[0], replace(FACTS, bytes_per_round=(9, 8, 8)), opened[1:])
+    torch.testing.assert_close(model.weights, descent.released)
+    report = model.report
+    assert (report["rounds"], report["rounds_agreed"]) == (3, 3)
+    assert report["bytes_per_round"] == [9, 8, 8]
+    assert report["epsilon_of_all_sessions"] == pytest.approx(20.0, rel=1e-6)
+    fewer = task.released(opened[0], FACTS, opened[1:2]).report
+    assert (fewer["rounds"], fewer["rounds_agreed"]) == (2, 3)
+    entry = Entry(
+        **gaussian_fields(*task.plans),
+        kind="release",
+        data="rows",
+        method="discriminant",
+        unit="record",
+        epsilon=20.0,
+        delta=1e-5,
+    )
+    assert entry.cost.at(1e-5) == pytest.approx(20.0, rel=1e-6)
+    with pytest.raises(ValueError, match="weights must be finite"):
+        rounds[0](np.full(21, np.inf))
+    other = replace(task.federation, rounds=3)
+    with pytest.raises(
+        ValueError, match=r"rounds and round_dimension must be the method's \(2, 21\)"
+    ):
+        ModelTask.of(other, tmp_path / "public.safetensors")
 
 
 def test_noise_is_fresh_and_as_wide_as_planned(

@@ -30,7 +30,8 @@ def clipped(
     These are users like the federation's, of a task that public classes are grouped into. Nothing
     private is looked at, so a clip may be as the rehearsal likes it best: noise grows with it, and
     from the shortest submission down the signal shrinks as much. Candidates' constants become
-    `CONSTANT`, and a discriminant sends no moments.
+    `CONSTANT`, and a discriminant sends no moments
+    unless the candidate says so.
 
     Args:
         candidates: without users' clips.
@@ -71,10 +72,10 @@ def clipped(
 
 
 def _sums_alone(candidates: Candidates) -> list[Setting]:
-    """Every discriminant without moments, which lengthen what is sent; others as they are."""
+    """Discriminants without moments, which lengthen what is sent, unless they say; no rounds."""
     alone = []
     for setting in candidates.settings:
-        if setting.method != "discriminant":
+        if setting.method != "discriminant" or "moments" in setting.options:
             alone.append(setting)
         elif setting.options.keys().isdisjoint(("alpha", "rounds")):
             alone.append(replace(setting, options={**setting.options, "moments": "none"}))

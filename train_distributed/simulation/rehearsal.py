@@ -220,7 +220,9 @@ class _Task:
             labels=groups[self.public.labels[asked]],
             split=np.where(tested, TEST, TRAIN).astype(np.uint8),
         )
-        fitted_on = self.public.subset(known) if len(known) > len(asked) // 2 else self.public
+        others = len(np.unique(self.public.labels[known]))
+        enough = others > 1 and len(known) > len(asked) // 2
+        fitted_on = self.public.subset(known) if enough else self.public
         posed, transforms = self._transformed(posed, fitted_on)
         yield from run_jobs(posed, transforms, plan, finished=finished)
 

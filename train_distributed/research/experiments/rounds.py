@@ -48,7 +48,7 @@ def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
     axis.set_xticks(list(places), list(map(str, ROUNDS)))
     axis.set(
         xlabel="further rounds",
-        ylabel="test accuracy / %   (dotted: DP-SGD, all rows at one user)",
+        ylabel="test accuracy / %   (dotted: DP-SGD, one user)",
     )
     axis.grid(alpha=0.3)
     axis.legend()

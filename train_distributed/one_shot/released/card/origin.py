@@ -67,6 +67,7 @@ def origin_section(report: dict[str, Any], maker: Maker) -> Section:
         ("users", _users(report)),
         ("records learned from", f"{int(report['rows']):,}" if "rows" in report else "unknown"),
         ("method", METHODS.get(str(method), str(method)) if method else "not recorded"),
+        *_further_rounds(report),
         *_encoder(report.get("encoding")),
         ("public transform", _transform(report, maker)),
         ("public and private rows", _compared(report)),
@@ -186,3 +187,12 @@ def limits_section(report: dict[str, Any], class_names: Sequence[str]) -> Sectio
     if "probabilities" not in report:
         lines.append("That its probabilities are calibrated.")
     return Section("What is not promised", (Items(tuple(lines)),))
+
+
+def _further_rounds(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What came after the first sum of statistics; nothing where there was one sum alone."""
+    if "share_per_round" not in report:
+        return []
+    count = int(report["rounds"]) - 1
+    words = f"{count} secure sums of clipped gradients of the softmax loss, under the same promise"
+    return [("further rounds", words)]

@@ -148,6 +148,13 @@ def test_every_method_has_words() -> None:
     assert set(METHODS) == set(ALL_METHODS)
 
 
+def test_the_card_tells_of_further_rounds_where_there_were_any() -> None:
+    report = {"users": 3, "method": "discriminant", "rounds": 5}
+    assert "further rounds" not in str(origin_section(report, MAKER))
+    told = str(origin_section(report | {"share_per_round": [0.5] + [0.125] * 4}, MAKER))
+    assert "4 secure sums of clipped gradients" in told
+
+
 @pytest.mark.parametrize("method", [*METHODS, None, "a method of tomorrow"])
 def test_a_card_says_which_method(method: str | None) -> None:
     said = origin_section({"users": 3, "method": method}, MAKER)

@@ -11,9 +11,9 @@ from embed.store import EmbeddingSet
 
 
 def scatter_of(
-    public: object, transform: Callable[[np.ndarray], Tensor]
+    public: object, transform: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """`class_scatter` of a labelled set's transformed rows, the constant left out.
+    """`class_scatter` of a labelled set's transformed rows.
 
     Returns:
         (q, q) W and B; None and None where there are no labels, or too few.
@@ -23,7 +23,8 @@ def scatter_of(
     labels = torch.from_numpy(np.array(public.labels))
     parts = (slice(start, start + CHUNK) for start in range(0, len(public), CHUNK))
     found = class_scatter(
-        (transform(np.array(public.embeddings[part]))[:, 1:], labels[part]) for part in parts
+        (transform(torch.from_numpy(np.array(public.embeddings[part]))), labels[part])
+        for part in parts
     )
     return (None, None) if found is None else found
 

@@ -25,9 +25,13 @@ def principal_directions(covariance: Tensor, components: int) -> tuple[Tensor, T
     """
     values, vectors = torch.linalg.eigh(covariance)
     values = values.flip(0)[:components].clamp_min(0)
-    vectors = vectors.flip(1)[:, :components]
-    largest = vectors.abs().argmax(0, keepdim=True)
-    return values, vectors * vectors.gather(0, largest).sign()
+    return values, signed(vectors.flip(1)[:, :components])
+
+
+def signed(directions: Tensor) -> Tensor:
+    """Columns of (p, q), each with the sign that makes its largest entry positive."""
+    largest = directions.abs().argmax(0, keepdim=True)
+    return directions * directions.gather(0, largest).sign()
 
 
 def whitening_scale(variances: Tensor, total: Tensor, shrinkage: float) -> Tensor:

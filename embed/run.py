@@ -161,7 +161,7 @@ class FitTransform(TransformOptions):
     out: Path | None = None
     """Directory to write: transform.safetensors, report.json, embeddings/."""
     components: int | None = 128
-    """Principal directions to keep; fewer mean less noise."""
+    """Directions to keep; fewer mean less noise."""
     shrinkage: float = 0.01
     """Share of the mean variance mixed into every direction's."""
     clip_norm: float = 2**0.5
@@ -175,8 +175,8 @@ class FitTransform(TransformOptions):
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `PublicTransform.fit`, with the clip norm as given."""
-        names = ("components", "whiten", "shrinkage", "clip_quantile", "clip_norm", "constant")
-        return {name: getattr(self, name) for name in names}
+        given = {"clip_norm": self.clip_norm, "shrinkage": self.shrinkage}
+        return super().arguments() | given
 
     def run(self) -> None:
         """Fits, checks that public and private differ, writes."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from embed.class_scatter import scatter_of
 from embed.clip import CHUNK, add_constant_and_clip, check_bounds, check_finite
+from embed.directions import Directions, fitted_directions
 from embed.encoding import Encoding
 from embed.identity import known_rows
-from embed.moments import moments, norm_quantile, principal_directions, whitening_scale
+from embed.moments import moments, norm_quantile
 from embed.project import project
 from embed.public_rows import as_tensor, checked_blocks, content_hash
 from embed.store import EmbeddingSet
@@ -107,6 +108,7 @@ class PublicTransform:
         components: int | None = None,
         whiten: bool = True,
         shrinkage: float = 0.01,
+        directions: Directions = "principal",
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,
@@ -116,9 +118,11 @@ class PublicTransform:
 
         Args:
             public: (n, p) embeddings that are nobody's secret.
-            components: q principal directions to keep; None: all p.
-            whiten: divide each direction by its (shrunk) standard deviation.
+            components: q directions to keep; None: all p.
+            whiten: divide each principal direction by its (shrunk) standard deviation.
             shrinkage: share of the mean variance mixed into every direction's, in [0, 1].
+            directions: "principal": of most variance; "discriminant": that separate the public
+                classes; "mixed": between these two. See `embed.directions`.
             clip_quantile: features are divided by this quantile of the public norms, so that
                 a low one clips nearly every row and only directions remain.
             clip_norm: c.
@@ -126,7 +130,8 @@ class PublicTransform:
             remember: keep the hashes of the rows, without which nothing suitable is released.
 
         Raises:
-            ValueError: an option out of range, or rows that are not finite.
+            ValueError: an option out of range, rows that are not finite, or directions that labels
+                shape without labels.
 
         Examples:
             >>> public = torch.tensor([[4.0, 0, 5], [-4, 0, 5], [0, 2, 5], [0, -2, 5]])
@@ -145,15 +150,15 @@ class PublicTransform:
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
         check_bounds(clip_norm, constant)
-        mean, second = moments(blocks())
-        covariance = second - torch.outer(mean, mean)
-        if not covariance.isfinite().all():
-            raise ValueError("public rows must have finite second moments, got an overflow")
-        variances, basis = principal_directions(covariance, q)
-        average = covariance.trace() / p
-        scale = torch.ones(q, dtype=torch.float64)
-        if whiten:
-            scale = whitening_scale(variances, average, shrinkage)
+        if directions not in get_args(Directions):
+            raise ValueError(
+                f"directions must be one of {get_args(Directions)}, got {directions!r}"
+            )
+        if directions != "principal" and not whiten:
+            raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
+        mean, basis, scale = fitted_directions(
+            public, blocks, q, kind=directions, whiten=whiten, shrinkage=shrinkage
+        )
         projected = ((b.to(torch.float64) - mean) @ basis / scale for b in blocks())
         quantile = norm_quantile(projected, clip_quantile)
         if not quantile > 0:
@@ -173,7 +178,7 @@ class PublicTransform:
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
         of_all = {"row_mean": row_mean, "second_moment": second_moment}
-        within, between = scatter_of(public, fitted)
+        within, between = scatter_of(public, lambda rows: fitted(rows)[:, 1:])
         return replace(fitted, **of_all, within_class=within, between_class=between)
 
     @classmethod

@@ -22,6 +22,7 @@ DELTA = 1e-5
 SCHEMES = ("iid", "one-class")
 SIMCLR, PIXELS = "SimCLR", "pixels"
 METHODS = {
+    "discriminant": "discriminant",
     "class sums": "class-sums",
     "least squares": "least-squares",
     "softmax, blind averaging": "softmax",

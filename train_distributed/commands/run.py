@@ -39,7 +39,7 @@ class Run:
     config: Path | None = None
     """configuration.json of `select`: method and options, for the privacy it was chosen for."""
     method: MethodName | None = None
-    """What every user submits, sends in every round, or a baseline; least-squares if left out."""
+    """What every user submits, sends in every round, or a baseline; discriminant if left out."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     public: Path | None = None
     """Embedding set that is nobody's secret: the transform is fitted on all its rows."""
@@ -179,7 +179,7 @@ class Run:
             ValueError: both, or a file that was made for another promise.
         """
         if self.config is None:
-            method = self.method or "least-squares"
+            method = self.method or "discriminant"
             return Chosen(method, self.transform_options, self.options.given(), self.privacy)
         chosen = Chosen.read(self.config)
         for name in ("method", "transform"):

@@ -1,4 +1,4 @@
-"""`python -m train_distributed select`: choose method and hyper-parameters on public data alone."""
+"""`python -m train_distributed select`: choose the settings of a run on public data alone."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -18,7 +18,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Select:
-    """Choose method, regularisation, PCA size, whitening and clip bound by simulating the run.
+    """Choose public directions, their number and the moments' weight by simulating the run.
 
     Only public labelled embeddings are read, so the choice costs no privacy. With `--unit user` a
     users' clip is chosen too.
@@ -38,6 +38,8 @@ class Select:
     """Who is expected to hold which rows."""
     concentration: float | None = None
     """Of a dirichlet partition."""
+    moments: Literal["all", "none"] = "all"
+    """What is sent beside class sums; `none` where bytes are dear."""
     balance: Path | None = None
     """JSON of class number and share, if it is known how frequent classes are; else public tasks
     are balanced and 1:2 by turns. Either way the best is that of balanced accuracy."""
@@ -73,7 +75,7 @@ class Select:
         from train_distributed.simulation.rehearsal import Candidates, ranking, rehearse
 
         public = EmbeddingSet.open(self.public)
-        candidates = Candidates.default(public.dim).for_equal_classes()
+        candidates = Candidates.default(public.dim, moments=self.moments).for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]
         balance = () if self.balance is None else read_shares(self.balance, numbers)
         if self.privacy.unit == "user":

@@ -126,10 +126,11 @@ def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tens
     """(q, q) posterior mean of W under a prior around the public covariance, and room for noise.
 
     Where W_pub = I, the difference W − W_pub has entries N(0, v), N(0, 2v) on the diagonal, in any
-    basis. In the eigenbasis of W_pub, noise of entry (i, j) is s²/(w_i w_j) there, so the entry is
-    kept by v/(v + s²/(w_i w_j)): what leading directions show is believed before what others do. v
-    is of maximum likelihood. Room for what is kept of the noise is the edge of its spectrum, row by
-    row 2 √(Σ_j (k_ij s)²), which is 2 k s √q where all k are alike (Wigner).
+    basis. In the eigenbasis of W_pub, noise of entry (i, j) is s²/(w_i w_j) there, and the entry is
+    kept by k_i k_j with k_i² = v/(v + s²/w_i²): what leading directions show is believed before
+    what others do, and a product of two leaves a covariance positive, as far as noise does. v is of
+    maximum likelihood. Room for what is kept of the noise is the edge of its spectrum, row by row
+    2 √(Σ_j (k_i k_j s)²), which is 2 k² s √q where all k are alike (Wigner).
 
     Args:
         public: (q, q) W_pub, positive definite.
@@ -141,7 +142,8 @@ def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tens
     difference = vectors.T @ (noised - public) @ vectors / scale
     variance = (noise / scale).square()
     prior = fitted_variance(difference, variance)
-    kept = prior / (prior + variance).clamp(min=torch.finfo(torch.float64).tiny)
+    kept = (prior / (prior + variance.diagonal()).clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+    kept = torch.outer(kept, kept)
     moved = public + vectors @ (kept * difference * scale) @ vectors.T
     room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
     return moved, vectors * room @ vectors.T

@@ -30,7 +30,8 @@ def clipped(
     These are users like the federation's, of a task that public classes are grouped into. Nothing
     private is looked at, so a clip may be as the rehearsal likes it best: noise grows with it, and
     from the shortest submission down the signal shrinks as much. Candidates' constants become
-    `CONSTANT`, and a discriminant is offered without moments too, which lengthen what is sent.
+    `CONSTANT`, and a discriminant sends no moments
+    unless the candidate says so.
 
     Args:
         candidates: without users' clips.
@@ -47,9 +48,10 @@ def clipped(
     stand_in = federation.stand_in(len(labels))
     rows, partition = stand_in.place(labels, None, torch.Generator().manual_seed(0))
     missing = federation.rows_per_user / (stand_in.rows_per_user or federation.rows_per_user)
-    compression = Compression.fit(public, max(t.components or 1 for t in grid.values()))
+    widest = max(options.principal(public.dim) for options in grid.values())
+    compression = Compression.fit(public, widest)
     coordinates = compression.apply(public)
-    offered = [each for setting in candidates.settings for each in _with_and_without(setting)]
+    offered = _sums_alone(candidates)
     settings = []
     for name, options in grid.items():
         transform = compression.fit_transform(coordinates, **options.arguments())
@@ -69,13 +71,15 @@ def clipped(
     return Candidates(tuple(settings), grid)
 
 
-def _with_and_without(setting: Setting) -> list[Setting]:
-    """A discriminant that sends moments, and one that does not; none of further rounds."""
-    if setting.options.get("rounds"):
-        return []
-    if setting.method != "discriminant" or not {"moments", "alpha"}.isdisjoint(setting.options):
-        return [setting]
-    return [setting, replace(setting, options={**setting.options, "moments": "none"})]
+def _sums_alone(candidates: Candidates) -> list[Setting]:
+    """Discriminants without moments, which lengthen what is sent, unless they say; no rounds."""
+    alone = []
+    for setting in candidates.settings:
+        if setting.method != "discriminant" or "moments" in setting.options:
+            alone.append(setting)
+        elif setting.options.keys().isdisjoint(("alpha", "rounds")):
+            alone.append(replace(setting, options={**setting.options, "moments": "none"}))
+    return alone
 
 
 def lengths(users: RowsInMemory, method: Method) -> Tensor:

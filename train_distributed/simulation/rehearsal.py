@@ -2,14 +2,18 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, get_args
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from embed import EmbeddingSet, PublicTransform
 from embed.compress import Compression
+from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
+from train_distributed.one_shot.discriminant import Moments
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.balance import rebalanced, task_shares
 from train_distributed.simulation.plan import Cell, Plan, Setting
@@ -17,14 +21,11 @@ from train_distributed.simulation.runner import run_jobs
 from train_distributed.simulation.scenario import Scenario
 
 TEST_SHARE = 0.25  # of the public rows
-GROUP = 5  # public classes in one class of a task, at most
+GROUP = 10  # public classes in one class of a task, at most
 ROUNDS = 20  # of balanced k-means
-COMPONENTS = (32, 64, 128, 256)
-QUANTILES = (0.02, 0.1, 0.25)
-SHRINKAGES = (0.1, 0.3, 0.5, 0.9)
-PUBLIC_SHARES = (0.0, 0.2, 0.4, 0.6)
-L2_REGS = (0.01, 0.03, 0.1, 0.3, 1.0)
-HEAD_QUANTILE = 0.1
+COMPONENTS = (64, 128, 256, 512)
+MANY = 256  # components from which on the noise of the moments matters
+HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,34 +69,24 @@ class Candidates:
     transforms: Mapping[str, TransformOptions]
 
     @classmethod
-    def default(cls, dim: int) -> "Candidates":
-        """Statistics on every transform, softmax at every Λ on the hard-clipped white ones.
+    def default(cls, dim: int, *, moments: Moments = "all") -> "Candidates":
+        """The discriminant on every kind of public directions; at most 18.
 
         Args:
             dim: p of the embeddings.
+            moments: what is sent beside class sums.
         """
+        kinds = product(sorted({min(q, dim) for q in COMPONENTS}), get_args(Directions))
         grid = {
-            f"q={q} {'white' if whiten else 'plain'} clip={quantile:g}": TransformOptions(
-                components=q, whiten=whiten, clip_quantile=quantile
-            )
-            for q in sorted({min(q, dim) for q in COMPONENTS})
-            for whiten in (True, False)
-            for quantile in QUANTILES
+            f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
         }
         settings = []
         for name, options in grid.items():
-            settings += [
-                Setting("class sums", "class-sums", name, {"shrinkage": share})
-                for share in SHRINKAGES
-            ]
-            settings += [
-                Setting("least squares", "least-squares", name, {"public_share": share})
-                for share in PUBLIC_SHARES
-            ]
-            if options.whiten and options.clip_quantile == HEAD_QUANTILE:
-                settings += [
-                    Setting("softmax", "softmax", name, {"l2_reg": l2_reg}) for l2_reg in L2_REGS
-                ]
+            given: dict[str, Any] = {} if moments == "all" else {"moments": moments}
+            settings.append(Setting("discriminant", "discriminant", name, given))
+            if moments == "all" and (options.components or dim) >= MANY:
+                heavy = {"alpha": HEAVY}
+                settings.append(Setting("discriminant", "discriminant", name, heavy))
         return cls(tuple(settings), grid)
 
     def for_equal_classes(self) -> "Candidates":
@@ -229,7 +220,9 @@ class _Task:
             labels=groups[self.public.labels[asked]],
             split=np.where(tested, TEST, TRAIN).astype(np.uint8),
         )
-        fitted_on = self.public.subset(known) if len(known) > len(asked) // 2 else self.public
+        others = len(np.unique(self.public.labels[known]))
+        enough = others > 1 and len(known) > len(asked) // 2
+        fitted_on = self.public.subset(known) if enough else self.public
         posed, transforms = self._transformed(posed, fitted_on)
         yield from run_jobs(posed, transforms, plan, finished=finished)
 
@@ -237,7 +230,9 @@ class _Task:
         self, posed: EmbeddingSet, fitted_on: EmbeddingSet
     ) -> tuple[EmbeddingSet, dict[str, PublicTransform]]:
         grid = self.candidates.transforms
-        compression = Compression.fit(fitted_on, max(t.components or 1 for t in grid.values()))
+        compression = Compression.fit(
+            fitted_on, max(options.principal(fitted_on.dim) for options in grid.values())
+        )
         fitted_on = compression.apply(fitted_on)
         transforms = {
             name: compression.fit_transform(fitted_on, **options.arguments())

@@ -35,7 +35,7 @@ def test_run_writes_model_report_and_figure(call, sets, tmp_path):
     assert report["noise"] == "discrete"
     assert report["users"] == 8
     assert report["suitable_for_release"] is True
-    assert report["configuration"]["method"] == "least-squares"
+    assert report["configuration"]["method"] == "discriminant"
 
 
 @pytest.mark.parametrize(

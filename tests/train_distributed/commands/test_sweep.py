@@ -151,7 +151,7 @@ def test_choice_is_made_without_private_rows_and_compared_with_rivals(sets, tmp_
     chosen = [cell for cell in found if cell["label"] == "ours, chosen by select"]
     assert {cell["scheme"] for cell in chosen} == {"iid 20 rows each", "one-class 20 rows each"}
     rivals = {(c["method"], c["transform"], str(c["options"])) for c in found if c not in chosen}
-    assert len(rivals) > 100
+    assert 1 < len(rivals) <= 24
     for cell in chosen:
         twins = [
             c["accuracy"]

@@ -48,21 +48,21 @@ def test_every_candidate_has_clips_at_rising_quantiles(public: EmbeddingSet) -> 
     assert clips(again) == clips(found)
 
 
-def test_a_discriminant_is_offered_without_moments_too(public: EmbeddingSet) -> None:
-    """Rounds clip records, not users; nothing else has a twin."""
+def test_a_discriminant_is_offered_without_moments(public: EmbeddingSet) -> None:
+    """Rounds clip records, not users, and moments of any weight lengthen what is sent."""
     settings = [
         Setting("a", "discriminant", "q=4"),
         Setting("a", "discriminant", "q=4", {"rounds": 3}),
+        Setting("a", "discriminant", "q=4", {"alpha": 1.0}),
         Setting("a", "least-squares", "q=4", {"alpha": 1.0}),
     ]
     found = clipped(Candidates(tuple(settings), GRID), public, sizes(), quantiles=(0.5,)).settings
-    free, none, heavy = clips(Candidates(found, GRID))
+    none, heavy = clips(Candidates(found, GRID))
     assert [dict(each.options) for each in found] == [
-        {"user_clip": free},
         {"moments": "none", "user_clip": none},
         {"alpha": 1.0, "user_clip": heavy},
     ]
-    assert none < free < heavy  # 1/(√2 r) is free where r = 1
+    assert none < heavy
 
 
 def test_users_of_one_class_submit_longer_sums(public: EmbeddingSet) -> None:

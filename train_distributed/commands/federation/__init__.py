@@ -104,7 +104,7 @@ class Init:
     protocol: ProtocolName = "secagg"
     """`secagg`: one server, dropouts tolerated. `shares`: several servers that do not collude.
     `shares-replicated`: three or more, one of which may lie or be lost."""
-    method: MethodName = "class-sums"
+    method: MethodName = "discriminant"
     """What every user submits."""
     options: MethodOptions = field(default_factory=MethodOptions)
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))

@@ -8,12 +8,12 @@ from train_distributed.privacy.promise import Privacy
 ExperimentName = Literal[
     "frontier",
     "selection",
-    "user-level",
     "accuracy",
     "users",
     "groups",
     "central",
     "non-iid",
+    "user-level",
     "unequal",
     "cost",
     "rivals",

@@ -83,7 +83,7 @@ class Sets:
         self, grid: Mapping[str, TransformOptions]
     ) -> tuple[EmbeddingSet, dict[str, PublicTransform]]:
         """Coordinates of the private rows, and transforms of those."""
-        widest = max(options.components or 1 for options in grid.values())
+        widest = max(options.principal(self.public.dim) for options in grid.values())
         compression = Compression.fit(self.public, widest)
         public = compression.apply(self.public)
         transforms = {

@@ -40,6 +40,8 @@ class Select:
     """Of a dirichlet partition."""
     moments: Literal["all", "none"] = "all"
     """What is sent beside class sums; `none` where bytes are dear."""
+    rounds: int = 0
+    """Further rounds, each one more secure sum, that may be chosen beside none."""
     balance: Path | None = None
     """JSON of class number and share, if it is known how frequent classes are; else public tasks
     are balanced and 1:2 by turns. Either way the best is that of balanced accuracy."""
@@ -75,7 +77,8 @@ class Select:
         from train_distributed.simulation.rehearsal import Candidates, ranking, rehearse
 
         public = EmbeddingSet.open(self.public)
-        candidates = Candidates.default(public.dim, moments=self.moments).for_equal_classes()
+        candidates = Candidates.default(public.dim, moments=self.moments, rounds=self.rounds)
+        candidates = candidates.for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]
         balance = () if self.balance is None else read_shares(self.balance, numbers)
         if self.privacy.unit == "user":
@@ -119,12 +122,17 @@ class Select:
             )
 
     def _checked(self) -> "Sizes":
+        from train_distributed.one_shot.further_rounds import MOST_ROUNDS
         from train_distributed.simulation.rehearsal import Sizes
 
         self.privacy.validate()
         for name in ("tasks", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if not 0 <= self.rounds <= MOST_ROUNDS:
+            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}], got {self.rounds}")
+        if self.rounds and self.privacy.unit == "user":
+            raise ValueError(f"rounds must be 0 where users are clipped, got {self.rounds}")
         sizes = Sizes(
             users=self.users,
             rows_per_user=self.rows_per_user,

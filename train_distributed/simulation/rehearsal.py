@@ -69,12 +69,13 @@ class Candidates:
     transforms: Mapping[str, TransformOptions]
 
     @classmethod
-    def default(cls, dim: int, *, moments: Moments = "all") -> "Candidates":
-        """The discriminant on every kind of public directions; at most 18.
+    def default(cls, dim: int, *, moments: Moments = "all", rounds: int = 0) -> "Candidates":
+        """The discriminant on every kind of public directions; at most 24.
 
         Args:
             dim: p of the embeddings.
             moments: what is sent beside class sums.
+            rounds: T further sums, which may be chosen beside none; 0: one sum.
         """
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), get_args(Directions))
         grid = {
@@ -84,9 +85,11 @@ class Candidates:
         for name, options in grid.items():
             given: dict[str, Any] = {} if moments == "all" else {"moments": moments}
             settings.append(Setting("discriminant", "discriminant", name, given))
-            if moments == "all" and (options.components or dim) >= MANY:
-                heavy = {"alpha": HEAVY}
-                settings.append(Setting("discriminant", "discriminant", name, heavy))
+            if (options.components or dim) < MANY:
+                continue
+            more = [{"alpha": HEAVY}] if moments == "all" else []
+            more += [{**given, "rounds": rounds}] if rounds else []
+            settings += [Setting("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), grid)
 
     def for_equal_classes(self) -> "Candidates":

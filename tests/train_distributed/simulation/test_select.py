@@ -144,6 +144,9 @@ def test_candidates_name_only_transforms_that_exist():
     assert {setting.transform for setting in candidates.settings} == set(candidates.transforms)
     assert len(candidates.settings) <= 24
     assert {o.components for o in Candidates.default(40).transforms.values()} == {40}
+    more = Candidates.default(1280, rounds=8).settings
+    assert len(more) <= 24
+    assert {s.options.get("rounds") for s in more} == {None, 8}
     assert not any(s.options.get("alpha") for s in Candidates.default(40, moments="none").settings)
 
 
@@ -175,3 +178,10 @@ def test_a_users_clip_is_chosen_where_users_are_protected(public, tmp_path, monk
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["user_clip"] == clip
     assert report["sensitivity"] == pytest.approx(2 * clip, rel=1e-9)
+
+
+def test_rounds_out_of_range_or_beside_users_clips_are_refused(public):
+    with pytest.raises(ValueError, match=r"rounds must be in \[0, 1000\], got -1"):
+        Select(public, 10, 16, 4, PROMISE, rounds=-1).run()
+    with pytest.raises(ValueError, match="rounds must be 0 where users are clipped, got 2"):
+        Select(public, 10, 16, 4, replace(PROMISE, unit="user"), rounds=2).run()

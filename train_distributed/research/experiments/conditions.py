@@ -50,12 +50,16 @@ class Conditions:
     """Numbers of features that rivals learn from, beside the constant."""
     tasks: int = 3
     """Public tasks that a choice is rehearsed on."""
+    rounds: int = 0
+    """Further rounds that may be chosen beside none; frontier and selection."""
 
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
         for name in ("seeds", "tasks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.rounds < 0:
+            raise ValueError(f"rounds must be >= 0, got {self.rounds}")
         for name in ("users", "schemes", "lineup", "components"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")

@@ -7,25 +7,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embed import EmbeddingSet
-from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work, joined
 from train_distributed.simulation.clip_candidates import clipped
 from train_distributed.simulation.plan import Cell, Plan, Setting
-from train_distributed.simulation.rehearsal import (
-    COMPONENTS,
-    Candidates,
-    Sizes,
-    ranking,
-    rehearse,
-)
+from train_distributed.simulation.rehearsal import Candidates, Sizes, ranking, rehearse
 from train_distributed.simulation.scenario import Scenario
 
 CHOSEN = "ours, chosen by select"
 REHEARSAL = "rehearsal: "
-CLIP_QUANTILE = 0.25  # of the rows of `user_level`
 REHEARSED = 2  # partitions and noises per public task
 
 
@@ -37,7 +29,7 @@ def against_choice(
     Rivals name the paper's raw transform.
     """
     places = placed(conditions, private)
-    candidates = Candidates.default(public.dim)
+    candidates = Candidates.default(public.dim, rounds=conditions.rounds)
     contest = Contest.of(conditions, private, public, candidates, places, conditions.promises)
     shared = {"promises": conditions.promises, "scenarios": list(contest.scenarios.values())}
     more = {"seeds": conditions.all_seeds, "folds": conditions.folds}
@@ -53,7 +45,7 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
         classes = len(private.meta["class_names"])
         own = Sizes(users=len(writers), rows_per_user=round(rows.mean()), num_classes=classes)
         places = [(own, Scenario(users=None, scheme="by-writer"))]
-    bare = discriminants(public.dim)
+    bare = Candidates.default(public.dim)
     return joined(
         Contest.of(conditions, private, public, offered, [place], promises, label).work(())
         for place in places
@@ -76,20 +68,6 @@ def placed(conditions: Conditions, private: EmbeddingSet) -> list[tuple[Sizes, S
         for w, n in sizes
         for scheme in conditions.schemes
     ]
-
-
-def discriminants(dim: int) -> Candidates:
-    """The discriminant with and without moments, on few and many components."""
-    grid = {
-        f"q={q}": TransformOptions(components=q, clip_quantile=CLIP_QUANTILE)
-        for q in sorted({min(q, dim) for q in COMPONENTS})
-    }
-    settings = [
-        Setting("discriminant", "discriminant", name, {"moments": moments})
-        for name in grid
-        for moments in ("all", "none")
-    ]
-    return Candidates(tuple(settings), grid)
 
 
 @dataclass(frozen=True)

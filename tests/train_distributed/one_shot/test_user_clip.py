@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet, PublicTransform
-from train_distributed import Privacy, release
-from train_distributed.one_shot import METHODS, Method, build_method
+from embed import PublicTransform
+from train_distributed import Privacy
+from train_distributed.one_shot import Method, build_method
 from train_distributed.one_shot.methods import (
     STATISTICS,
     check_method,
     method_name,
-    submissions,
     weights_of,
 )
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.user_clip import UserClip
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
+from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import Guarantee
 
 K, FEATURES, ROWS = 3, 4, 6
@@ -241,69 +240,6 @@ def test_rows_that_noise_explains_are_not_missed() -> None:
     head = made("softmax", 1.0)
     assert isinstance(head, UserClip)
     assert head.rows(total, 100, 0.0) == 100
-
-
-def rows_of(users: int, sizes: list[int], seed: int = 0) -> EmbeddingSet:
-    draw = np.random.default_rng(seed)
-    n = sum(sizes)
-    labels = draw.integers(0, K, n)
-    return EmbeddingSet(
-        embeddings=(draw.standard_normal((n, FEATURES)) + 3 * np.eye(FEATURES)[labels]).astype(
-            np.float32
-        ),
-        labels=labels,
-        users=np.repeat(np.arange(users), sizes),
-        meta={"class_names": [str(k) for k in range(K)]},
-    )
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("noise", ["discrete", "float"])
-def test_a_release_says_how_its_users_were_clipped(name: str, noise: Any) -> None:
-    rows = rows_of(4, [1, 2, 30, 60])
-    privacy = Privacy(1e4, 1e-5, unit="user")
-    released = release(rows, name, privacy, transform=TRANSFORM, noise=noise, user_clip=5.0)
-    report = released.report
-    assert (report["method"], report["user_clip"]) == (name, 5.0)
-    assert "scaled down" in report["user_clip_means"]
-    whole = math.sqrt(report["compositions"]) * report["sensitivity"]
-    assert whole == pytest.approx(10.0, rel=1e-6)
-    gone = math.sqrt(report["compositions"]) * report["zero_out_sensitivity"]
-    assert gone == pytest.approx(5.0, rel=1e-6)
-    bare = release(rows, name, privacy, transform=TRANSFORM, noise=noise).report
-    assert "user_clip" not in bare
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_sum_is_that_of_submissions_clipped_one_by_one(name: str) -> None:
-    """Uneven sizes: short submissions stay as they are, long ones have the clip's length."""
-    sizes = [1, 3, 30, 60]
-    rows = rows_of(4, sizes)
-    bare = made(name, None)
-    promise = Privacy(math.inf, 1e-5, unit="user")
-    alone = []
-    users = EmbeddingUsers(rows, TRANSFORM, own_partition(rows))
-    for chunk in users.chunks():
-        alone += list(submissions(bare, chunk, None))
-    lengths = [float(each.norm()) for each in alone]
-    norm = (sorted(lengths)[1] + sorted(lengths)[2]) / 2
-    pairs = zip(alone, lengths, strict=True)
-    expected = torch.stack([each * min(1.0, norm / length) for each, length in pairs]).sum(0)
-    found = release(rows, made(name, norm), promise, transform=TRANSFORM, noise="float").opened
-    assert found is not None
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
-
-
-def test_the_noise_is_that_of_the_clip() -> None:
-    sizes = torch.full((10,), 50)
-    privacy = Privacy(3.0, 1e-5, unit="user")
-    for name in METHODS:
-        bare, clipped = (made(name, norm) for norm in (None, 1.0))
-        plain, short = (Guarantee.of(sizes, m, privacy) for m in (bare, clipped))
-        ratio = plain.joint_sensitivity / 2.0
-        assert short.float_std == pytest.approx(plain.float_std / ratio, rel=1e-9)
-        std = IntegerSum.of(clipped, short, sizes).local_std
-        assert short.float_std <= std <= short.float_std * 1.01
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf, 1e-70, 1e70])

@@ -11,7 +11,8 @@ from train_distributed.commands.configuration import Chosen
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.simulation.rehearsal import Choice, Sizes
+    from train_distributed.simulation.ranking import Choice
+    from train_distributed.simulation.rehearsal import Sizes
 
 SHOWN = 10
 
@@ -74,7 +75,8 @@ class Select:
         from embed import EmbeddingSet
         from train_distributed.one_shot.class_prior import read_shares
         from train_distributed.simulation.clip_candidates import clipped
-        from train_distributed.simulation.rehearsal import Candidates, ranking, rehearse
+        from train_distributed.simulation.ranking import ranking
+        from train_distributed.simulation.rehearsal import Candidates, rehearse
 
         public = EmbeddingSet.open(self.public)
         candidates = Candidates.default(public.dim, moments=self.moments, rounds=self.rounds)

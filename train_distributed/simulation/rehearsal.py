@@ -1,6 +1,6 @@
 """A private run played through on public labelled embeddings, to choose what the run will use."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args
@@ -147,41 +147,6 @@ def rehearse(
         shares = None if balance is None else task_shares(classes, task, balance or None)
         stage = _Task(public, federations, promises, candidates, drawn, shares)
         yield from stage.run(np.random.default_rng(task), finished)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The candidate with the best mean accuracy in a rehearsal, for one ε."""
-
-    setting: Setting
-    accuracy: float  # balanced, in the rehearsal, not of the private run
-
-
-def ranking(cells: Iterable[Cell]) -> dict[float | None, list[Choice]]:
-    """Candidates by ε, best first, by mean accuracy over tasks and seeds; the first wins a tie.
-
-    Examples:
-        >>> def cell(method: str, accuracy: float) -> Cell:
-        ...     return Cell(method, method, "iid", 1.0, 0, accuracy, {}, "default")
-        >>> best = ranking([cell("softmax", 0.5), cell("class-sums", 0.6), cell("softmax", 0.8)])
-        >>> [(choice.setting.method, round(choice.accuracy, 2)) for choice in best[1.0]]
-        [('softmax', 0.65), ('class-sums', 0.6)]
-    """
-    values: dict[float | None, dict[str, tuple[Setting, list[float]]]] = {}
-    for cell in cells:
-        setting = Setting(cell.label, cell.method, cell.transform, cell.options)
-        name = f"{cell.method} {cell.transform} {sorted(cell.options.items())}"
-        of_epsilon = values.setdefault(cell.epsilon, {})
-        of_epsilon.setdefault(name, (setting, []))[1].append(
-            cell.accuracy if cell.balanced is None else cell.balanced
-        )
-    return {
-        epsilon: sorted(
-            (Choice(setting, float(np.mean(found))) for setting, found in of_epsilon.values()),
-            key=lambda choice: -choice.accuracy,
-        )
-        for epsilon, of_epsilon in values.items()
-    }
 
 
 @dataclass(frozen=True)

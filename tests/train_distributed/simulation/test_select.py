@@ -15,12 +15,12 @@ from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.ranking import TIE, ranking
 from train_distributed.simulation.rehearsal import (
     Candidates,
     Sizes,
     balanced_groups,
     pose_task,
-    ranking,
 )
 
 PROMISE = Privacy(2.0, 1e-5, 0.5)
@@ -185,3 +185,15 @@ def test_rounds_out_of_range_or_beside_users_clips_are_refused(public):
         Select(public, 10, 16, 4, PROMISE, rounds=-1).run()
     with pytest.raises(ValueError, match="rounds must be 0 where users are clipped, got 2"):
         Select(public, 10, 16, 4, replace(PROMISE, unit="user"), rounds=2).run()
+
+
+@pytest.mark.parametrize(("lead", "first"), [(0.5 * TIE, 1.0), (2 * TIE, None)])
+def test_heavier_moments_win_a_near_tie_of_the_same_rows_only(lead, first):
+    def cell(transform: str, accuracy: float, alpha: float | None) -> Cell:
+        options = {} if alpha is None else {"alpha": alpha}
+        return Cell("d", "discriminant", "iid", 1.0, 0, accuracy, options, transform)
+
+    cells = [cell("t", 0.6, None), cell("t", 0.6 - lead, 1.0), cell("other", 0.6 - lead / 9, 1.0)]
+    (best,) = ranking(cells).values()
+    assert (best[0].setting.transform, best[0].setting.options.get("alpha")) == ("t", first)
+    assert len(best) == 3

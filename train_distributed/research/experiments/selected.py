@@ -13,7 +13,8 @@ from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work, joined
 from train_distributed.simulation.clip_candidates import clipped
 from train_distributed.simulation.plan import Cell, Plan, Setting
-from train_distributed.simulation.rehearsal import Candidates, Sizes, ranking, rehearse
+from train_distributed.simulation.ranking import ranking
+from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 from train_distributed.simulation.scenario import Scenario
 
 CHOSEN = "ours, chosen by select"

@@ -94,6 +94,13 @@ class PublicTransform:
         ours, theirs = ({**each.tensors(), **NO_SCATTER} for each in (self, other))
         return self is other or all(torch.equal(ours[name], theirs[name]) for name in ours)
 
+    def same_scatter(self, other: "PublicTransform") -> bool:
+        """Whether labels of public rows have shown both the same, or nothing."""
+        ours, theirs = self._scatter, other._scatter
+        return ours.keys() == theirs.keys() and all(
+            torch.equal(ours[name], theirs[name]) for name in ours
+        )
+
     @property
     def _scatter(self) -> dict[str, Tensor]:
         """What labels of public rows have shown, by name; nothing where there were none."""

@@ -126,6 +126,12 @@ def check_method(method: Method, transform: PublicTransform, num_classes: int) -
                 "transform must be the method's own, got another one: rows of norm "
                 f"{transform.clip_norm} for a sensitivity stated for {stated.clip_norm}"
             )
+        # What labels have shown the method's would be used, and the origin of the other looked at.
+        if isinstance(method, Discriminant) and not stated.same_scatter(transform):
+            raise ValueError(
+                "transform must be the method's own, got one of the same rows whose classes "
+                "scatter otherwise"
+            )
     elif isinstance(method, BlindAveraging):
         if (method.head.clip_norm, method.dim) != (transform.clip_norm, transform.dim):
             raise ValueError(

@@ -122,7 +122,8 @@ def _session(folder: Path, die_at: dict[str, int] | None = None) -> tuple[Opened
             run=folder / "run",
             ready=start,
         )
-        return operate(operation)
+        (opened,), log = operate(operation)
+        return opened, log
 
 
 def _recorded(folder: Path) -> np.ndarray:

@@ -1,7 +1,7 @@
 """A method and the rows that it is made for: one transform, one number of classes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from heads import SoftmaxHead
 from train_distributed import Privacy, release
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.methods import L2_REG, METHODS, STATISTICS, build_method
+from train_distributed.one_shot.users import EmbeddingUsers, own_partition
 
 P, K = 6, 3
 PROMISE = Privacy(1.0, 1e-5)
@@ -59,6 +61,22 @@ def test_another_transform_of_the_same_bounds_is_refused_too() -> None:
     release(rows(), ClassSums(num_classes=K, transform=again), PROMISE, transform=one)
 
 
+def test_class_scatter_of_private_rows_comes_with_no_other_transform() -> None:
+    """The identity has seen no row; covariances that only the method's carries might have."""
+    plain, private = PublicTransform.identity(P), fitted(rows())
+    for name in ("within_class", "between_class"):
+        method = Discriminant(
+            num_classes=K, transform=replace(plain, **{name: getattr(private, name)})
+        )
+        with pytest.raises(ValueError, match="whose classes scatter otherwise"):
+            release(rows(), method, PROMISE, transform=plain)
+        with pytest.raises(ValueError, match="transform must say which rows it has seen"):
+            release(rows(), method, PROMISE)
+        users = EmbeddingUsers(rows(), plain, own_partition(rows()))
+        with pytest.raises(ValueError, match="whose classes scatter otherwise"):
+            release(users, method, PROMISE)
+
+
 def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
     transform = fitted(rows(1))
     released = release(rows(), ClassSums(num_classes=K, transform=transform), PROMISE)
@@ -98,6 +116,6 @@ def test_build_method_and_release_agree() -> None:
             Privacy(math.inf, 1e-5),
             transform=transform,
         )
-        more = {} if name in STATISTICS else {"l2_reg": L2_REG}
+        more: dict[str, Any] = {} if name in STATISTICS else {"l2_reg": L2_REG}
         named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)
         assert torch.equal(given.weights, named.weights)

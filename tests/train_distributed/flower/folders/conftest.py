@@ -1,6 +1,7 @@
 """A federation of three users in folders of their own, made by the commands themselves."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.engine import Engine
+from tests.train_distributed.flower.folders.tasks import agreed_task
 from train_distributed.commands.federation import Init, Join
+from train_distributed.flower.model_task import ModelTask
 from train_distributed.privacy.promise import Privacy
 
 ROWS, P, CLASSES = 12, 6, ("a", "b", "c")
@@ -63,6 +66,12 @@ def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[...
         return tmp_path
 
     return make
+
+
+@pytest.fixture
+def make(initiated: Callable[..., Path]) -> Callable[..., ModelTask]:
+    """Makes a task of four users, see `tasks.py`."""
+    return partial(agreed_task, initiated)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.flower.folders.tasks import FACTS, ROWS, K, W, embeddings_of
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.model_task import Facts, ModelTask, transform_hash
+from train_distributed.flower.model_task import ModelTask, transform_hash
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.parts import advanced
@@ -23,12 +24,7 @@ from train_distributed.privacy.ledger_entry import Entry
 from train_distributed.privacy.ledger_fields import gaussian_fields
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum import simulate_sum
-from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-
-W, ROWS, K = 4, 12, 3
-PROMISE = Privacy(1.0, 1e-5, 0.75)
-FACTS = Facts(session="5e" * 32, bytes_per_user=1234, missing={1: "masked input"})
 
 
 def _silent(std: float, count: int) -> NDArray[np.int64]:
@@ -36,27 +32,12 @@ def _silent(std: float, count: int) -> NDArray[np.int64]:
     return np.zeros(count, np.int64)
 
 
-@pytest.fixture
-def make(initiated: Callable[..., Path]) -> Callable[..., ModelTask]:
-    def task(method: str = "softmax", **settings: object) -> ModelTask:
-        fixed = {"privacy": PROMISE, "minimum": 3, "method": method} | settings
-        folder = initiated(W, **fixed) / "fed"
-        federation = Federation.load(folder / "federation.json")
-        return ModelTask.of(federation, folder / "transform.safetensors")
-
-    return task
-
-
-def _embeddings(tmp_path: Path, i: int) -> EmbeddingSet:
-    return EmbeddingSet.open(tmp_path / f"user{i}" / "embeddings")
-
-
 @pytest.mark.parametrize("method", ["class-sums", "least-squares", "softmax", "svm"])
 def test_without_noise_the_model_is_that_of_the_plain_sum(
     method: str, make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:
     task, path = make(method), tmp_path / "public.safetensors"
-    encoded = [task.encoded(i, _embeddings(tmp_path, i)) for i in range(W)]
+    encoded = [task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)]
     sent = np.stack([task.noised(words, _silent) for words in encoded])
     result = simulate_sum(sent, "shares", drop={2: [1]})
     opened = Opened(result.total, frozenset(result.survivors))
@@ -64,7 +45,7 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     plain = build_method(method, PublicTransform.load(path), K, {})
     expected = torch.zeros(plain.dimension, dtype=torch.float64)
     for i in (0, 2, 3):
-        expected += plain.submit(_chunk(task, _embeddings(tmp_path, i)))[0]
+        expected += plain.submit(_chunk(task, embeddings_of(tmp_path, i)))[0]
     std = task.integers.local_std * 3**0.5
     torch.testing.assert_close(
         model.weights, plain.classifier(expected, 3 * ROWS, std), rtol=2e-3, atol=2e-3
@@ -114,8 +95,8 @@ def test_with_rounds_the_model_is_that_of_the_plain_sums_one_after_another(
     task = make("discriminant", options=MethodOptions(rounds=2), privacy=Privacy(20.0, 1e-5, 0.75))
     assert (task.federation.rounds, task.federation.round_dimension) == (2, 21)
     assert task.further is not None
-    rounds = [task.rounds_of(i, _embeddings(tmp_path, i)) for i in range(W)]
-    first = [task.noised(task.encoded(i, _embeddings(tmp_path, i)), _silent) for i in range(W)]
+    rounds = [task.rounds_of(i, embeddings_of(tmp_path, i)) for i in range(W)]
+    first = [task.noised(task.encoded(i, embeddings_of(tmp_path, i)), _silent) for i in range(W)]
     everybody = frozenset(range(W))
     opened = [Opened(np.stack(first).sum(0, dtype=np.uint64), everybody)]
     exact = task._decoded(task.integers, opened[0])
@@ -128,7 +109,7 @@ def test_with_rounds_the_model_is_that_of_the_plain_sums_one_after_another(
         opened.append(Opened(sent.sum(0, dtype=np.uint64), everybody))
         decoded, rows, std = task._decoded(task.further[1], opened[-1])
         plain = sum(
-            descent.gradient.submit(_chunk(task, _embeddings(tmp_path, i)))[0] for i in range(W)
+            descent.gradient.submit(_chunk(task, embeddings_of(tmp_path, i)))[0] for i in range(W)
         )
         noise = max(noise, float((decoded - plain).abs().max()) / std)
         descent = descent.after(decoded, rows, std)
@@ -164,7 +145,7 @@ def test_noise_is_fresh_and_as_wide_as_planned(
     make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:
     task = make()
-    encoded = task.encoded(0, _embeddings(tmp_path, 0))
+    encoded = task.encoded(0, embeddings_of(tmp_path, 0))
     drawn = np.stack([(task.noised(encoded) - encoded).view(np.int64) for _ in range(200)])
     std = float(task.integers.plan.stds_in_steps)
     assert np.std(drawn.astype(float)) == pytest.approx(std, rel=0.1)
@@ -173,13 +154,13 @@ def test_noise_is_fresh_and_as_wide_as_planned(
 
 def test_what_was_agreed_is_checked(make: Callable[..., ModelTask], tmp_path: Path) -> None:
     task, path = make(), tmp_path / "public.safetensors"
-    few = _embeddings(tmp_path, 0).subset(slice(8))
+    few = embeddings_of(tmp_path, 0).subset(slice(8))
     with pytest.raises(ValueError, match="training rows must be 12 as agreed, got 8"):
         task.encoded(0, few)
     with pytest.raises(ValueError, match=r"identity must be one of \[0, 1, 2, 3\], got 9"):
-        task.encoded(9, _embeddings(tmp_path, 0))
+        task.encoded(9, embeddings_of(tmp_path, 0))
     other = tmp_path / "other.safetensors"
-    PublicTransform.fit(_embeddings(tmp_path, 1), clip_norm=1.5).save(other)
+    PublicTransform.fit(embeddings_of(tmp_path, 1), clip_norm=1.5).save(other)
     with pytest.raises(ValueError, match="transform must have SHA-256"):
         ModelTask.of(task.federation, other)
     with pytest.raises(ValueError, match="dimension must be the method's"):
@@ -190,7 +171,7 @@ def test_a_user_s_own_rows_are_looked_at_before_its_noise(
     make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:
     task = make()
-    good = _embeddings(tmp_path, 0)
+    good = embeddings_of(tmp_path, 0)
     broken = np.array(good.embeddings)
     broken[4, 2] = np.nan
     with pytest.raises(ValueError, match="embeddings must be finite, got nan in row 4"):
@@ -219,12 +200,12 @@ def test_a_transform_that_knows_a_user_s_rows_is_refused_by_that_user(
     make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:
     make()
-    seen = _embeddings(tmp_path, 2)
+    seen = embeddings_of(tmp_path, 2)
     rows = np.random.default_rng(99).normal(size=(50, seen.dim)).astype(np.float32)
     both = np.concatenate([rows, seen.embeddings[:1]])
     public = EmbeddingSet(embeddings=both, labels=np.zeros(51, np.int64))
     task = _swap(tmp_path, PublicTransform.fit(public, clip_norm=1.5))
-    task.encoded(1, _embeddings(tmp_path, 1))
+    task.encoded(1, embeddings_of(tmp_path, 1))
     with pytest.raises(ValueError, match="transform must not have seen private rows, got 1 of 12"):
         task.encoded(2, seen)
 
@@ -236,83 +217,9 @@ def test_a_transform_that_says_nothing_of_its_rows_is_refused(
     mute = PublicTransform.from_tensors(fitted.tensors(), fitted_on=fitted.fitted_on)
     task = _swap(tmp_path, mute)
     with pytest.raises(ValueError, match="transform must say which rows it has seen"):
-        task.encoded(0, _embeddings(tmp_path, 0))
+        task.encoded(0, embeddings_of(tmp_path, 0))
 
 
 def test_options_reach_the_method(make: Callable[..., ModelTask]) -> None:
     task = make(options=MethodOptions(l2_reg=7.0))
     assert task.federation.task["options"] == {"l2_reg": 7.0}
-
-
-@pytest.mark.parametrize(
-    ("unit", "group", "times", "words"),
-    [
-        ("record", 1, 1, "replace one record"),
-        ("record", 2, 2, "replace 2 records"),
-        ("user", 2, 2 * ROWS, "replace 2 users"),
-    ],
-)
-def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
-    unit: str, group: int, times: int, words: str, make: Callable[..., ModelTask], tmp_path: Path
-) -> None:
-    """`--unit user --group-size 2` must add the noise of two users, not of one record."""
-    promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
-    task = make("class-sums", privacy=promise)
-    one = replace(task.terms, privacy=PROMISE)
-    federation = replace(task.federation, task=one.as_task())
-    single = ModelTask.of(federation, tmp_path / "public.safetensors")
-    assert task.guarantee.sensitivity == pytest.approx(times * single.guarantee.sensitivity)
-    assert words in task.guarantee.report()["neighbouring"]
-
-
-def test_the_noise_is_planned_for_the_users_that_a_sum_is_sure_to_hold(
-    make: Callable[..., ModelTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Federation, "certain", 2)
-    assert make("class-sums").guarantee.min_survivors == 2
-
-
-def test_a_sum_is_sure_to_hold_the_minimum_but_for_strays() -> None:
-    keys = {i: PrivateKeys.generate().public.verifying.hex() for i in range(100)}
-    server = PrivateKeys.generate().public
-    federation = Federation(
-        protocol="secagg",
-        dimension=7 * K,
-        minimum=80,
-        users=keys,
-        servers=({"verifying": server.verifying.hex(), "sealing": server.sealing.hex()},),
-    )
-    graph = federation.secagg(bytes(32)).graph
-    assert graph.strays > 0
-    assert federation.certain == graph.certain < 80
-    assert replace(federation, minimum=70).certain == 70
-
-
-def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_path: Path) -> None:
-    """It is part of what is digested; every user's whole numbers are as short as it says."""
-    promise = replace(PROMISE, unit="user")
-    options = MethodOptions(user_clip=1.5)
-    task = make("discriminant", privacy=promise, options=options)
-    agreed = task.federation.task["options"]
-    assert agreed == {"user_clip": 1.5}
-    other = replace(task.federation, task=task.federation.task | {"options": {"user_clip": 2.0}})
-    assert other.digest != task.federation.digest
-    for i in range(W):
-        steps = task.encoded(i, _embeddings(tmp_path, i)).view(np.int64)
-        length = np.linalg.norm(steps * task.integers.plan.step)
-        assert 1.49 < length <= 1.5
-    words = np.zeros(task.federation.dimension, np.uint64)
-    report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
-    assert (report["method"], report["user_clip"]) == ("discriminant", 1.5)
-    assert report["sensitivity"] == pytest.approx(3.0, rel=1e-9)
-    bare = ModelTask.of(
-        replace(task.federation, task=task.federation.task | {"options": {}}),
-        tmp_path / "public.safetensors",
-    )
-    assert bare.guarantee.sensitivity > 3 * task.guarantee.sensitivity
-    assert "user_clip" not in bare.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
-    with pytest.raises(ValueError, match="user_clip must be finite and > 0, got -1"):
-        ModelTask.of(
-            replace(task.federation, task=task.federation.task | {"options": {"user_clip": -1}}),
-            tmp_path / "public.safetensors",
-        )

@@ -1,0 +1,27 @@
+"""A task as four users have agreed on it, in the folders that the commands made."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from embed import EmbeddingSet
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.model_task import Facts, ModelTask
+from train_distributed.privacy.promise import Privacy
+
+W, ROWS, K = 4, 12, 3
+PROMISE = Privacy(1.0, 1e-5, 0.75)
+FACTS = Facts(session="5e" * 32, bytes_per_user=1234, missing={1: "masked input"})
+
+
+def agreed_task(
+    initiated: Callable[..., Path], method: str = "softmax", **settings: object
+) -> ModelTask:
+    """Read again from the operator's folder."""
+    fixed = {"privacy": PROMISE, "minimum": 3, "method": method} | settings
+    folder = initiated(W, **fixed) / "fed"
+    federation = Federation.load(folder / "federation.json")
+    return ModelTask.of(federation, folder / "transform.safetensors")
+
+
+def embeddings_of(tmp_path: Path, i: int) -> EmbeddingSet:
+    return EmbeddingSet.open(tmp_path / f"user{i}" / "embeddings")

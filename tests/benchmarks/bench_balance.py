@@ -71,17 +71,13 @@ def main() -> None:
         for epsilon, found in ranking(cells).items():
             accuracy = {name_of(choice.setting): 100 * choice.accuracy for choice in found}
             taken = name_of(chosen[epsilon][0].setting)
-            best = [
-                taken,
-                max(own, key=accuracy.__getitem__),
-                max(accuracy, key=accuracy.__getitem__),
-            ]
+            best = [max(some, key=accuracy.__getitem__) for some in (own, accuracy)]
             lowest = min(
                 100 * (cell.balanced or 0)
                 for cell in cells
                 if cell.epsilon == epsilon and name_of(cell) == taken
             )
-            words = " | ".join(f"{name}: {accuracy[name]:.1f}" for name in best)
+            words = " | ".join(f"{name}: {accuracy[name]:.1f}" for name in (taken, *best))
             print(f"1:{many} {epsilon:4g}  {words}; lowest of select's {lowest:.1f}", flush=True)
 
 

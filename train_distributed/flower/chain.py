@@ -89,5 +89,14 @@ class Chain:
 
 
 def forget(state: Path) -> None:
-    """The rounds of the session that is over."""
-    shutil.rmtree(state / DIRECTORY, ignore_errors=True)
+    """The rounds of the session that is over: all at once, or the next would go on with the rest.
+
+    Raises:
+        OSError: they are still there.
+    """
+    rounds, over = state / DIRECTORY, state / f"{DIRECTORY}.over"
+    shutil.rmtree(over, ignore_errors=True)  # which an earlier process may have left
+    if rounds.exists():
+        rounds.rename(over)
+        sync_directory(state)
+        shutil.rmtree(over, ignore_errors=True)

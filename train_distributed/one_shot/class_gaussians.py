@@ -5,6 +5,7 @@ Features u | class k ~ N(μ_k, W) and μ_k ~ N(g, t B): an empirical-Bayes model
 from the noised sums. All of it is post-processing of sums that are private already.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
 LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
 SCORING_STEPS, CONVERGED = 50, 1e-12
+LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
+MOST_NOISE = 1.5  # edge of the spectrum of the noise that is kept, over the covariance
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
 
@@ -125,12 +128,17 @@ def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: 
 def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """(q, q) posterior mean of W under a prior around the public covariance, and room for noise.
 
+    Private rows may scatter less or more than public ones by one factor, `fitted_size`, which is
+    known long before single entries are: W_pub stands for its multiple from here on.
+
     Where W_pub = I, the difference W − W_pub has entries N(0, v), N(0, 2v) on the diagonal, in any
     basis. In the eigenbasis of W_pub, noise of entry (i, j) is s²/(w_i w_j) there, and the entry is
     kept by k_i k_j with k_i² = v/(v + s²/w_i²): what leading directions show is believed before
     what others do, and a product of two leaves a covariance positive, as far as noise does. v is of
     maximum likelihood. Room for what is kept of the noise is the edge of its spectrum, row by row
-    2 √(Σ_j (k_i k_j s)²), which is 2 k² s √q where all k are alike (Wigner).
+    2 √(Σ_j (k_i k_j s)²), which is 2 k² s √q where all k are alike (Wigner). An edge e above
+    `MOST_NOISE` would turn directions by noise more than by what it hides, although every entry by
+    itself deserves its k_i k_j: all are then multiplied by (`MOST_NOISE`/e)².
 
     Args:
         public: (q, q) W_pub, positive definite.
@@ -138,15 +146,39 @@ def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tens
         noise: s.
     """
     values, vectors = torch.linalg.eigh(public)
+    ratios = (vectors.T @ noised @ vectors).diagonal() / values
+    size = fitted_size(ratios, 2 * (noise / values).square())
+    public, values = size * public, size * values
     scale = torch.outer(values, values).sqrt()
     difference = vectors.T @ (noised - public) @ vectors / scale
     variance = (noise / scale).square()
     prior = fitted_variance(difference, variance)
     kept = (prior / (prior + variance.diagonal()).clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
     kept = torch.outer(kept, kept)
+    edge = 2 * float((kept.square() * variance).sum(1).mean().sqrt())
+    if edge > MOST_NOISE:
+        kept = kept * (MOST_NOISE / edge) ** 2
     moved = public + vectors @ (kept * difference * scale) @ vectors.T
     room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
     return moved, vectors * room @ vectors.T
+
+
+def fitted_size(ratios: Tensor, noise: Tensor) -> float:
+    """Posterior mean of c under N(1, 1), for variances that are c times public ones.
+
+    A ratio is weighed as if of variance 2 about c beside its noise. Where noise leaves c near 0 or
+    below, its own posterior deviation stands for it.
+
+    Args:
+        ratios: (q,) noised variances over public ones.
+        noise: (q,) variance of the noise in each.
+    """
+    weight = 1 / (2 + noise)
+    weight = weight / weight.sum()
+    uncertain = float((weight.square() * noise).sum())
+    believed = 1 / (1 + uncertain)
+    mean = 1 + believed * (float(weight @ ratios) - 1)
+    return max(mean, believed * math.sqrt(uncertain), LEAST_SIZE)
 
 
 def fitted_variance(difference: Tensor, noise: Tensor) -> float:

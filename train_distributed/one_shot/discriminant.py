@@ -59,8 +59,8 @@ class Discriminant:
             raise ValueError(f"moments must be one of {get_args(Moments)}, got {self.moments!r}")
         if self.moments == "none" and self.alpha is not None:
             raise ValueError(f"alpha must be left out without moments, got {self.alpha}")
-        if not 0 <= self.rounds <= MOST_ROUNDS:
-            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}], got {self.rounds}")
+        if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
+            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
         self.statistics.validate()
         checked_prior(self.prior, self.num_classes)
 

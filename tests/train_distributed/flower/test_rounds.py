@@ -1,5 +1,6 @@
 """Further rounds over a relay: exact sums, one answer a round, whoever is killed or lies."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -154,3 +155,24 @@ def test_what_a_chain_keeps_is_what_was_opened(fake: ModuleType, tmp_path: Path)
     assert chain.weights(2, publish) == again.weights(2, lambda opened: b"other")
     forget(tmp_path)
     assert Chain(tmp_path, agreed).identity != chain.identity
+
+
+def test_a_chain_that_is_being_forgotten_is_no_part_of_the_next(
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the first file is gone, an operator would take old sums for new ones."""
+    agreed = fake.agreement("secagg", rounds=T, round_dimension=D)
+
+    def killed(path: Path, **_: bool) -> None:
+        if path.exists():
+            (path / "chain").unlink()
+            raise Killed
+
+    Chain(tmp_path, agreed).keep(0, Opened(fake.VECTORS[0], frozenset({0, 2, 4})))
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            forget(tmp_path)
+    assert Chain(tmp_path, agreed).opened == []
+    forget(tmp_path)
+    assert list(tmp_path.iterdir()) == []

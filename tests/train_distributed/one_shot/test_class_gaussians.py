@@ -10,9 +10,12 @@ from torch import Tensor
 
 from train_distributed.one_shot.class_gaussians import (
     LEAST_SCALE,
+    LEAST_SIZE,
+    MOST_NOISE,
     Posterior,
     Prior,
     conditioned,
+    fitted_size,
     fitted_variance,
     linear_discriminant,
     moved_covariance,
@@ -177,6 +180,35 @@ def test_covariance_stays_public_where_there_is_but_noise() -> None:
     assert float((moved * moved.T).sum().sqrt()) < 0.5 * math.sqrt(20)
 
 
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0])
+def test_size_is_known_before_entries_are(size: float) -> None:
+    """Noise as large as every variance itself: their common factor is found all the same."""
+    public, draw = conditioned(covariance(200, 19), 0.5), torch.Generator().manual_seed(20)
+    noise = size * float(public.diagonal().mean())
+    noised = size * public + noise * symmetric_noise(200, draw)
+    found, _ = moved_covariance(public, noised, noise)
+    assert float(found.trace()) == pytest.approx(size * float(public.trace()), rel=0.3)
+
+
+def test_size_is_the_posterior_mean_of_a_normal_law() -> None:
+    ratios = torch.tensor([0.2, 0.8, 0.5], dtype=torch.float64)
+    alike = torch.full((3,), 3.0, dtype=torch.float64)  # of their mean: 1, as of the prior
+    assert fitted_size(ratios, alike) == pytest.approx((1 + 0.5) / 2)
+    assert fitted_size(ratios, 0 * alike) == pytest.approx(0.5)
+    assert fitted_size(-100 * ratios, alike) == pytest.approx(0.5)  # its deviation, half of 1
+    assert fitted_size(0 * ratios, 0 * alike) == LEAST_SIZE
+    assert fitted_size(ratios, 1e12 * alike) == pytest.approx(1, abs=1e-6)
+
+
+def test_noise_that_outweighs_the_covariance_is_kept_out() -> None:
+    """Signal and noise alike and both far above W_pub: half of each entry would drown W."""
+    draw = torch.Generator().manual_seed(21)
+    public = torch.eye(60, dtype=torch.float64)
+    noised = public + 3 * symmetric_noise(60, draw) + 3 * symmetric_noise(60, draw)
+    _, room = moved_covariance(public, noised, 3.0)
+    assert 0 < float(room.diagonal().mean()) < MOST_NOISE
+
+
 def test_covariance_is_the_noised_one_where_there_is_no_noise() -> None:
     public, private = conditioned(covariance(6, 16), 0.05), covariance(6, 17)
     found, room = moved_covariance(public, private, 0.0)
@@ -187,8 +219,9 @@ def test_covariance_is_the_noised_one_where_there_is_no_noise() -> None:
 def test_room_is_the_edge_of_the_spectrum_of_kept_noise() -> None:
     """Far more signal than noise, so all is kept: the error's least eigenvalue is lifted to 0."""
     draw = torch.Generator().manual_seed(18)
-    public, truth = torch.eye(300, dtype=torch.float64), symmetric_noise(300, draw)
-    found, room = moved_covariance(public, truth + 0.05 * symmetric_noise(300, draw), 0.05)
+    public = torch.eye(300, dtype=torch.float64)
+    truth = public + symmetric_noise(300, draw)
+    found, room = moved_covariance(public, truth + 0.02 * symmetric_noise(300, draw), 0.02)
     lowest = float(torch.linalg.eigvalsh(found - truth)[0])
     assert lowest == pytest.approx(-float(room[0, 0]), rel=0.05)
 

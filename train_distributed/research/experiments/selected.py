@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embed import EmbeddingSet
+from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
@@ -19,6 +20,8 @@ from train_distributed.simulation.scenario import Scenario
 
 CHOSEN = "ours, chosen by select"
 REHEARSAL = "rehearsal: "
+COMPONENTS = (32, 64, 128, 256)  # of `user_level`
+CLIP_QUANTILE = 0.25  # of the rows of `user_level`
 REHEARSED = 2  # partitions and noises per public task
 
 
@@ -46,7 +49,7 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
         classes = len(private.meta["class_names"])
         own = Sizes(users=len(writers), rows_per_user=round(rows.mean()), num_classes=classes)
         places = [(own, Scenario(users=None, scheme="by-writer"))]
-    bare = Candidates.default(public.dim)
+    bare = discriminants(public.dim)
     return joined(
         Contest.of(conditions, private, public, offered, [place], promises, label).work(())
         for place in places
@@ -69,6 +72,20 @@ def placed(conditions: Conditions, private: EmbeddingSet) -> list[tuple[Sizes, S
         for w, n in sizes
         for scheme in conditions.schemes
     ]
+
+
+def discriminants(dim: int) -> Candidates:
+    """The discriminant with and without moments, on few and many components."""
+    grid = {
+        f"q={q}": TransformOptions(components=q, clip_quantile=CLIP_QUANTILE)
+        for q in sorted({min(q, dim) for q in COMPONENTS})
+    }
+    settings = [
+        Setting("discriminant", "discriminant", name, {"moments": moments})
+        for name in grid
+        for moments in ("all", "none")
+    ]
+    return Candidates(tuple(settings), grid)
 
 
 @dataclass(frozen=True)

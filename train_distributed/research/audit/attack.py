@@ -114,7 +114,7 @@ def judge(
     """
     tuning = math.ceil(TUNING * len(first))
     direction, separation = _direction(first[:tuning], second[:tuning], shift)
-    scores = [(drawn @ direction).numpy() for drawn in (first, second)]
+    scores = in_one_unit([(drawn @ direction).numpy() for drawn in (first, second)])
     centres = [float(part[:tuning].mean()) for part in scores]
     spread = math.sqrt(sum(float(part[:tuning].var()) for part in scores) / 2)
     each = 1 - (1 - confidence) / 2
@@ -131,6 +131,12 @@ def judge(
         pair=pair,
         separation=separation,
     )
+
+
+def in_one_unit(scores: list[np.ndarray]) -> list[np.ndarray]:
+    """Divided by one power of two, so that no square overflows; cuts divide them as before."""
+    largest = max(float(np.abs(part).max()) for part in scores)
+    return [np.ldexp(part, -np.frexp(largest)[1]) for part in scores]
 
 
 def _rates(scores: list[np.ndarray], cut: float, confidence: float) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge
-from train_distributed.research.audit.attack import worst_pair
+from train_distributed.research.audit.attack import in_one_unit, worst_pair
 from train_distributed.research.audit.configurations import standing
 from train_distributed.research.audit.lower_bound import (
     epsilon_of_test,
@@ -72,6 +72,15 @@ def test_a_kept_promise_is_called_broken_as_rarely_as_stated() -> None:
         judge(*samples(mu, 400, generator), shift, claim, confidence=0.9).broken for _ in range(100)
     )
     assert broken <= 10 + 4 * math.sqrt(100 * 0.1 * 0.9)
+
+
+def test_samples_that_hardly_vary_make_scores_no_square_of_which_overflows() -> None:
+    """Directions weigh what does not vary by up to 10^300; order is all that counts."""
+    scores = [np.array([0.0, -7.8e298, 3e-10]), np.array([1.6e297, 0.0, 2.0])]
+    first, second = in_one_unit(scores)
+    assert np.isfinite(first.var() + second.var())
+    assert np.array_equal(np.argsort(np.concatenate(scores)), np.argsort([*first, *second]))
+    assert all((part == 0).all() for part in in_one_unit([np.zeros(2), np.zeros(2)]))
 
 
 def test_a_broken_promise_is_found_and_noise_that_cancels_too() -> None:

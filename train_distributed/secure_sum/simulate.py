@@ -197,9 +197,11 @@ class SharesSum:
         """Takes a user's (d,) vector; once.
 
         Raises:
-            ValueError: not (d,) uint64.
+            ValueError: not (d,) uint64, or of a user that no vector is awaited of.
         """
         check_vector(vector, self._session.dimension)
+        if user not in self._pending:
+            raise ValueError(f"user must be one whose vector is still to come, got {user}")
         meter, parts = self._meter, self._pending.pop(user)
         self._vector[:] = vector
         _, message = meter.at(user, lambda: next(parts))

@@ -91,6 +91,12 @@ def test_a_public_key_of_small_order_is_refused() -> None:
         agree(exchange_key(b"k" * 32), bytes(32))
 
 
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_public_key_of_another_width_is_refused(size: int) -> None:
+    with pytest.raises(BadSeal, match=f"must be 32 bytes, got {size}"):
+        agree(exchange_key(b"k" * 32), bytes(size))
+
+
 @pytest.mark.parametrize("top", [0, 2**255])
 def test_every_public_key_of_small_order_is_known(top: int) -> None:
     """The bit above the field's is ignored (RFC 7748, section 5)."""

@@ -1,6 +1,6 @@
 """A million users stream through releases: totals, memory, linear time.
 
-    python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000] [--methods discriminant]
+    python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000] [--json FILE]
 
 User i of `class-sums` and `softmax` holds 50 generated rows x_j = [1/2, s e_f] with
 f = (i + j) mod 63, label (i + j) mod 10 and sign s = ±1 by user. Class sums are counts. As its
@@ -16,18 +16,22 @@ process of its own; its peak memory is the operating system's figure.
 """
 
 import argparse
+import json
 import math
 import multiprocessing
+import os
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
 from embed import PublicTransform
+from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, release
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.users import Chunk
@@ -114,13 +118,20 @@ class GeneratedUsers:
         return self.rows * self.closed_statistics()[0] @ rows
 
 
-def measure(name: str, count: int) -> tuple[float, float, float, float]:
-    """One release.
+@dataclass(frozen=True)
+class Row:
+    """One release."""
 
-    Returns:
-        Seconds, peak GiB, relative error of the total before noise (NaN: nobody can draw the noise
-        again), and the root mean square of its noise over what it should be.
-    """
+    method: str
+    users: int
+    seconds: float
+    peak_gib: float
+    error: float | None  # relative, of the total before noise; None: nobody can draw that again
+    noise: float  # its root mean square over what it should be
+
+
+def measure(name: str, count: int) -> tuple[float, float, float | None, float]:
+    """All but the first two fields of a `Row`."""
     method, integers, _ = name.partition("-integers")
     users, options = GeneratedUsers(count), {"l2_reg": L2_REG} if method == "softmax" else {}
     if method == "discriminant":
@@ -146,7 +157,7 @@ def measure(name: str, count: int) -> tuple[float, float, float, float]:
     assert released.opened is not None
     std = released.report["local_noise_std"] * math.sqrt(count)
     noise = released.opened - expected * built.scale
-    error = math.nan
+    error = None
     if not integers:
         drawn = gaussian(len(expected), std, torch.Generator().manual_seed(count))
         error = ((noise - drawn).norm() / (expected * built.scale).norm()).item()
@@ -157,7 +168,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
+    result, rows = provenance() | {"load": os.getloadavg()[0]}, []
     context = multiprocessing.get_context("spawn")
     print(
         f"{'method':22}{'users':>9}{'seconds':>9}{'us/user':>10}{'peak GiB':>10}{'error':>10}"
@@ -167,13 +180,16 @@ def main() -> None:
         for users in options.users:
             count = max(users // INTEGERS, 2) if method.endswith("-integers") else users
             with context.Pool(1) as pool:
-                seconds, peak, error, noise = pool.apply(measure, (method, count))
-            each = 1e6 * seconds / count
+                row = Row(method, count, *pool.apply(measure, (method, count)))
+            rows.append(asdict(row))
+            error = math.nan if row.error is None else row.error
             print(
-                f"{method:22}{count:9}{seconds:9.2f}{each:10.1f}{peak:10.2f}{error:10.1e}"
-                f"{noise:8.3f}",
+                f"{method:22}{count:9}{row.seconds:9.2f}{1e6 * row.seconds / count:10.1f}"
+                f"{row.peak_gib:10.2f}{error:10.1e}{row.noise:8.3f}",
                 flush=True,
             )
+    if options.json:
+        options.json.write_text(json.dumps(result | {"rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import gc
 import itertools
 import json
 import os
-import platform
 import sys
 import time
 import tracemalloc
@@ -34,6 +33,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from tqdm import tqdm
 
 from pretrain.cli.output import new_file
+from pretrain.cli.provenance import provenance
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -201,23 +201,13 @@ def server_memory(users: int, dimension: int) -> dict:
 
 
 def machine() -> dict:
-    """What the numbers were made with."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "openssl": backend.openssl_version_text(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
+    """What the numbers were made with, and how much ran beside."""
+    return provenance() | {
         "cryptography": cryptography.__version__,
+        "openssl": backend.openssl_version_text(),
+        "load": os.getloadavg()[0],
         "command": " ".join(["python", "tests/benchmarks/bench_secure_sum.py", *sys.argv[1:]]),
     }
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def main() -> None:
@@ -234,6 +224,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()
     fractions = options.corrupt_fraction, options.dropout_fraction
+    made_with = machine()
     print(HEADER)
     rows = []
     cases = itertools.product(options.protocols, options.users, options.dropped)
@@ -260,7 +251,7 @@ def main() -> None:
             f"{each['aes_256_ctr']:.2f} GB/s, ratio {each['ratio']:.2f}"
         )
     if options.write:
-        result = {"machine": machine(), "fractions": fractions, "cost": rows}
+        result = {"machine": made_with, "fractions": fractions, "cost": rows}
         result |= {"memory": memory, "masks": masks}
         with new_file(options.write) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")

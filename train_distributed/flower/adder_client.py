@@ -62,6 +62,15 @@ class Adders:
         for adder in list(self._lines):
             self._drop(adder)
 
+    def connect(self) -> None:
+        """Has an answer of each, before anything is drawn that would be lost if they were gone.
+
+        Raises:
+            ConnectionError: an adder is gone for too long.
+        """
+        for adder in sorted(self._window.servers):
+            self._asked(adder, [REPORT])  # which is none, and refused
+
     def report(self, reports: Mapping[int, Mapping[int, bytes]]) -> dict[int, str]:
         """Delivers reports to all adders.
 

@@ -186,6 +186,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
         privacy=init.privacy,
         transform=transform_hash(folder / TRANSFORM),
         class_names=init.class_names,
+        bits=init.bits,
     )
     return Terms.read(terms.as_task(), set(terms.sizes), Path("federation"))
 

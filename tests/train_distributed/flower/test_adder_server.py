@@ -193,6 +193,8 @@ def test_adders_killed_again_and_again_lose_nothing(tmp_path: Path, processes: i
         bits=32,
         clients=2,
         processes=processes,
+        line_users=100,
+        tls=processes == 2,
         folder=tmp_path,
     )
     found = _benchmark().measure(options, 4000, 15)

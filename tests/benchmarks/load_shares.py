@@ -305,12 +305,9 @@ def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
             number = f"adder{adder - FIRST_SERVER}"
             state = party_state(file.window.digest, number, own / "state")
             holdings = Holdings(state, enrolled, adder)
-
+            size = 32 if adder < file.window.last else 0  # of a seed
             for start in range(0, users, 10_000):
-                some, size = (
-                    range(start, min(users, start + 10_000)),
-                    32 * (adder < file.window.last),
-                )
+                some = range(start, min(users, start + 10_000))
                 parts = [Part(u, os.urandom(16), os.urandom(32), os.urandom(size)) for u in some]
                 holdings.add(parts, holdings.total * 0, time.time())
             holdings.close_file()

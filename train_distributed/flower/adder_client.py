@@ -17,6 +17,7 @@ from train_distributed.secure_sum.adder import (
     COMMIT,
     DONE,
     OPEN,
+    SHUT,
     STATUS,
     answer_bytes,
     write_order,
@@ -67,9 +68,12 @@ class Adders:
 
         Raises:
             ConnectionError: an adder is gone for too long.
+            ValueError: it takes no reports any more, or not yet.
         """
         for adder in sorted(self._window.servers):
-            self._asked(adder, [REPORT])  # which is none, and refused
+            (answer,) = self._asked(adder, [REPORT])  # which is none, and refused
+            if answer.startswith(SHUT):
+                raise ValueError(f"{self._call(adder)} refuses: {safe(answer[1:])}")
 
     def report(self, reports: Mapping[int, Mapping[int, bytes]]) -> dict[int, str]:
         """Delivers reports to all adders.

@@ -265,7 +265,7 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
         raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
     sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
     parts = parts_of(method, sizes, terms.privacy, federation.certain)
-    bits = terms.bits
+    bits = terms.word_bits
     zeta = zeta_of(parts, sizes, bits)
     integers = [Integers.of(part.submission, part.guarantee, sizes, zeta, bits) for part in parts]
     (first, own), *further = zip(parts, integers, strict=True)

@@ -117,7 +117,7 @@ class Init:
     """Users that may collude with the server (`secagg`), or with one (`shares-replicated`)."""
     dropout_fraction: float = 0.2
     """Users that may drop out (`secagg`)."""
-    bits: Literal[32, 64] = 64
+    word_bits: Literal[32, 64] = 64
     """Of the numbers in which a model's sum is taken: with 32 the grid is coarser."""
     model: Path | None = None
     """Directory of a released model, instead of a transform: it is evaluated on the rows that the

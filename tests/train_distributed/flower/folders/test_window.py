@@ -179,7 +179,7 @@ def test_every_report_holds_its_noise(opened, monkeypatch) -> None:
 
 def test_reports_with_noise_in_32_bits_over_tls(opened) -> None:
     """Class sums of few rows fit; the sum is far from wrapping around, noise and all."""
-    settings = {"method": "class-sums", "bits": 32, "options": MethodOptions()}
+    settings = {"method": "class-sums", "word_bits": 32, "options": MethodOptions()}
     home = opened(tls=True, **settings)
     window = WindowFile.load(home.window / WINDOW).window
     assert window.bits == home.task().integers.code.bits == 32
@@ -207,6 +207,7 @@ def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:
     home.collect().run()
     with pytest.raises(ValueError, match="closed"):
         home.report(2).run()
+    assert home.used(2) == 0  # nothing was drawn
     with pytest.raises(FileExistsError):
         home.collect().run()
     home.collect("again").run()  # the same sum

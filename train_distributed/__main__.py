@@ -23,6 +23,7 @@ FEDERATION = Menu(
         Entry("start", f"{_FOLDER}.federation:Start"),
         Entry("status", f"{_FOLDER}.federation:Status"),
         Entry("renew", f"{_FOLDER}.federation:Renew"),
+        Entry("adder", f"{_FOLDER}.federation.window:Add"),
     ),
 )
 LEDGER = Menu(

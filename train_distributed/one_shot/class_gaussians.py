@@ -14,9 +14,8 @@ from torch import Tensor
 DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
 LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
-SCORING_STEPS, CONVERGED = 50, 1e-12
 LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
-MOST_NOISE = 1.5  # edge of the spectrum of the noise that is kept, over the covariance
+SURE = 2.0  # standard deviations of the noise that it may be above its mean
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
 
@@ -44,20 +43,21 @@ class Prior:
     def evidence(self, deviations: Tensor, noise: Tensor, scales: Tensor) -> Tensor:
         """(m,) log marginal likelihood of noisy class means under each scale t, less a constant.
 
-        Deviations from their own mean have K − 1 degrees of freedom, so the determinant counts
-        (K − 1)/K times.
+        The mean g of the prior is not known: it is integrated out under a flat prior (restricted
+        maximum likelihood), so that K − 1 degrees of freedom are left.
 
         Args:
-            deviations: (q, K) noisy class means less their common centre.
+            deviations: (q, K) noisy class means less any common point.
             noise: (K,) standard deviation τ_k of an entry of a noisy mean.
             scales: (m,) t.
         """
-        classes = deviations.shape[1]
-        squares = (self.vectors.T @ deviations).square()
+        noisy = self.vectors.T @ deviations
         variance = scales[:, None, None] * self.values[:, None] + noise.square()
         variance = variance.clamp(min=torch.finfo(torch.float64).tiny)
-        freedom = (classes - 1) / classes
-        return -0.5 * (freedom * variance.log() + squares / variance).sum((1, 2))
+        centre, spread = weighted_mean(noisy, variance)
+        squares = (noisy - centre[..., None]).square()
+        per_class = (variance.log() + squares / variance).sum((1, 2))
+        return -0.5 * (per_class - spread.log().sum(1))
 
     def fitted(self, deviations: Tensor, noise: Tensor) -> tuple[float, float]:
         """The scale t of most evidence, at least `LEAST_SCALE`, and its evidence.
@@ -76,20 +76,27 @@ class Prior:
     def posterior(
         self, deviations: Tensor, noise: Tensor, scale: float, shares: Tensor
     ) -> Posterior:
-        """N(g + U diag(tb/(tb + τ_k²)) Uᵀ d_k, U diag(tb τ_k²/(tb + τ_k²)) Uᵀ) for every class.
+        """Class means that are moved towards their common centre as far as noise asks.
+
+        In a direction of eigenvalue b a noisy mean d_k ~ N(g, tb + τ_k²), so g is the mean of all
+        with weights 1/(tb + τ_k²), of variance s². The mean is g + k (d_k − g) with
+        k = tb/(tb + τ_k²), its variance k τ_k² + (1 − k)² s².
 
         Args:
-            deviations: (q, K) d, noisy class means less their common centre.
+            deviations: (q, K) d, noisy class means less any common point.
             noise: (K,) τ_k.
             scale: t; infinite: no prior.
             shares: (K,) n_k/N.
         """
-        variance = noise.square()
+        noisy, variance = self.vectors.T @ deviations, noise.square()
         prior = scale * self.values[:, None].expand(-1, len(noise))
-        kept = torch.where(prior.isinf(), 1.0, prior / (prior + variance).clamp(min=1e-300))
-        means = self.vectors @ (kept * (self.vectors.T @ deviations))
-        spread = (kept * variance) @ shares
-        return Posterior(means, self.vectors * spread @ self.vectors.T)
+        total = (prior + variance).clamp(min=1e-300)
+        kept = torch.where(prior.isinf(), 1.0, prior / total)
+        centre, spread = weighted_mean(noisy, total)
+        means = centre[:, None] + kept * (noisy - centre[:, None])
+        common = torch.where(kept == 1, 0.0, (1 - kept).square() * spread[:, None])
+        left = (kept * variance + common) @ shares
+        return Posterior(self.vectors @ means, self.vectors * left @ self.vectors.T)
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,17 @@ class Gaussians:
         return self.means.mT[classes] + white @ torch.linalg.cholesky(self.covariance).mT
 
 
+def weighted_mean(values: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., q) mean over the last dimension with weights 1/variance, and its own variance.
+
+    Where all variances are infinite all weigh alike.
+    """
+    weights = variance.amin(-1, keepdim=True) / variance
+    weights = torch.where(weights.isnan(), 1.0, weights)
+    total = weights.sum(-1)
+    return (weights * values).sum(-1) / total, variance.amin(-1) / total
+
+
 def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor) -> Tensor:
     """(q, q) W_priv = M/N − g gᵀ − Σ (n_k/N)(μ_k − g)(μ_k − g)ᵀ − Σ (n_k/N) V_k.
 
@@ -125,42 +143,34 @@ def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: 
     return moments - torch.outer(centre, centre) - between - posterior.covariance
 
 
-def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """(q, q) posterior mean of W under a prior around the public covariance, and room for noise.
+def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
+    """(q, q) W_pub moved towards a noised W as far as James and Stein do, and room for the noise.
 
     Private rows may scatter less or more than public ones by one factor, `fitted_size`, which is
-    known long before single entries are: W_pub stands for its multiple from here on.
-
-    Where W_pub = I, the difference W − W_pub has entries N(0, v), N(0, 2v) on the diagonal, in any
-    basis. In the eigenbasis of W_pub, noise of entry (i, j) is s²/(w_i w_j) there, and the entry is
-    kept by k_i k_j with k_i² = v/(v + s²/w_i²): what leading directions show is believed before
-    what others do, and a product of two leaves a covariance positive, as far as noise does. v is of
-    maximum likelihood. Room for what is kept of the noise is the edge of its spectrum, row by row
-    2 √(Σ_j (k_i k_j s)²), which is 2 k² s √q where all k are alike (Wigner). An edge e above
-    `MOST_NOISE` would turn directions by noise more than by what it hides, although every entry by
-    itself deserves its k_i k_j: all are then multiplied by (`MOST_NOISE`/e)².
+    known long before single entries are: W_pub stands for its multiple from here on. Of the
+    difference D = W − W_pub the share k = (1 − n/‖D‖²)₊ is kept, what of ‖D‖² is not noise (Ledoit
+    and Wolf 2004). Noise has n = s² q (q + 1) on average with standard deviation 2 s² √(q (q + 1)),
+    and `SURE` of these count as noise too: what chance leaves of it would hide W_pub. Eigenvalues
+    below 0 become 0, then all rise by 2 k s √q, the largest of the noise that is kept (Wigner),
+    since directions that it made narrow would be weighed most.
 
     Args:
         public: (q, q) W_pub, positive definite.
         noised: (q, q) W with independent N(0, s²) in every entry, 2s² on the diagonal.
         noise: s.
     """
+    dim = len(public)
     values, vectors = torch.linalg.eigh(public)
     ratios = (vectors.T @ noised @ vectors).diagonal() / values
-    size = fitted_size(ratios, 2 * (noise / values).square())
-    public, values = size * public, size * values
-    scale = torch.outer(values, values).sqrt()
-    difference = vectors.T @ (noised - public) @ vectors / scale
-    variance = (noise / scale).square()
-    prior = fitted_variance(difference, variance)
-    kept = (prior / (prior + variance.diagonal()).clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
-    kept = torch.outer(kept, kept)
-    edge = 2 * float((kept.square() * variance).sum(1).mean().sqrt())
-    if edge > MOST_NOISE:
-        kept = kept * (MOST_NOISE / edge) ** 2
-    moved = public + vectors @ (kept * difference * scale) @ vectors.T
-    room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
-    return moved, vectors * room @ vectors.T
+    public = fitted_size(ratios, 2 * (noise / values).square()) * public
+    difference = noised - public
+    energy = float(difference.square().sum())
+    entries = dim * (dim + 1)
+    by_chance = noise**2 * (entries + SURE * 2 * math.sqrt(entries))
+    kept = max(0.0, 1 - by_chance / energy) if energy else 0.0
+    values, vectors = torch.linalg.eigh(public + kept * difference)
+    values = values.clamp(min=0) + 2 * kept * noise * math.sqrt(dim)
+    return vectors * values @ vectors.T
 
 
 def fitted_size(ratios: Tensor, noise: Tensor) -> float:
@@ -181,36 +191,7 @@ def fitted_size(ratios: Tensor, noise: Tensor) -> float:
     return max(mean, believed * math.sqrt(uncertain), LEAST_SIZE)
 
 
-def fitted_variance(difference: Tensor, noise: Tensor) -> float:
-    """v >= 0 of maximum likelihood for symmetric entries N(0, v + noise), twice on the diagonal.
-
-    Args:
-        difference: (q, q) symmetric.
-        noise: (q, q) variance of the noise off the diagonal, as of such an entry on it.
-    """
-    squares = difference.square()
-    return fitted_scale(squares - torch.diag(squares.diagonal() / 2), noise)
-
-
-def fitted_scale(squares: Tensor, noise: Tensor) -> float:
-    """v >= 0 of maximum likelihood for entries N(0, v + noise) whose squares are given.
-
-    By Fisher scoring, where every entry weighs 1/(v + noise)².
-
-    Args:
-        squares: of the entries, any shape.
-        noise: variance of the noise in each.
-    """
-    found = float(squares.mean())
-    for _ in range(SCORING_STEPS):
-        weight = 1 / (found + noise).clamp(min=1e-150).square()
-        before, found = found, max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
-        if abs(found - before) <= CONVERGED * before:
-            break
-    return found
-
-
-def conditioned(covariance: Tensor, shrinkage: float) -> Tensor:
+def conditioned(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """(q, q) with eigenvalues of at least 10⁻³ of their mean, shrunk towards their mean."""
     values, vectors = torch.linalg.eigh(covariance)
     mean = values.mean().clamp(min=LEAST_MEAN)

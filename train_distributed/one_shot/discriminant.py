@@ -31,7 +31,7 @@ from train_distributed.one_shot.users import Chunk
 
 Moments = Literal["all", "none"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
-SHRINKAGE = 0.02  # of what it was moved to
+DECISIVE = math.log(10)  # evidence that a prior must have beside that which is always there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +159,7 @@ class Discriminant:
             noise = noise_std / (self.statistics.weight * math.sqrt(2)) / rows
             moments = symmetric(total[split:], self.transform.dim - 1) / rows
             private = within_class(moments, centre, posterior, shares)
-            moved, room = moved_covariance(covariance, private, noise)
-            covariance = moved + room
-        covariance = conditioned(covariance, SHRINKAGE)
+            covariance = conditioned(moved_covariance(covariance, private, noise))
         means = centre[:, None] + posterior.means
         return Gaussians(means, covariance + posterior.covariance, shares)
 
@@ -171,9 +169,15 @@ class Discriminant:
         return self.transform.covariance[1:, 1:] if known is None else known
 
     def _posterior(self, deviations: Tensor, noise: Tensor, shares: Tensor) -> Posterior:
-        """Of the class means, under the public prior with more evidence."""
-        known = (self.transform.between_class, self.transform.covariance[1:, 1:])
-        priors = [Prior.of(covariance) for covariance in known if covariance is not None]
-        fits = [prior.fitted(deviations, noise) for prior in priors]
-        best = max(range(len(priors)), key=lambda index: fits[index][1])
-        return priors[best].posterior(deviations, noise, fits[best][0], shares)
+        """Of the class means: B_pub where these make it ten times as likely as C, else C.
+
+        A wrong B_pub hides what its classes did not show, with two classes above all.
+        """
+        prior = Prior.of(self.transform.covariance[1:, 1:])
+        scale, evidence = prior.fitted(deviations, noise)
+        if self.transform.between_class is not None:
+            other = Prior.of(self.transform.between_class)
+            fitted, found = other.fitted(deviations, noise)
+            if found > evidence + DECISIVE:
+                prior, scale = other, fitted
+        return prior.posterior(deviations, noise, scale, shares)

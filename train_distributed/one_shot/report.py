@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def _versions() -> dict[str, str]:
-    names = ("torch", "numpy", "opendp", "blind-averaging")
+    names = ("torch", "numpy", "blind-averaging")
     found = {"python": platform.python_version()}
     for name in names:
         try:

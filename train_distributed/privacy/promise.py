@@ -48,7 +48,7 @@ class Privacy:
             raise ValueError(f"honest_fraction must be in (0, 1], got {self.honest_fraction}")
         if self.unit not in ("record", "user"):
             raise ValueError(f"unit must be 'record' or 'user', got {self.unit!r}")
-        if self.group_size != int(self.group_size) or self.group_size < 1:
+        if not isinstance(self.group_size, int) or self.group_size < 1:
             raise ValueError(f"group_size must be a whole number >= 1, got {self.group_size}")
 
     @property

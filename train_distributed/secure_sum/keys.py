@@ -122,15 +122,18 @@ def seal(receiver: bytes, plaintext: bytes, context: bytes) -> bytes:
     return public + AESGCM(key).encrypt(_NONCE, plaintext, None)
 
 
-def open_seal(opening: bytes, sealed: bytes, context: bytes) -> bytes:
+def open_seal(opening: bytes | X25519PrivateKey, sealed: bytes, context: bytes) -> bytes:
     """Decrypts what `seal` made for this key and context.
+
+    Whoever opens many seals passes the key, which takes as long to make from its bytes as to use.
 
     Raises:
         BadSeal: it was not, or was changed.
     """
     if len(sealed) < SEAL_BYTES:
         raise BadSeal(f"seal must be >= {SEAL_BYTES} bytes, got {len(sealed)}")
-    key, public = exchange_key(opening), sealed[:KEY_BYTES]
+    key = exchange_key(opening) if isinstance(opening, bytes) else opening
+    public = sealed[:KEY_BYTES]
     info = b"seal" + public + key.public_key().public_bytes_raw() + context
     return decrypt(derive(agree(key, public), info), sealed[KEY_BYTES:])
 

@@ -22,8 +22,7 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.prg import WORD
-from train_distributed.secure_sum.session import EVERYONE, Session, name_of
+from train_distributed.secure_sum.session import EVERYONE, Agreement, count_in, name_of, users_in
 from train_distributed.secure_sum.wire import (
     Envelope,
     Kind,
@@ -40,21 +39,22 @@ DIGEST_BYTES = 32
 class Opened:
     """What a session reveals."""
 
-    total: NDArray[np.uint64]  # (d,) modulo 2^64
+    total: NDArray[np.uint64]  # (d,) modulo 2^64; of narrower words, the signed sum
     users: frozenset[int]  # whose vectors it contains
 
 
 class Opening:
-    """One server's part in the agreement."""
+    """One server's part in the agreement; sets of users are bitmaps, as they travel."""
 
-    def __init__(self, session: Session, server: int, keys: PrivateKeys, journal: Journal) -> None:
+    def __init__(
+        self, session: Agreement, server: int, keys: PrivateKeys, journal: Journal
+    ) -> None:
         self._session, self._server, self._keys, self._journal = session, server, keys, journal
-        self._seen: dict[int, frozenset[int]] = {}
-        self._users: frozenset[int] | None = None
-        self._opened = False
+        self._seen: dict[int, bytes] = {}
+        self._set: bytes | None = None
 
     @property
-    def proposed(self) -> frozenset[int]:
+    def proposed(self) -> bytes:
         """The set that the last server, the one that holds the vectors, has signed.
 
         Raises:
@@ -65,19 +65,20 @@ class Opening:
             raise OutOfOrder(f"server {last} must commit first, has not")
         return self._seen[last]
 
-    def commit(self, users: frozenset[int]) -> bytes:
+    def commit(self, bitmap: bytes) -> bytes:
         """Signs a set of users, for everyone.
 
         Raises:
+            MalformedMessage: no set of this session's users.
             TooFewUsers: fewer than the session's minimum.
             AlreadyOpened: this server has signed a set of this session before.
         """
         session = self._session
-        if len(users) < session.minimum:
-            raise TooFewUsers(f"users must be >= {session.minimum} to be opened, got {len(users)}")
-        bitmap = session.bitmap(users)
+        users = count_in(session.order, bitmap)
+        if users < session.minimum:
+            raise TooFewUsers(f"users must be >= {session.minimum} to be opened, got {users}")
         self._journal.claim(session.digest, "commit", hashlib.sha256(bitmap).digest())
-        self._users = users
+        self._set = bitmap
         return write(session, Kind.COMMIT, self._server, EVERYONE, bitmap, self._keys.signing)
 
     def receive(self, envelope: Envelope) -> None:
@@ -92,19 +93,21 @@ class Opening:
             raise WrongSender(f"COMMIT must come from a server, got {envelope.sender}")
         if envelope.sender in self._seen:
             raise ReplayedMessage(f"COMMIT must come once, got another from {envelope.sender}")
-        users = self._session.users_of(envelope.payload)
-        if self._users is not None and users != self._users:
+        order, bitmap = self._session.order, envelope.payload
+        users = count_in(order, bitmap)
+        if self._set is not None and bitmap != self._set:
+            odd = sorted(users_in(order, bitmap) ^ users_in(order, self._set))[:10]
             raise SetMismatch(
-                f"{name_of(envelope.sender)} must commit to the same {len(self._users)} users, got "
-                f"{len(users)}, difference {sorted(users ^ self._users)[:10]}"
+                f"{name_of(envelope.sender)} must commit to the same "
+                f"{count_in(order, self._set)} users, got {users}, difference {odd}"
             )
-        self._seen[envelope.sender] = users
+        self._seen[envelope.sender] = bitmap
 
-    def open(self, partial: NDArray[np.uint64]) -> bytes:
+    def open(self, partial: NDArray[np.unsignedinteger]) -> bytes:
         """The partial sum, for everyone; once per session, ever.
 
         Args:
-            partial: (d,) uint64, this server's sum over the set it signed.
+            partial: (d,) words, this server's sum over the set it signed.
 
         Raises:
             OutOfOrder: not all servers have signed.
@@ -112,19 +115,19 @@ class Opening:
             AlreadyOpened: this server has opened this session before.
         """
         missing = set(self._session.servers) - set(self._seen) - {self._server}
-        if self._users is None or missing:
+        if self._set is None or missing:
             raise OutOfOrder(f"all servers must commit first, missing {sorted(missing)}")
-        if any(users != self._users for users in self._seen.values()):
+        if any(bitmap != self._set for bitmap in self._seen.values()):
             raise SetMismatch("all servers must commit to the same users, they did not")
-        bitmap = self._session.bitmap(self._users)
-        self._journal.claim(self._session.digest, "open", hashlib.sha256(bitmap).digest())
-        payload = hashlib.sha256(bitmap).digest() + words_to_bytes(partial)
+        digest = hashlib.sha256(self._set).digest()
+        self._journal.claim(self._session.digest, "open", digest)
+        payload = digest + words_to_bytes(partial)
         return write(
             self._session, Kind.OPENING, self._server, EVERYONE, payload, self._keys.signing
         )
 
 
-def combine(session: Session, commit: bytes, openings: Sequence[bytes]) -> Opened:
+def combine(session: Agreement, commit: bytes, openings: Sequence[bytes]) -> Opened:
     """Adds the partial sums of all servers; anyone may.
 
     Args:
@@ -139,8 +142,8 @@ def combine(session: Session, commit: bytes, openings: Sequence[bytes]) -> Opene
     named = read(session, commit, reader, {Kind.COMMIT: set_bytes(session)})
     if named.sender not in session.servers:
         raise WrongSender(f"COMMIT must come from a server, got {named.sender}")
-    size = DIGEST_BYTES + WORD.itemsize * session.dimension
-    total = np.zeros(session.dimension, np.uint64)
+    size = DIGEST_BYTES + session.word.itemsize * session.dimension
+    total = np.zeros(session.dimension, session.word)
     missing = set(session.servers)
     for message in openings:
         envelope = read(session, message, reader, {Kind.OPENING: size})
@@ -152,13 +155,14 @@ def combine(session: Session, commit: bytes, openings: Sequence[bytes]) -> Opene
             raise SetMismatch(
                 f"{name_of(envelope.sender)} must open the committed set, got another"
             )
-        total += bytes_to_words(envelope.payload[DIGEST_BYTES:], session.dimension)
+        total += bytes_to_words(envelope.payload[DIGEST_BYTES:], session.dimension, session.word)
         missing.remove(envelope.sender)
     if missing:
         raise OutOfOrder(f"all servers must open, missing {sorted(missing)}")
-    return Opened(total, session.users_of(named.payload))
+    signed = total.view(f"<i{session.word.itemsize}").astype(np.int64)
+    return Opened(signed.view(np.uint64), users_in(session.order, named.payload))
 
 
-def set_bytes(session: Session) -> int:
+def set_bytes(session: Agreement) -> int:
     """Length of a user set as it travels."""
     return (len(session.order) + 7) // 8

@@ -6,15 +6,20 @@ messages. A retry is a new session: new nonce, fresh noise, one more composition
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.prg import WORD
+
+if TYPE_CHECKING:
+    from train_distributed.secure_sum.window import Enrolled, Window
 
 FIRST_SERVER = 2**31  # users have smaller identities; server j has FIRST_SERVER + j
 EVERYONE = 2**32 - 1
@@ -25,6 +30,10 @@ def name_of(party: int) -> str:
     if party < FIRST_SERVER:
         return f"user {party}"
     return f"computation server {party - FIRST_SERVER}" if party > FIRST_SERVER else "operator"
+
+
+# What messages and openings need to know of a sum; one over very many users is a window.
+Agreement: TypeAlias = "Session | Window | Enrolled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +67,11 @@ class Session:
             raise ValueError(f"servers must be numbered from 2^31 on, got {sorted(self.servers)}")
         object.__setattr__(self, "users", MappingProxyType(dict(self.users)))
         object.__setattr__(self, "servers", MappingProxyType(dict(self.servers)))
+
+    @property
+    def word(self) -> np.dtype:
+        """64 bits."""
+        return WORD
 
     @cached_property
     def digest(self) -> bytes:
@@ -96,15 +110,31 @@ class Session:
         return bytes(bits)
 
     def users_of(self, bitmap: bytes) -> frozenset[int]:
-        """The inverse of `bitmap`.
+        """The inverse of `bitmap`; see `users_in`."""
+        return users_in(self.order, bitmap)
 
-        Raises:
-            MalformedMessage: a wrong length, or a bit beyond the last user.
-        """
-        expected = (len(self.order) + 7) // 8
-        if len(bitmap) != expected:
-            raise MalformedMessage(f"user set must be {expected} bytes, got {len(bitmap)}")
-        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-        if bits[len(self.order) :].any():
-            raise MalformedMessage(f"user set must hold {len(self.order)} users, got a later bit")
-        return frozenset(self.order[place] for place in np.flatnonzero(bits))
+
+def users_in(order: Sequence[int], bitmap: bytes) -> frozenset[int]:
+    """The users of a bitmap over `order`.
+
+    Raises:
+        MalformedMessage: a wrong length, or a bit beyond the last user.
+    """
+    count_in(order, bitmap)
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    return frozenset(order[place] for place in np.flatnonzero(bits).tolist())
+
+
+def count_in(order: Sequence[int], bitmap: bytes) -> int:
+    """How many users a bitmap over `order` holds.
+
+    Raises:
+        MalformedMessage: as `users_in`.
+    """
+    expected = (len(order) + 7) // 8
+    if len(bitmap) != expected:
+        raise MalformedMessage(f"user set must be {expected} bytes, got {len(bitmap)}")
+    bits = int.from_bytes(bitmap, "little")
+    if bits >> len(order):
+        raise MalformedMessage(f"user set must hold {len(order)} users, got a later bit")
+    return bits.bit_count()

@@ -32,7 +32,7 @@ from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, open_seal, seal
 from train_distributed.secure_sum.opening import Opening, set_bytes
 from train_distributed.secure_sum.prg import SEED_BYTES, WORD, add_stream, new_seed, subtract_stream
-from train_distributed.secure_sum.session import EVERYONE, Session
+from train_distributed.secure_sum.session import EVERYONE, Agreement, Session
 from train_distributed.secure_sum.wire import (
     Envelope,
     Kind,
@@ -162,13 +162,14 @@ class SeedServer(_SharesServer):
             SetMismatch: the set has users whose share this server does not hold.
             TooFewUsers: see `Opening.commit`.
         """
-        users = self._opening.proposed
+        bitmap = self._opening.proposed
+        users = self._session.users_of(bitmap)
         if not self._closed or self._committed:
             raise OutOfOrder("commit must come once, after close")
         unknown = users - set(self._seeds)
         if unknown:
             raise SetMismatch(f"set must have users held here, got others {sorted(unknown)[:10]}")
-        message = self._opening.commit(users)
+        message = self._opening.commit(bitmap)
         self._committed = True
         for user in set(self._seeds) - users:
             subtract_stream(self._total, self._seeds[user])
@@ -224,7 +225,7 @@ class VectorServer(_SharesServer):
         """
         if self._committed or not self._users <= self.eligible:
             raise OutOfOrder("commit must come once")
-        message = self._opening.commit(frozenset(self._users))
+        message = self._opening.commit(self._session.bitmap(self._users))
         self._committed = True
         return message
 
@@ -246,6 +247,6 @@ class VectorServer(_SharesServer):
         self._users.add(envelope.sender)
 
 
-def share_context(session: Session, user: int, server: int) -> bytes:
+def share_context(session: Agreement, user: int, server: int) -> bytes:
     """What a sealed share is bound to."""
     return session.digest + user.to_bytes(4, "big") + server.to_bytes(4, "big")

@@ -30,7 +30,7 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
 from train_distributed.secure_sum.prg import WORD
-from train_distributed.secure_sum.session import EVERYONE, Session
+from train_distributed.secure_sum.session import EVERYONE, Agreement, Session
 
 MAGIC, VERSION = b"BSUM", 1
 _HEADER = struct.Struct(">4sBB32sIIQ")
@@ -49,6 +49,7 @@ class Kind(IntEnum):
     COMMIT = 3  # server -> everyone: the set it agrees to open
     OPENING = 4  # server -> everyone: its partial sum over that set
     WITNESS = 5  # user -> everyone: the set it has seen signed, where a server is lost
+    ORDER = 6  # operator -> adders of a window: what to do
     ADVERTISE = 16  # user -> everyone: two public keys, a commitment, the seed of its list
     NEIGHBOURS = 17  # server -> user: its partners' ADVERTISE messages
     KEY_SHARES = 18  # user -> server: a packet for each partner
@@ -79,7 +80,7 @@ class Envelope:
 
 
 def write(
-    session: Session, kind: Kind, sender: int, receiver: int, payload: bytes, signing: bytes
+    session: Agreement, kind: Kind, sender: int, receiver: int, payload: bytes, signing: bytes
 ) -> bytes:
     """A signed message.
 
@@ -95,7 +96,9 @@ def write(
     return b"".join((header, payload, sign(signing, _signed(header, *_digest(kind, payload)))))
 
 
-def read(session: Session, message: bytes, receiver: int, largest: Mapping[Kind, int]) -> Envelope:
+def read(
+    session: Agreement, message: bytes, receiver: int, largest: Mapping[Kind, int]
+) -> Envelope:
     """Checks a message from the outside in.
 
     Args:
@@ -156,6 +159,17 @@ def signature_of(message: bytes) -> bytes:
     return message[-SIGNATURE_BYTES:]
 
 
+def sender_of(message: bytes) -> int:
+    """Whose a message claims to be, before its signature has been checked.
+
+    Raises:
+        TruncatedMessage: too short to say.
+    """
+    if len(message) < OVERHEAD:
+        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+    return _HEADER.unpack_from(message)[4]
+
+
 def receiver_of(message: bytes) -> int:
     """Whom a message claims to be for; a relay delivers by it, the receiver checks it.
 
@@ -181,20 +195,20 @@ def kind_of(message: bytes) -> str:
         raise MalformedMessage(f"kind must be a known one, got {error}") from error
 
 
-def words_to_bytes(words: NDArray[np.uint64]) -> bytes:
+def words_to_bytes(words: NDArray[np.unsignedinteger]) -> bytes:
     """A vector as it travels."""
-    return words.astype(WORD, copy=False).tobytes()
+    return words.astype(words.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def bytes_to_words(payload: bytes, count: int) -> NDArray[np.uint64]:
+def bytes_to_words(payload: Octets, count: int, word: np.dtype = WORD) -> NDArray[np.uint64]:
     """The inverse of `words_to_bytes`; the result is read-only.
 
     Raises:
         MalformedMessage: not `count` words long.
     """
-    if len(payload) != count * WORD.itemsize:
+    if len(payload) != count * word.itemsize:
         raise MalformedMessage(f"vector must be {count} words, got {len(payload)} bytes")
-    return np.frombuffer(payload, WORD)
+    return np.frombuffer(payload, word)
 
 
 def check_vector(vector: NDArray[np.uint64], dimension: int) -> None:

@@ -1,38 +1,190 @@
 """The sampler has the law it claims; submissions are the integers plus exactly its draws."""
 
 import math
+import subprocess
+import sys
+from fractions import Fraction
+from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from train_distributed.privacy import discrete_gaussian as module
 from train_distributed.privacy.discrete_gaussian import add_noise, discrete_gaussian
 
+EDGE = math.nextafter(1 / module.BLOCK_PER_STD, 0)  # the largest s whose blocks are one integer
+STDS = [5e-324, 1e-3, 0.3, EDGE, 0.85, 1.0, 3.7, 1e4 / 3, 2.0**40 / 3, 2.0**53]
 
-@pytest.mark.parametrize("std", [0.7, 1.0, 2.5])
-def test_the_sampler_follows_the_discrete_gaussian(std: float) -> None:
-    """Pearson's statistic, at a level of 1e-9: the draws come from the operating system."""
-    draws = discrete_gaussian(std, 20_000)
-    edge = math.ceil(2.5 * std)
-    support = np.arange(-60, 61)
-    mass = np.exp(-(support**2) / (2 * std**2))
-    mass /= mass.sum()
-    inside = np.abs(support) <= edge
-    expected = 20_000 * np.append(mass[inside], mass[~inside].sum())
-    seen = [int((draws == z).sum()) for z in support[inside]]
-    observed = np.array([*seen, 20_000 - sum(seen)])
-    statistic = float(((observed - expected) ** 2 / expected).sum())
+
+def _block(std: float) -> int:
+    return max(0, math.frexp(module.BLOCK_PER_STD * std)[1])
+
+
+def _p(v: int, x: int, std: float) -> Any:
+    """p of the module's docstring, to the precision that mpmath is set to."""
+    return mpmath.ldexp(mpmath.exp(-(mpmath.mpf(x) ** 2) / (2 * mpmath.mpf(std) ** 2)), v)
+
+
+def _is_plausible(seen: NDArray, mass: NDArray) -> bool:
+    """Pearson's statistic of counts against probabilities that sum to 1, at a level of 1e-9."""
+    expected = seen.sum() * mass
+    assert expected.min() > 10
+    statistic = float(((seen - expected) ** 2 / expected).sum())
     degrees = len(expected) - 1
     # Laurent and Massart 2000: P[χ² ≥ n + 2 sqrt(n t) + 2 t] ≤ exp(-t), and room for finite counts.
     t = 2 * math.log(1e9)
-    assert statistic < degrees + 2 * math.sqrt(degrees * t) + 2 * t
+    return statistic < degrees + 2 * math.sqrt(degrees * t) + 2 * t
 
 
-def test_large_noise_has_the_stated_spread_and_is_never_the_same_twice() -> None:
-    std = 2.0**40 / 3
-    first, second = discrete_gaussian(std, 4000), discrete_gaussian(std, 4000)
-    assert np.std(first.astype(float)) == pytest.approx(std, rel=0.1)  # 9 standard errors
-    assert not np.array_equal(first, second)
+def _follows(draws: NDArray[np.int64], std: float) -> bool:
+    """Whether small draws have the law; what is seldom is counted together."""
+    support = np.arange(-60, 61)
+    mass = np.exp(-(support**2) / (2 * std**2))
+    mass /= mass.sum()
+    often = mass * len(draws) > 30
+    seen = np.array([(draws == z).sum() for z in support[often]])
+    if (rest := mass[~often].sum()) * len(draws) > 10:
+        return _is_plausible(np.append(seen, len(draws) - seen.sum()), np.append(mass[often], rest))
+    return _is_plausible(seen, mass[often] / mass[often].sum())
+
+
+@pytest.mark.parametrize("std", [0.3, 0.7, EDGE, 1.0, 2.5])
+def test_the_sampler_follows_the_discrete_gaussian(std: float) -> None:
+    draws = discrete_gaussian(std, 200_000)
+    assert _follows(draws, std)
+    assert not _follows(draws, 1.05 * std)  # the test can fail
+
+
+@pytest.mark.parametrize("std", [2.0**12 / 3, 2.0**40 / 3, 2.0**53])
+def test_large_noise_is_gaussian_in_its_size_and_uniform_in_its_bits(std: float) -> None:
+    draws = discrete_gaussian(std, 200_000)
+    cuts = np.linspace(-2.5, 2.5, 21)
+    cumulative = np.array([0, *(0.5 * math.erfc(-c / math.sqrt(2)) for c in cuts), 1])
+    size = np.searchsorted(np.ceil(cuts * std), draws, side="right")
+    assert _is_plausible(np.bincount(size, minlength=22), np.diff(cumulative))
+    for shift in range(0, int(math.log2(std)) - 6, 4):  # more bits would not be uniform
+        bits = np.bincount((draws >> shift) & 15, minlength=16)
+        assert _is_plausible(bits, np.full(16, 1 / 16))
+    assert not np.array_equal(draws, discrete_gaussian(std, 200_000))
+
+
+@pytest.mark.parametrize("std", STDS)
+def test_the_double_is_as_near_to_the_probability_as_is_claimed(std: float) -> None:
+    k = _block(std)
+    places = sorted({0, min(1, 2**k - 1), 2**k // 3, 2**k - 1})
+    points = [(v, u) for v in (0, 1, 2, 3, 4, 9, 63, 64, 200, 511) for u in places]
+    v, u = (np.array(of, np.int64) for of in zip(*points, strict=True))
+    near = module._acceptance(v, u, k, std)
+    with mpmath.workdps(60):
+        for (block, place), double in zip(points, near.tolist(), strict=True):
+            p = _p(block, (block << k) + place, std)
+            assert p <= 1
+            assert abs(p - double) < 2**-42
+
+
+def test_a_block_is_wide_enough_for_every_acceptance_to_be_a_probability() -> None:
+    """t >= s sqrt(2 ln 2), where a power of two is just large enough and just too small."""
+    with mpmath.workdps(60):
+        for power in range(54):
+            for std in (2.0**power / module.BLOCK_PER_STD, EDGE * 2**power):
+                for near in (std, math.nextafter(std, 0), math.nextafter(std, math.inf)):
+                    t = 2 ** _block(near)
+                    assert t >= near * mpmath.sqrt(2 * mpmath.log(2))
+                    assert t == 1 or t < 2.3551 * near
+
+
+@pytest.mark.parametrize("gamma", ["0", "1e-30", "1/3", "1/2", "1", "40", "12345.678", "1e40"])
+@pytest.mark.parametrize("bits", [53, 117, 1000])
+def test_the_integers_are_on_both_sides_of_the_exponential(gamma: str, bits: int) -> None:
+    low, high = module._between(Fraction(gamma), bits)
+    with mpmath.workdps(400):
+        exact = mpmath.ldexp(mpmath.exp(-mpmath.mpf(Fraction(gamma).numerator)
+                             / Fraction(gamma).denominator), bits)  # fmt: skip
+        assert low <= exact <= high
+    assert high - low <= 3
+
+
+@pytest.mark.parametrize("std", STDS)
+def test_what_doubles_decide_integers_decide_alike(
+    std: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits, once with the margin as it is, once so wide that all is settled exactly."""
+    asked = []
+
+    def drawn() -> NDArray[np.int64]:
+        generator, more = np.random.default_rng(5), np.random.default_rng(6)
+
+        def words(count: int) -> NDArray[np.uint64]:
+            source = more if count == 1 else generator
+            return source.integers(0, 2**64, count, np.uint64)
+
+        monkeypatch.setattr(module, "_words", words)
+        return discrete_gaussian(std, 500)
+
+    doubles = drawn()
+    decide = module._decide
+    monkeypatch.setattr(module, "UNDECIDED", 2.0)
+    monkeypatch.setattr(module, "_decide", lambda *of: asked.append(of) or decide(*of))
+    assert np.array_equal(drawn(), doubles)
+    assert len(asked) >= 900
+
+
+@pytest.mark.parametrize("std", [0.3, 2.5])
+def test_the_integers_alone_give_the_law(std: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNDECIDED", 2.0)
+    draws = discrete_gaussian(std, 4000)
+    assert _follows(draws, std)
+    assert not _follows(draws, 1.4 * std)
+
+
+@pytest.mark.parametrize(("v", "x", "std"), [(0, 1, 1.0), (1, 9, 6.5), (2, 2**54 + 1, 2.0**53)])
+@pytest.mark.parametrize("words", [0, 1, 3])
+def test_a_uniform_that_agrees_with_p_for_long_is_still_decided_by_the_bit_that_differs(
+    v: int, x: int, std: float, words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bits = 53 + 64 * words
+    with mpmath.workdps(200):
+        exact = int(mpmath.floor(mpmath.ldexp(_p(v, x, std), bits)))
+    for difference in (-2, 2):
+        number = exact + difference
+        tail = [(number >> 64 * i) % 2**64 for i in reversed(range(words))]
+        given = iter(tail)
+        monkeypatch.setattr(module, "_words", lambda _, given=given: [next(given)])
+        assert module._decide(number >> 64 * words, v, x, std) == (difference < 0)
+        assert not list(given)  # all were needed
+
+
+def test_a_word_of_zeros_is_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = iter([np.array([0, 5, 0], np.uint64), *([w] for w in (0, 0, 2**63 + 8))])
+    monkeypatch.setattr(module, "_words", lambda _: next(given))
+    asked = []
+    monkeypatch.setattr(module, "_decide", lambda *of: asked.append(of) or True)
+    v = 64 + 64 + 64 + 3
+    assert module._accepted(10.0, 4, 1).tolist() == [v * 16 + 5]
+    assert asked == [(0, v, v * 16 + 5, 10.0)]
+
+
+def test_forked_processes_draw_different_noise() -> None:
+    program = """
+import os
+from train_distributed.privacy.discrete_gaussian import discrete_gaussian
+discrete_gaussian(2.0**40, 10)
+for _ in range(2):
+    if not (child := os.fork()):
+        print(*discrete_gaussian(2.0**40, 3), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print(*discrete_gaussian(2.0**40, 3))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert len(set(done.stdout.split())) == 9, done.stderr
+
+
+def test_noise_far_below_a_step_is_none() -> None:
+    assert not discrete_gaussian(5e-324, 1000).any()
+    assert discrete_gaussian(3.0, 0).shape == (0,)
 
 
 def test_a_submission_is_its_integers_plus_the_recorded_noise() -> None:

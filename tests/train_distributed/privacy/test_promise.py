@@ -80,6 +80,7 @@ def test_groups_of_users():
         (Privacy(1.0, 1e-5, 1.5), r"honest_fraction must be in \(0, 1\], got 1.5"),
         (Privacy(1.0, 1e-5, unit="row"), "unit must be 'record' or 'user', got 'row'"),  # pyright: ignore[reportArgumentType]
         (Privacy(1.0, 1e-5, group_size=0), "group_size must be a whole number >= 1, got 0"),
+        (Privacy(1.0, 1e-5, group_size=2.0), "group_size must be a whole number >= 1, got 2.0"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_bad_promises(privacy: Privacy, message: str):

@@ -119,7 +119,7 @@ def audit_openings(make_shares: Callable, folder: Path, journal: Callable) -> se
         signing = original.keys[original.last].signing
         signed = write(original.session, Kind.COMMIT, original.last, EVERYONE, bitmap, signing)
         try:
-            machine.commit(frozenset(users))
+            machine.commit(bitmap)
             machine.receive(
                 shares.read(original.session, signed, FIRST_SERVER, {Kind.COMMIT: len(bitmap)})
             )
@@ -134,7 +134,7 @@ def audit_minimum(make_shares: Callable) -> set[str]:
     parties = make_shares(W, D, servers=2, minimum=3)
     machine = Opening(parties.session, FIRST_SERVER, parties.keys[FIRST_SERVER], VolatileJournal())
     try:
-        machine.commit(frozenset({0, 1}))
+        machine.commit(parties.session.bitmap({0, 1}))
     except errors.TooFewUsers:
         return set()
     return {"a set below the minimum was signed"}
@@ -213,8 +213,7 @@ def test_a_journal_that_forgets_is_caught(make_shares: Callable, tmp_path: Path)
 
 
 def test_an_unchecked_minimum_is_caught(make_shares: Callable, monkeypatch) -> None:
-    def unchecked(self: Opening, users: frozenset[int]) -> bytes:
-        bitmap = self._session.bitmap(users)
+    def unchecked(self: Opening, bitmap: bytes) -> bytes:
         signing = self._keys.signing
         return write(self._session, Kind.COMMIT, self._server, EVERYONE, bitmap, signing)
 

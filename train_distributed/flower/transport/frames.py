@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 
 
 def send(line: socket.socket, *parts: bytes) -> None:
@@ -14,7 +14,7 @@ def send(line: socket.socket, *parts: bytes) -> None:
     Raises:
         OSError: the other end is gone.
     """
-    line.sendall(_LENGTH.pack(sum(map(len, parts))))
+    line.sendall(LENGTH.pack(sum(map(len, parts))))
     for part in parts:
         line.sendall(part)
 
@@ -35,7 +35,7 @@ def receive(line: socket.socket, largest: int, seconds: float | None = None) -> 
     """
     if seconds is not None and not select.select([line], [], [], max(0.0, seconds))[0]:
         return None
-    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
+    (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
     if length > largest:
         raise ConnectionError(f"frame must be <= {largest} bytes, got {length}")
     return bytes(_exactly(line, length))

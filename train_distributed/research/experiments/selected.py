@@ -20,8 +20,8 @@ from train_distributed.simulation.scenario import Scenario
 
 CHOSEN = "ours, chosen by select"
 REHEARSAL = "rehearsal: "
-COMPONENTS = (32, 64, 128, 256)  # of `user_level`
-CLIP_QUANTILE = 0.25  # of the rows of `user_level`
+COMPONENTS = (32, 64, 128, 256)  # without a clip
+CLIP_QUANTILE = 0.25  # of the rows there
 REHEARSED = 2  # partitions and noises per public task
 
 
@@ -41,7 +41,11 @@ def against_choice(
 
 
 def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """All records of a user protected: without and with users' clips, each as `select` chooses."""
+    """All records of a user protected: without and with users' clips, each as `select` chooses.
+
+    Without a clip the noise is so large that fewer directions than `select` tries by itself may be
+    best, and no moments.
+    """
     promises = [replace(promise, unit="user") for promise in conditions.promises]
     places = placed(conditions, private)
     if private.users is not None:
@@ -49,13 +53,13 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
         classes = len(private.meta["class_names"])
         own = Sizes(users=len(writers), rows_per_user=round(rows.mean()), num_classes=classes)
         places = [(own, Scenario(users=None, scheme="by-writer"))]
-    bare = discriminants(public.dim)
+    bare, default = few_directions(public.dim), Candidates.default(public.dim)
     return joined(
         Contest.of(conditions, private, public, offered, [place], promises, label).work(())
         for place in places
         for label, offered in (
             ("no users' clip", bare),
-            ("users' clip", clipped(bare, public, place[0])),
+            ("users' clip", clipped(default, public, place[0])),
         )
     )
 
@@ -74,8 +78,8 @@ def placed(conditions: Conditions, private: EmbeddingSet) -> list[tuple[Sizes, S
     ]
 
 
-def discriminants(dim: int) -> Candidates:
-    """The discriminant with and without moments, on few and many components."""
+def few_directions(dim: int) -> Candidates:
+    """The discriminant with and without moments, on few and many principal components."""
     grid = {
         f"q={q}": TransformOptions(components=q, clip_quantile=CLIP_QUANTILE)
         for q in sorted({min(q, dim) for q in COMPONENTS})

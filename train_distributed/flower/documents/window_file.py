@@ -1,0 +1,113 @@
+"""A window as a file: what adders need to serve, and users and the operator to reach them.
+
+An adder gets `window.json` and `roll` (the users' keys, 32 bytes each); a user the first.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.cli.output import new_file
+from train_distributed.flower.documents.document import Document, read_document
+from train_distributed.flower.documents.invitation import ADDRESS
+from train_distributed.flower.documents.party import KEY, KEY_RULE
+from train_distributed.secure_sum.keys import PublicKeys, check_order
+from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.window import LATEST, Enrolled, Window, read_roll
+
+WINDOW, ROLL = "window.json", "roll"
+_NUMBERS = {
+    "dimension": 2**28,
+    "bits": 64,
+    "minimum": FIRST_SERVER,
+    "enrolled": FIRST_SERVER,
+    "opens": LATEST,
+    "closes": LATEST,
+}
+_CONTEXT = re.compile("([0-9a-f]{2}){0,1024}")
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowFile:
+    """What was agreed, and where the adders listen."""
+
+    window: Window
+    addresses: Mapping[int, Address]
+
+    @staticmethod
+    def load(path: Path) -> "WindowFile":
+        """Reads the JSON file.
+
+        Raises:
+            ValueError: naming file, field, rule and value.
+        """
+        document = read_document(path)
+        document.only([*_NUMBERS, "nonce", "roll", "context", "adders"])
+        adders = document.list("adders", 100)
+        parts = [adders.part(place) for place in adders.values]
+        try:
+            window = Window(
+                **{n: document.whole(n, 0, most) for n, most in _NUMBERS.items()},
+                nonce=bytes.fromhex(document.text("nonce", KEY, KEY_RULE)),
+                roll=bytes.fromhex(document.text("roll", KEY, KEY_RULE)),
+                servers=dict(enumerate(map(_keys, parts), FIRST_SERVER)),
+                context=bytes.fromhex(document.text("context", _CONTEXT, "hexadecimal")),
+            )
+        except ValueError as error:
+            if str(error).startswith(str(path)):
+                raise
+            raise ValueError(f"{path}: {error}") from error
+        return WindowFile(
+            window=window, addresses=dict(enumerate(map(_address, parts), FIRST_SERVER))
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes the JSON file, whole or not at all."""
+        window = self.window
+        adders = [
+            {
+                "verifying": keys.verifying.hex(),
+                "sealing": keys.sealing.hex(),
+                "address": "{}:{}".format(*self.addresses[adder]),
+            }
+            for adder, keys in sorted(window.servers.items())
+        ]
+        stated = {name: getattr(window, name) for name in _NUMBERS}
+        stated |= {name: getattr(window, name).hex() for name in ("nonce", "roll", "context")}
+        with new_file(path) as partial:
+            partial.write_text(json.dumps(stated | {"adders": adders}, indent=1) + "\n")
+
+    def enrolled(self, folder: Path) -> Enrolled:
+        """The window with the roll that lies beside the file.
+
+        Raises:
+            ValueError: another roll, or none.
+        """
+        return Enrolled(self.window, read_roll(folder / ROLL))
+
+
+def split_address(text: str) -> Address:
+    """Host and port of HOST:PORT.
+
+    Raises:
+        ValueError: something else.
+    """
+    host, _, port = text.rpartition(":")
+    if not ADDRESS.fullmatch(text) or not 0 < int(port) < 2**16:
+        raise ValueError(f"address must be HOST:PORT, got {text[:300]!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address(part: Document) -> Address:
+    return split_address(part.text("address", ADDRESS, "HOST:PORT"))
+
+
+def _keys(part: Document) -> PublicKeys:
+    part.only(["verifying", "sealing", "address"])
+    found = (bytes.fromhex(part.text(n, KEY, KEY_RULE)) for n in ("verifying", "sealing"))
+    keys = PublicKeys(*found)
+    check_order(keys.sealing)
+    return keys

@@ -1,0 +1,245 @@
+"""What an adder holds, on the disk: whose reports, their sum, and which set it has signed.
+
+One SQLite file. Whatever a batch of reports changes is one transaction, and is on the disk when
+`add` returns: only then may the reports be acknowledged. Killed at any moment, the file holds all
+of a batch or nothing of it (SQLite's rollback journal; a write-ahead log could be lost beside an
+intact file, and with it reports that were acknowledged).
+
+SQLite notices torn writes, not flipped bits. So the state's row carries a hash of itself, and with
+it the sum modulo 2^256 of the hashes of all reports' rows: what does not fit is an error in one
+line. Nothing is repaired, and a file from a backup must never be used: what the adder signed since
+would be forgotten.
+"""
+
+import hashlib
+import sqlite3
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretrain.cli.durable import sync_directory
+from train_distributed.secure_sum.errors import AlreadyOpened
+from train_distributed.secure_sum.journal import make_durable
+from train_distributed.secure_sum.reports import TAG_BYTES, Part, Words
+from train_distributed.secure_sum.session import Agreement
+from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
+
+FILE, LAYOUT = "holdings.sqlite", 1
+CLOCK_SECONDS = 2.0  # that a clock may be set back while it is kept right
+_STATE = ("session", "adder", "clock", "closed", "reports", "mark", "total", "commit", "open")
+_COLUMNS = ", ".join(f'"{name}"' for name in _STATE)
+_MODULUS = 1 << 256
+
+
+@dataclass(frozen=True)
+class _State:
+    """The one row beside the reports."""
+
+    session: bytes
+    adder: int
+    clock: float  # seconds since 1970 at the last batch
+    closed: int
+    reports: int
+    mark: bytes  # sum of the rows' hashes
+    total: bytes
+    commit: bytes  # SHA-256 of the set that was signed; empty: none was
+    open: bytes  # of the set that was opened
+
+    def seal(self) -> bytes:
+        digest = hashlib.sha256(struct.pack(">I", LAYOUT))
+        for name in _STATE:
+            value = getattr(self, name)
+            content = value if isinstance(value, bytes) else repr(value).encode()
+            digest.update(struct.pack(">Q", len(content)) + content)
+        return digest.digest()
+
+
+class Holdings:
+    """The state of one adder in one window; also the `Journal` of what it signed."""
+
+    def __init__(self, directory: Path, window: Agreement, adder: int) -> None:
+        """Opens the file, or makes it, and verifies all of it.
+
+        Raises:
+            ValueError: it is of another window or adder, or damaged.
+            OSError: another process has it, or it cannot be read or written.
+        """
+        self._window, self._path = window, directory / FILE
+        make_durable(directory.resolve())
+        with self._told():
+            self._file = sqlite3.connect(
+                self._path, timeout=0, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._told():
+                self._lock()
+                self._create(adder)
+                sync_directory(directory)
+                self._state = self._read(adder)
+        except BaseException:
+            self._file.close()
+            raise
+        total = bytes_to_words(self._state.total, window.dimension, window.word)
+        self.total: Words = np.array(total)
+
+    def close_file(self) -> None:
+        """Lets go of it."""
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether a set was signed, so that no more reports are taken."""
+        return bool(self._state.closed)
+
+    @property
+    def count(self) -> int:
+        """Reports held."""
+        return self._state.reports
+
+    def bitmap(self) -> bytes:
+        """Whose reports are held, one bit per user."""
+        return np.packbits(self.held, bitorder="little").tobytes()
+
+    def receipt_of(self, user: int) -> tuple[bytes, bytes]:
+        """Tag of the report held of a user, and SHA-256 of its message."""
+        with self._told():
+            query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
+            (line,) = query.fetchone()
+        return line[:TAG_BYTES], line[TAG_BYTES : TAG_BYTES + 32]
+
+    def seeds(self, users: Sequence[int]) -> Iterator[bytes]:
+        """The seeds of users whose reports are held."""
+        for user in users:
+            with self._told():
+                query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
+                (line,) = query.fetchone()
+            yield line[TAG_BYTES + 32 :]
+
+    def check_clock(self, now: float) -> None:
+        """Raises ValueError where the clock has gone back since something was written."""
+        if now < self._state.clock - CLOCK_SECONDS:
+            back = self._state.clock - now
+            raise ValueError(f"clock must not go back, is {back:.0f} s before {self._path}")
+
+    def add(self, parts: Sequence[Part], total: Words, now: float) -> None:
+        """Adds reports of users of whom none is held; durable when it returns.
+
+        Args:
+            parts: the reports, distinct users.
+            total: (d,) their sum.
+            now: seconds since 1970.
+
+        Raises:
+            OSError: it cannot be written, and nothing was added.
+        """
+        lines = [(part.user, part.tag + part.message + part.seed) for part in parts]
+        mark = int.from_bytes(self._state.mark, "big")
+        mark = (mark + sum(_hash(*line) for line in lines)) % _MODULUS
+        new = replace(
+            self._state,
+            clock=max(now, self._state.clock),
+            reports=self._state.reports + len(parts),
+            mark=mark.to_bytes(32, "big"),
+            total=words_to_bytes(self.total + total),
+        )
+        self._write(new, lines)
+        self.total += total
+        self.held[[part.user for part in parts]] = True
+
+    def claim(self, session: bytes, step: str, detail: bytes) -> None:
+        """See `Journal.claim`; the steps are "commit", with which no more is taken, and "open"."""
+        if self.detail(session, step) is not None:
+            raise AlreadyOpened(f"{step} must happen once per window, got {session.hex()} again")
+        self._write(replace(self._state, closed=1, **{step: detail}))
+
+    def detail(self, session: bytes, step: str) -> bytes | None:
+        """See `Journal.detail`."""
+        assert session == self._state.session
+        return getattr(self._state, step) or None
+
+    def _write(self, state: _State, lines: Sequence[tuple[int, bytes]] = ()) -> None:
+        """One transaction; in memory nothing has changed until it is on the disk."""
+        with self._told():
+            try:
+                self._file.execute("BEGIN IMMEDIATE")
+                self._file.executemany("INSERT INTO report VALUES (?, ?)", lines)
+                values = [getattr(state, name) for name in _STATE]
+                places = ", ".join("?" * (len(values) + 1))
+                self._file.execute("DELETE FROM state")
+                self._file.execute(
+                    f"INSERT INTO state ({_COLUMNS}, seal) VALUES ({places})",
+                    [*values, state.seal()],
+                )
+                self._file.execute("COMMIT")
+            except BaseException:
+                if self._file.in_transaction:
+                    self._file.execute("ROLLBACK")
+                raise
+        self._state = state
+
+    def _lock(self) -> None:
+        """Until the file is let go, or the process ends; each commit waits for the disk."""
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=PERSIST", "synchronous=FULL"):
+            self._file.execute(f"PRAGMA {pragma}")
+        self._file.execute("BEGIN EXCLUSIVE")
+        self._file.execute("COMMIT")
+
+    def _create(self, adder: int) -> None:
+        tables = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        layout = self._file.execute("PRAGMA user_version").fetchone()[0]
+        if tables or layout:
+            return
+        window = self._window
+        none = np.zeros(window.dimension, window.word)
+        self._file.execute("BEGIN")
+        first = _State(window.digest, adder, 0.0, 0, 0, bytes(32), words_to_bytes(none), b"", b"")
+        self._file.execute(f"PRAGMA user_version = {LAYOUT}")
+        self._file.execute("CREATE TABLE report (user INTEGER PRIMARY KEY, line BLOB NOT NULL)")
+        self._file.execute(f"CREATE TABLE state ({_COLUMNS}, seal)")
+        values = [getattr(first, name) for name in _STATE]
+        places = ", ".join("?" * (len(values) + 1))
+        self._file.execute(f"INSERT INTO state VALUES ({places})", [*values, first.seal()])
+        self._file.execute("COMMIT")
+
+    def _read(self, adder: int) -> _State:
+        """Everything, verified; `held` is made of it."""
+        (layout,) = self._file.execute("PRAGMA user_version").fetchone()
+        if layout != LAYOUT:
+            raise ValueError(f"{self._path} must be of layout {LAYOUT}, is of {layout}")
+        rows = self._file.execute(f"SELECT {_COLUMNS}, seal FROM state").fetchall()
+        if len(rows) != 1 or (state := _State(*rows[0][:-1])).seal() != rows[0][-1]:
+            raise ValueError(f"{self._path} must be as it was written, its state is damaged")
+        if (state.session, state.adder) != (self._window.digest, adder):
+            raise ValueError(f"{self._path} must be of this window and adder, is of another")
+        self.held: NDArray[np.bool_] = np.zeros(len(self._window.users), bool)
+        mark = count = 0
+        for user, line in self._file.execute("SELECT user, line FROM report"):
+            mark, count = mark + _hash(user, line), count + 1
+            self.held[user] = True
+        if (mark % _MODULUS).to_bytes(32, "big") != state.mark or count != state.reports:
+            raise ValueError(f"{self._path} must be as it was written, its reports are damaged")
+        return state
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's errors by the names that commands report in one line."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                words = "must be used by one process at a time, another has it"
+            else:
+                words = f"must be readable and writable, got: {error}"
+            raise OSError(f"{self._path} {words}") from error
+        except (sqlite3.Error, IndexError, TypeError, OverflowError, struct.error) as error:
+            raise ValueError(f"{self._path} must be as it was written, got: {error}") from error
+
+
+def _hash(user: int, line: bytes) -> int:
+    digest = hashlib.sha256(struct.pack(">I", user) + line).digest()
+    return int.from_bytes(digest, "big")

@@ -12,7 +12,7 @@ from embed.moments import moments, principal_directions, signed, whitening_scale
 Directions = Literal["principal", "mixed", "discriminant"]
 RESTRICTED = 512  # principal directions among which discriminant ones are sought
 # λ and f of `separating`: for public classes that tell much of the private ones, or less.
-MIXTURES = {"mixed": (0.3, 0.1), "discriminant": (0.03, 0.005)}
+MIXTURES = {"mixed": (0.3, 0.3), "discriminant": (0.03, 0.005)}
 
 
 def fitted_directions(

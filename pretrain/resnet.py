@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from pretrain.encoders.base import Encoder
 from pretrain.recipes import ResNetConfig
+from pretrain.small_maps import convolve
 
 
 class BasicBlock(nn.Module):
@@ -27,8 +28,8 @@ class BasicBlock(nn.Module):
         shortcut = functional.avg_pool2d(x, 2, ceil_mode=True) if self.stride == 2 else x
         if self.project is not None:
             shortcut = self.project(shortcut)
-        y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
-        return functional.relu(self.norm2(self.conv2(y)) + shortcut, inplace=True)
+        y = functional.relu(self.norm1(convolve(x, self.conv1)), inplace=True)
+        return functional.relu(self.norm2(convolve(y, self.conv2)) + shortcut, inplace=True)
 
 
 class SmallResNet(Encoder):

@@ -1,12 +1,18 @@
-"""A million users stream through class sums and blind averaging: totals, memory, linear time.
+"""A million users stream through releases: totals, memory, linear time.
 
-    python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000]
+    python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000] [--methods discriminant]
 
-User i holds 50 generated rows x_j = [1/2, s e_f] with f = (i + j) mod 63, label (i + j) mod 10 and
-sign s = ±1 by user. Class sums are counts. As its features are orthonormal and its labels balanced,
-a user's softmax minimiser is W = Σ_j x_j A_jᵀ where A_j is t for the row's label and -t/9 for the
-others, and g = 10 t/9 solves 50 Λ g (e^g + 9) = 10. Every measurement runs in a process of its own;
-its peak memory is the operating system's figure.
+User i of `class-sums` and `softmax` holds 50 generated rows x_j = [1/2, s e_f] with
+f = (i + j) mod 63, label (i + j) mod 10 and sign s = ±1 by user. Class sums are counts. As its
+features are orthonormal and its labels balanced, a user's softmax minimiser is W = Σ_j x_j A_jᵀ
+where A_j is t for the row's label and -t/9 for the others, and g = 10 t/9 solves
+50 Λ g (e^g + 9) = 10. Of `discriminant` it holds 20 rows [1/2, s/2 (e_f + e_f+1 + e_f+2 + e_f+3)]
+of 128 features, so that second moments are counts as well.
+
+All are released with (1, 10⁻⁵)-differential privacy; the noise is a simulation's, drawn once, and
+drawn again here to see the total before it. `discriminant-integers` is what is deployed, every
+user's own discrete noise and a secure sum: 100 times fewer users. Every measurement runs in a
+process of its own; its peak memory is the operating system's figure.
 """
 
 import argparse
@@ -23,124 +29,151 @@ from torch import Tensor
 
 from embed import PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.users import Chunk
+from train_distributed.privacy.float_noise import gaussian
 
-ROWS, FEATURES, CLASSES, CONSTANT, L2_REG = 50, 63, 10, 0.5, 1.0
+CLASSES, CONSTANT, L2_REG = 10, 0.5, 1.0
 CHUNK_USERS = 1024
-PERIOD = FEATURES * CLASSES  # a user's rows depend on its number modulo this, and on its sign
-TRANSFORM = PublicTransform.identity(
-    FEATURES, clip_norm=math.sqrt(1 + CONSTANT**2), constant=CONSTANT
-)
+METHODS = ("class-sums", "softmax", "discriminant", "discriminant-integers")
+INTEGERS = 100  # times fewer users
 
 
 @dataclass(frozen=True)
 class GeneratedUsers:
-    """`count` users whose rows are made when they are asked for."""
+    """`count` users whose rows are made when they are asked for: a `Users`."""
 
     count: int
+    rows: int = 50  # of a user
+    features: int = 63  # q
+    spread: int = 1  # features of a row that are not zero
 
     @property
     def sizes(self) -> Tensor:
-        return torch.full((self.count,), ROWS)
+        return torch.full((self.count,), self.rows)
 
     @property
     def dim(self) -> int:
-        return FEATURES + 1
+        return self.features + 1
+
+    @property
+    def transform(self) -> PublicTransform:
+        reach = math.sqrt(1 + CONSTANT**2)
+        return PublicTransform.identity(self.features, clip_norm=reach, constant=CONSTANT)
+
+    @property
+    def period(self) -> int:
+        """A user's rows depend on its number modulo this, and on its sign."""
+        return self.features * CLASSES
 
     def chunks(self) -> Iterator[Chunk]:
         for start in range(0, self.count, CHUNK_USERS):
             users = torch.arange(start, min(start + CHUNK_USERS, self.count))
-            place = users[:, None] + torch.arange(ROWS)
-            sign = (1 - 2 * (users // PERIOD % 2)).float()[:, None, None].expand(-1, ROWS, 1)
-            x = torch.zeros(len(users), ROWS, FEATURES + 1)
+            place = users[:, None] + torch.arange(self.rows)
+            sign = 1 - 2 * (users // self.period % 2).float()[:, None, None]
+            x = torch.zeros(len(users), self.rows, self.dim)
             x[..., 0] = CONSTANT
-            x.scatter_(2, 1 + (place % FEATURES)[..., None], sign)
-            yield Chunk(users, x, place % CLASSES, torch.full((len(users),), ROWS))
+            for shift in range(self.spread):
+                feature = 1 + (place + shift)[..., None] % self.features
+                x.scatter_(2, feature, (sign * self.spread**-0.5).expand_as(feature))
+            yield Chunk(users, x, place % CLASSES, torch.full((len(users),), self.rows))
+
+    def closed_statistics(self) -> tuple[Tensor, Tensor]:
+        """(d, K) class sums, how often each feature meets each label, and (q, q) moments."""
+        sums = torch.zeros(self.dim, CLASSES, dtype=torch.float64)
+        moments = torch.zeros(self.features, self.features, dtype=torch.float64)
+        residue = torch.arange(self.period)
+        # of the i < count, those with i mod period = residue and an even or odd i // period
+        plus, minus = (
+            (self.count - residue - odd * self.period + 2 * self.period - 1).clamp(min=0)
+            // (2 * self.period)
+            for odd in (0, 1)
+        )
+        shifts, weight = torch.arange(self.spread), self.spread**-0.5
+        for j in range(self.rows):
+            features = (residue[:, None] + j + shifts) % self.features
+            labels = ((residue + j) % CLASSES)[:, None].expand_as(features)
+            signed = weight * (plus - minus).double()[:, None].expand_as(features)
+            sums.index_put_((1 + features, labels), signed, accumulate=True)
+            left, right = features[:, :, None].expand(-1, -1, self.spread), features[:, None, :]
+            squares = weight**2 * (plus + minus).double()[:, None, None].expand_as(left)
+            moments.index_put_((left, right.expand_as(left)), squares, accumulate=True)
+        sums[0] = CONSTANT * self.count * self.rows / CLASSES
+        return sums, moments
+
+    def closed_heads(self) -> Tensor:
+        """(d, K): Σ_i n W_i from the class sums and one scalar root."""
+        others = CLASSES - 1
+
+        def slack(g: float) -> float:
+            return self.rows * L2_REG * g * (math.exp(g) + others) - CLASSES
+
+        gap = float(brentq(slack, 0, 100, xtol=1e-15))  # pyright: ignore[reportArgumentType]
+        t = others / CLASSES * gap
+        rows = torch.full((CLASSES, CLASSES), -t / others, dtype=torch.float64).fill_diagonal_(t)
+        return self.rows * self.closed_statistics()[0] @ rows
 
 
-def closed_class_sums(count: int) -> Tensor:
-    """(d, K): how often each feature meets each label, counted with signs by arithmetic."""
-    total = torch.zeros(FEATURES + 1, CLASSES, dtype=torch.float64)
-    residue = torch.arange(PERIOD)
-    # of the i < count, those with i mod PERIOD = residue and an even or odd i // PERIOD
-    plus, minus = (
-        (count - residue - odd * PERIOD + 2 * PERIOD - 1).clamp(min=0) // (2 * PERIOD)
-        for odd in (0, 1)
-    )
-    for j in range(ROWS):
-        feature, label = (residue + j) % FEATURES, (residue + j) % CLASSES
-        total.index_put_((1 + feature, label), (plus - minus).double(), accumulate=True)
-    total[0] = CONSTANT * count * ROWS / CLASSES
-    return total
+def measure(name: str, count: int) -> tuple[float, float, float, float]:
+    """One release.
 
-
-def closed_heads(count: int) -> Tensor:
-    """(d, K): Σ_i n W_i from the class sums and one scalar root."""
-    others = CLASSES - 1
-
-    def slack(g: float) -> float:
-        return ROWS * L2_REG * g * (math.exp(g) + others) - CLASSES
-
-    gap = float(brentq(slack, 0, 100, xtol=1e-15))  # pyright: ignore[reportArgumentType]
-    t = others / CLASSES * gap
-    rows = torch.full((CLASSES, CLASSES), -t / others, dtype=torch.float64).fill_diagonal_(t)
-    return ROWS * closed_class_sums(count) @ rows
-
-
-class TotalOfClassSums(ClassSums):
-    """Shows the bare total instead of a classifier."""
-
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        return total.unflatten(0, (FEATURES + 1, CLASSES))
-
-
-class TotalOfHeads(BlindAveraging):
-    """Shows the bare total instead of the average."""
-
-    def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
-        return total.unflatten(0, (FEATURES + 1, CLASSES))
-
-
-def measure(method: str, count: int) -> tuple[float, float, float]:
-    """(seconds, peak GiB, relative error of the total before noise) of one pass."""
-    if method == "class-sums":
-        built = TotalOfClassSums(num_classes=CLASSES, transform=TRANSFORM)
-        expected = closed_class_sums(count)
-    else:
-        usual = build_method("softmax", TRANSFORM, CLASSES, {"l2_reg": L2_REG})
-        assert isinstance(usual, BlindAveraging)
-        built = TotalOfHeads(head=usual.head, dim=usual.dim)
-        expected = closed_heads(count)
+    Returns:
+        Seconds, peak GiB, relative error of the total before noise (NaN: nobody can draw the noise
+        again), and the root mean square of its noise over what it should be.
+    """
+    method, integers, _ = name.partition("-integers")
+    users, options = GeneratedUsers(count), {"l2_reg": L2_REG} if method == "softmax" else {}
+    if method == "discriminant":
+        users = GeneratedUsers(count, rows=20, features=128, spread=4)
+    built = build_method(method, users.transform, CLASSES, options)
     started = time.perf_counter()
     released = release(
-        GeneratedUsers(count),
+        users,
         built,
-        Privacy(math.inf, 1e-5),
-        transform=TRANSFORM,
+        Privacy(1.0, 1e-5),
+        transform=users.transform,
         num_classes=CLASSES,
+        noise="discrete" if integers else "float",
+        generator=None if integers else torch.Generator().manual_seed(count),
     )
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    distance = (released.weights - expected).norm() / expected.norm()
-    return seconds, peak, distance.item()
+    expected = users.closed_heads() if method == "softmax" else users.closed_statistics()[0]
+    expected = expected.flatten()
+    if method == "discriminant":
+        row, column = torch.triu_indices(users.features, users.features)
+        expected = torch.cat([expected, users.closed_statistics()[1][row, column]])
+    assert released.opened is not None
+    std = released.report["local_noise_std"] * math.sqrt(count)
+    noise = released.opened - expected * built.scale
+    error = math.nan
+    if not integers:
+        drawn = gaussian(len(expected), std, torch.Generator().manual_seed(count))
+        error = ((noise - drawn).norm() / (expected * built.scale).norm()).item()
+    return seconds, peak, error, (noise.square().mean().sqrt() / std).item()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--methods", nargs="+", default=["class-sums", "softmax"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    print(f"{'method':12}{'users':>10}{'seconds':>10}{'us/user':>10}{'peak GiB':>10}{'error':>10}")
+    print(
+        f"{'method':22}{'users':>9}{'seconds':>9}{'us/user':>10}{'peak GiB':>10}{'error':>10}"
+        f"{'noise':>8}"
+    )
     for method in options.methods:
-        for count in options.users:
+        for users in options.users:
+            count = max(users // INTEGERS, 2) if method.endswith("-integers") else users
             with context.Pool(1) as pool:
-                seconds, peak, error = pool.apply(measure, (method, count))
+                seconds, peak, error, noise = pool.apply(measure, (method, count))
             each = 1e6 * seconds / count
-            print(f"{method:12}{count:10}{seconds:10.2f}{each:10.1f}{peak:10.2f}{error:10.1e}")
+            print(
+                f"{method:22}{count:9}{seconds:9.2f}{each:10.1f}{peak:10.2f}{error:10.1e}"
+                f"{noise:8.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -4,40 +4,92 @@
     python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000 --dropped 0 0.19
     python tests/benchmarks/bench_secure_sum.py --write results/secure_sum/cost.json
 
-All parties run in one process, one after the other, on one thread; set-up of keys is not counted.
-Every user submits the same vector, so that the inputs take no memory.
+All parties run in one process, one after the other; set-up of keys is not counted. Seconds are CPU
+time; the server of `secagg` works on all cores, so its time by the clock stands beside it. Every
+user submits the same vector, so that the inputs take no memory. Of many users of `secagg` the first
+few check a quorum's signatures, as each does on a machine of its own, and are taken to be like all.
+
+At last it says how fast this machine turns seeds into masks and adds them, and how fast its
+AES-256 in counter mode is by itself, on one core and on all.
 """
 
 import argparse
+import contextlib
+import gc
 import itertools
 import json
 import os
 import platform
 import sys
+import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cryptography
 import numpy as np
+from cryptography.hazmat.backends.openssl.backend import backend
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from tqdm import tqdm
 
 from pretrain.cli.output import new_file
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.prg import add_stream, new_seed
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 from train_distributed.secure_sum.simulate import MASKED_INPUT
+from train_distributed.secure_sum.story import Story
 
 HEADER = (
     "protocol               w  dropped        d   client bytes   server bytes   client s   server s"
+    "  by clock"
 )
+RATE_SECONDS = 0.2  # of one measurement of a rate
+
+
+@contextlib.contextmanager
+def like_the_first(users: int) -> Iterator[list[float]]:
+    """Only the first users check a quorum's signatures; gives the CPU seconds of each of them.
+
+    And what all users are told is kept once, not by each.
+    """
+    seconds: list[float] = []
+    sets: dict[bytes, frozenset[int]] = {}
+    check, read = Story._check_signatures, Session.users_of
+
+    def first(
+        self: Story, signatures: list[bytes], signers: list[int], witnesses: list[int]
+    ) -> None:
+        if len(seconds) < users:
+            start = time.process_time()
+            check(self, signatures, signers, witnesses)
+            seconds.append(time.process_time() - start)
+
+    def once(self: Session, bitmap: bytes) -> frozenset[int]:
+        if bitmap not in sets:
+            sets[bitmap] = read(self, bitmap)
+        return sets[bitmap]
+
+    Story._check_signatures, Session.users_of = first, once
+    gc.collect()
+    gc.disable()  # it would look through all users' objects in the server's time
+    try:
+        yield seconds
+    finally:
+        gc.enable()
+        Story._check_signatures, Session.users_of = check, read
 
 
 def measure(
-    protocol: str, users: int, dimension: int, fractions: tuple[float, float], dropped: float = 0
+    protocol: str,
+    users: int,
+    dimension: int,
+    fractions: tuple[float, float],
+    dropped: float = 0,
+    checking: int = 100,
 ) -> dict:
     """One run of a protocol; the sum is checked.
 
@@ -47,17 +99,21 @@ def measure(
         dimension: d.
         fractions: corrupt and dropout fraction of "secagg".
         dropped: fraction of users whose vector never comes though they have shared keys.
+        checking: how many users check the signatures of a quorum.
     """
     gone = int(dropped * users)
     row = np.random.default_rng(0).integers(0, 2**64, dimension, np.uint64)
     corrupt, dropout = fractions
-    result = simulate_sum(
-        np.broadcast_to(row, (users, dimension)),
-        protocol,  # pyright: ignore[reportArgumentType]
-        drop={MASKED_INPUT: range(gone)},
-        corrupt_fraction=corrupt,
-        dropout_fraction=dropout,
-    )
+    with like_the_first(checking) as checks:
+        result = simulate_sum(
+            np.broadcast_to(row, (users, dimension)),
+            protocol,  # pyright: ignore[reportArgumentType]
+            drop={MASKED_INPUT: range(gone)},
+            corrupt_fraction=corrupt,
+            dropout_fraction=dropout,
+        )
+    unchecked = users - gone - len(checks) if checks else 0
+    skipped = unchecked / users * float(np.mean(checks or [0]))
     if not np.array_equal(result.total, row * np.uint64(users - gone)):
         raise RuntimeError(f"the sum of {users} users by {protocol} is wrong")
     return {
@@ -67,9 +123,46 @@ def measure(
         "dimension": dimension,
         "bytes_per_client": result.bytes_per_client,
         "bytes_server": result.bytes_server,
-        "seconds_per_client": round(result.seconds_per_client, 5),
+        "seconds_per_client": round(result.seconds_per_client + skipped, 5),
         "seconds_server": round(result.seconds_server, 4),
+        "elapsed_server": round(result.elapsed_server, 4),
     }
+
+
+def rate(make: Callable[[], Callable[[], object]], octets: int, cores: int) -> float:
+    """Bytes a second, of so many threads that do the same, each with what it makes for itself."""
+
+    def repeat(_: int) -> int:
+        work, done = make(), 0
+        while time.perf_counter() < end:
+            work()
+            done += octets
+        return done
+
+    with ThreadPoolExecutor(cores) as pool:
+        start = time.perf_counter()
+        end = start + RATE_SECONDS
+        done = sum(pool.map(repeat, range(cores)))
+        return done / (time.perf_counter() - start)
+
+
+def expansion(dimension: int, cores: int, repeats: int = 5) -> dict:
+    """The best of several rates of masks and of the bare cipher, measured in turns, in GB/s."""
+    octets, key = 8 * dimension, new_seed()
+    zeros = bytes(octets)
+
+    def mask() -> Callable[[], object]:
+        total = np.zeros(dimension, np.uint64)
+        return lambda: add_stream(total, new_seed())
+
+    def cipher() -> Callable[[], object]:
+        out = bytearray(octets)
+        context = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+        return lambda: context.update_into(zeros, out)
+
+    rates = [(rate(mask, octets, cores), rate(cipher, octets, cores)) for _ in range(repeats)]
+    masks, ciphers = (max(each) / 1e9 for each in zip(*rates, strict=True))
+    return {"cores": cores, "masks": masks, "aes_256_ctr": ciphers, "ratio": masks / ciphers}
 
 
 def server_memory(users: int, dimension: int) -> dict:
@@ -112,6 +205,7 @@ def machine() -> dict:
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
+        "openssl": backend.openssl_version_text(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cryptography": cryptography.__version__,
@@ -135,6 +229,7 @@ def main() -> None:
     parser.add_argument("--corrupt-fraction", type=float, default=0.1)
     parser.add_argument("--dropout-fraction", type=float, default=0.2)
     parser.add_argument("--dropped", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--checking", type=int, default=100, help="users that check a quorum")
     parser.add_argument("--memory", type=int, nargs="*", default=[100, 10_000])
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()
@@ -143,12 +238,13 @@ def main() -> None:
     rows = []
     cases = itertools.product(options.protocols, options.users, options.dropped)
     for protocol, users, dropped in cases:
-        row = measure(protocol, users, options.dimension, fractions, dropped)
+        row = measure(protocol, users, options.dimension, fractions, dropped, options.checking)
         rows.append(row)
         print(
             f"{protocol:17} {users:6} {row['dropped']:8} {row['dimension']:8} "
             f"{row['bytes_per_client']:14} {row['bytes_server']:14} "
-            f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f}",
+            f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f} "
+            f"{row['elapsed_server']:9.3f}",
             flush=True,
         )
     memory = [server_memory(users, options.dimension) for users in options.memory]
@@ -157,8 +253,15 @@ def main() -> None:
             f"last server, {row['users']} users: {row['kept_bytes']} bytes kept, "
             f"{row['peak_bytes']} bytes at most"
         )
+    masks = [expansion(options.dimension, cores) for cores in sorted({1, os.cpu_count() or 1})]
+    for each in masks:
+        print(
+            f"masks on {each['cores']} cores: {each['masks']:.2f} GB/s, AES-256-CTR "
+            f"{each['aes_256_ctr']:.2f} GB/s, ratio {each['ratio']:.2f}"
+        )
     if options.write:
-        result = {"machine": machine(), "fractions": fractions, "cost": rows, "memory": memory}
+        result = {"machine": machine(), "fractions": fractions, "cost": rows}
+        result |= {"memory": memory, "masks": masks}
         with new_file(options.write) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")
 

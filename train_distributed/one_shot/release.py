@@ -18,7 +18,6 @@ from train_distributed.one_shot.methods import (
     method_report,
     model_of,
     prior_report,
-    submissions,
     unclipped,
     weights_of,
 )
@@ -32,7 +31,7 @@ from train_distributed.one_shot.parts import (
 )
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.one_shot.summation import IntegerSum, add_chunk
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
 from train_distributed.privacy.ledger_fields import Reserve, gaussian_fields, simulated_fields
@@ -185,8 +184,7 @@ def release(
             if arrived.any():
                 if source.embeddings is None and submission.grid_powers is not None:
                     check_stream(chunk, transform.clip_norm, transform.constant)
-                present = chunk.select(arrived)
-                summation.add(present.users, submissions(submission, present, summation.grid))
+                add_chunk(summation, submission, chunk.select(arrived))
         opened.append(summation.total())
         std = summation.local_std * math.sqrt(survivors)
         if len(sums) > 1:

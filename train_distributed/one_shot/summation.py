@@ -7,19 +7,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.methods import Submission
+from train_distributed.one_shot.methods import Submission, Submitted, submissions
 from train_distributed.one_shot.user_clip import UserClip
+from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian, system_generator
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
-from train_distributed.secure_sum import SumResult, simulate_sum
-from train_distributed.secure_sum.simulate import ADVERTISE
+from train_distributed.secure_sum import SumResult
+from train_distributed.secure_sum.simulate import SharesSum
 
 GRID_EXPONENTS = range(20, 7, -1)
 EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are whole
 SERVERS = 3
+BLOCK = 1 << 22  # numbers of submissions that are made together
 PROTOCOL = f"additive shares among {SERVERS} servers, all in one process"
 
 
@@ -69,7 +71,7 @@ class FloatSum:
         self._sum = torch.zeros(self.dimension, dtype=torch.float64)
 
     def add(self, users: Tensor, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions."""
+        """Takes (u, D) float64 scaled submissions of these (u,) users, or (1, D) their sum."""
         self._sum += submissions.sum(0)
         self._users += sum(user not in self.bare for user in users.tolist())
 
@@ -180,7 +182,8 @@ class IntegerSum(Integers):
     minimum: int  # m_min
     sampler: NoiseSampler = discrete_gaussian
     bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
-    _sent: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+    _protocol: SharesSum | None = field(default=None, init=False)
+    _alone: np.ndarray | None = field(default=None, init=False)  # what a single user sent
     _result: SumResult | None = field(default=None, init=False)
 
     @classmethod
@@ -202,20 +205,28 @@ class IntegerSum(Integers):
         """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
             words = self.encode(submission)
-            noisy = user not in self.bare
-            self._sent[user] = self.noised(words, self.sampler) if noisy else words
+            self._send(user, words if user in self.bare else self.noised(words, self.sampler))
+
+    def _send(self, user: int, words: np.ndarray) -> None:
+        if self.parties == 1:
+            self._alone = words
+            return
+        if self._protocol is None:
+            self._protocol = SharesSum(self.parties, self.plan.dimension, SERVERS, self.minimum)
+        self._protocol.add(user, words)
 
     def total(self) -> Tensor:
-        """(D,) float64, after protocol A has summed all that was sent."""
-        if self.parties == 1:
-            return self.decode(self._sent[0])
-        silent = np.zeros(self.plan.dimension, np.uint64)
-        vectors = np.stack([self._sent.get(user, silent) for user in range(self.parties)])
-        absent = set(range(self.parties)) - self._sent.keys()
-        self._result = simulate_sum(
-            vectors, "shares", SERVERS, {ADVERTISE: absent}, minimum=self.minimum
-        )
-        return self.decode(self._result.total)
+        """(D,) float64, after protocol A has summed all that was sent.
+
+        Raises:
+            ValueError: nobody has sent anything.
+        """
+        if self._protocol is not None:
+            self._result = self._protocol.result()
+            return self.decode(self._result.total)
+        if self._alone is None:
+            raise ValueError("total must come after submissions, got none")
+        return self.decode(self._alone)
 
     def report(self) -> dict[str, Any]:
         """What `Integers` reports, and what was sent.
@@ -230,6 +241,23 @@ class IntegerSum(Integers):
             return super().report() | alone
         sent = self._result.bytes_per_client
         return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
+
+
+def add_chunk(summation: FloatSum | IntegerSum, method: Submitted, chunk: Chunk) -> None:
+    """Adds the submissions of a chunk's users, in memory that their number does not change.
+
+    Statistics are sums over rows, unless users are clipped: in floating point, where all noise is
+    drawn at the end, those of all rows are taken at once.
+    """
+    if method.grid_powers is None:
+        portions = [chunk]
+    elif isinstance(summation, FloatSum) and not isinstance(method, UserClip):
+        summation.add(chunk.users, submissions(method, chunk.pooled(), summation.grid))
+        return
+    else:
+        portions = chunk.portions(max(1, BLOCK // method.dimension))
+    for portion in portions:
+        summation.add(portion.users, submissions(method, portion, summation.grid))
 
 
 def one_sum(

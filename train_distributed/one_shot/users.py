@@ -36,6 +36,20 @@ class Chunk:
         parts = (self.users[users], self.x[users], self.y[users], self.counts[users])
         return Chunk(*parts, self.grid)
 
+    def pooled(self) -> "Chunk":
+        """All true rows as if one user, number 0, held them."""
+        own = torch.arange(self.x.shape[1]) < self.counts[:, None]
+        x, y = (self.x[own], self.y[own]) if not own.all() else (self.x, self.y)
+        x, y = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1)
+        return Chunk(torch.zeros(1, dtype=torch.int64), x, y, self.counts.sum()[None], self.grid)
+
+    def portions(self, users: int) -> Iterator["Chunk"]:
+        """The same, at most so many users at a time."""
+        for start in range(0, len(self.users), users):
+            part = slice(start, start + users)
+            x, y = self.x[part], self.y[part]
+            yield Chunk(self.users[part], x, y, self.counts[part], self.grid)
+
     def rounded(self, grid: float | None) -> "Chunk":
         """Every entry rounded towards zero to a multiple of `grid`, float64.
 

@@ -1,7 +1,7 @@
 """Keys of a party: Ed25519 to sign, X25519 to agree; sealing to a pinned public key.
 
 Signatures are libsodium's, which checks one in half the time of OpenSSL: a server of many users
-does little else.
+does little else. Key agreement is too, which then lets other threads run.
 
 Sealing is a fresh X25519 exchange with the receiver's pinned key, HKDF-SHA256 over both public
 keys and the context, and AES-256-GCM; every key seals once, so its nonce may be zero.
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from nacl.bindings import crypto_scalarmult
 from nacl.exceptions import CryptoError
 from nacl.signing import SigningKey, VerifyKey
 
@@ -70,11 +71,14 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
     """The X25519 shared secret (RFC 7748), to be passed through `derive`.
 
     Raises:
-        BadSeal: a public key of small order, whose secret anyone could know.
+        BadSeal: a public key that is not 32 bytes, or is of small order, whose secret anyone could
+            know.
     """
+    if len(public) != KEY_BYTES:  # nobody looks at this further on
+        raise BadSeal(f"public key must be {KEY_BYTES} bytes, got {len(public)}")
     try:
-        return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:
+        return crypto_scalarmult(private.private_bytes_raw(), public)
+    except CryptoError as error:
         raise BadSeal(f"public key must not be of small order, got {public.hex()}") from error
 
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 WORD = np.dtype("<u8")  # what travels: little-endian on every machine
 SEED_BYTES = 32
-CHUNK_WORDS = 2**13  # 64 KiB: stays in the second-level cache
-_ZEROS = bytes(CHUNK_WORDS * WORD.itemsize)
+CHUNK_WORDS = 2**15  # 256 KiB: stays in the second-level cache
+_ZEROS = memoryview(bytes(CHUNK_WORDS * WORD.itemsize))
+_HEAD = 32  # bytes of the first two blocks
 
 
 def new_seed() -> bytes:
@@ -33,6 +34,10 @@ def derive(secret: bytes, purpose: bytes) -> bytes:
 def stream(seed: bytes, count: int) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
     """The first `count` words of a seed's stream, chunk by chunk.
 
+    All blocks but the first two are made as AES-GCM's, whose counter begins at two where the nonce
+    is zero: OpenSSL enciphers for GCM with the widest AES instructions that a processor has, for
+    CTR with the oldest. No tag is asked for.
+
     Yields:
         The chunk's place in the stream, and its words; the array is overwritten by the next chunk.
 
@@ -41,14 +46,18 @@ def stream(seed: bytes, count: int) -> Iterator[tuple[slice, NDArray[np.uint64]]
     """
     if len(seed) != SEED_BYTES:
         raise ValueError(f"seed must be {SEED_BYTES} bytes, got {len(seed)}")
-    cipher = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
-    octets = memoryview(bytearray(len(_ZEROS)))
-    words = np.frombuffer(octets, WORD)
+    key = algorithms.AES256(seed)
+    words = np.empty(min(count, CHUNK_WORDS), WORD)
+    octets = words.data.cast("B")
+    head = Cipher(key, modes.CTR(bytes(16))).encryptor().update(_ZEROS[:_HEAD])[: len(octets)]
+    octets[: len(head)] = head
+    cipher, done = Cipher(key, modes.GCM(bytes(12))).encryptor(), len(head)
     for start in range(0, count, CHUNK_WORDS):
         length = min(CHUNK_WORDS, count - start)
         used = length * WORD.itemsize
-        cipher.update_into(_ZEROS[:used], octets[:used])
+        cipher.update_into(_ZEROS[: used - done], octets[done:used])
         yield slice(start, start + length), words[:length]
+        done = 0
 
 
 def add_stream(total: NDArray[np.uint64], seed: bytes) -> None:

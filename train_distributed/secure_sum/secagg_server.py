@@ -185,8 +185,9 @@ class SecAggServer:
         if liars:
             self._expel(liars)
             raise Misbehaviour(liars)
+        masks = self._unmasking.masks(secrets)
         self._journal.claim(self._session.digest, "open", self._statement)
-        self._unmasking.apply(self._total, secrets)
+        self._total -= masks
         return Opened(self._total, self._unmasking.survivors)
 
     def _take_advert(self, envelope: Envelope, message: bytes) -> None:

@@ -89,7 +89,7 @@ class SecAggUser:
         self._advert = Advert(b"".join([*public, commitment, list_seed]))
         self._list = setup.list_of(user, list_seed)
         self._peers: dict[int, Advert] = {}
-        self._lists: dict[int, frozenset[int]] = {}  # of the users that have this one on theirs
+        self._lists: dict[int, tuple[int, ...]] = {}  # of the users that have this one on theirs
         self._sent: dict[int, bytes] = {}  # partner -> this user's packet for it
         self._shares: dict[int, tuple[bytes, bytes]] = {}
         self._story: Story | None = None
@@ -167,10 +167,10 @@ class SecAggUser:
         self._peers, self._lists, self._sent = peers, lists, sent
         return self._write(Kind.KEY_SHARES, b"".join(sent.values()))
 
-    def _partners(self, payload: bytes) -> tuple[dict[int, Advert], dict[int, frozenset[int]]]:
+    def _partners(self, payload: bytes) -> tuple[dict[int, Advert], dict[int, tuple[int, ...]]]:
         """Reads the partners' advertisements, and the lists of those that chose this user."""
         peers: dict[int, Advert] = {}
-        lists: dict[int, frozenset[int]] = {}
+        lists: dict[int, tuple[int, ...]] = {}
         own = frozenset(self._list)
         for message in unpack_messages(payload, ADVERTISE_BYTES):
             envelope = read(self._session, message, self._user, {Kind.ADVERTISE: ADVERTISE_BYTES})
@@ -179,7 +179,7 @@ class SecAggUser:
                 raise ReplayedMessage(f"partner {sender} must be named once, got another")
             if sender not in self._session.users:
                 raise WrongSender(f"ADVERTISE must come from a user, got {sender}")
-            chosen = frozenset(self._setup.list_of(sender, advert.list_seed))
+            chosen = self._setup.list_of(sender, advert.list_seed)
             if self._user in chosen:
                 lists[sender] = chosen
             elif sender not in own:

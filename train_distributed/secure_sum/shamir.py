@@ -24,7 +24,7 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
     Args:
         secret: 32 bytes.
         threshold: >= 1.
-        points: distinct x, each 0 < x < 2^32.
+        points: distinct x, each 0 < x < 2^16.
 
     Returns:
         The share of each point, 33 bytes, in the order of `points`.
@@ -36,8 +36,8 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
         raise ValueError(f"secret must be {SECRET_BYTES} bytes, got {len(secret)}")
     if not 1 <= threshold <= len(points):
         raise ValueError(f"threshold must be in [1, {len(points)} points], got {threshold}")
-    if len(set(points)) != len(points) or not all(0 < x < 2**32 for x in points):
-        raise ValueError(f"points must be distinct and in (0, 2^32), got {list(points)}")
+    if len(set(points)) != len(points) or not all(0 < x < 2**16 for x in points):
+        raise ValueError(f"points must be distinct and in (0, 2^16), got {list(points)}")
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "big"))  # highest degree first
     return [_evaluate(coefficients, x).to_bytes(SHARE_BYTES, "big") for x in points]
@@ -67,20 +67,14 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Products of small integers, and one inverse for all denominators (Montgomery 1987)."""
-    product = math.prod(points) % PRIME
-    denominators = [
-        x * math.prod([other - x for other in points if other != x]) % PRIME for x in points
-    ]
-    before = [1]
-    for denominator in denominators:
-        before.append(before[-1] * denominator % PRIME)
-    inverse = pow(before.pop(), -1, PRIME)  # of the product of those not yet done
-    result = []
-    for denominator, earlier in zip(reversed(denominators), reversed(before), strict=True):
-        result.append(product * inverse * earlier % PRIME)
-        inverse = inverse * denominator % PRIME
-    return tuple(reversed(result))
+    """Those of 1..n are (-1)^(x+1) binom(n, x); every missing m multiplies by (m - x)/m."""
+    n = max(points)
+    missing = sorted(set(range(1, n)).difference(points))
+    inverse = pow(math.prod(missing), -1, PRIME)
+    return tuple(
+        (-1) ** (x + 1) * math.comb(n, x) * math.prod([m - x for m in missing]) * inverse % PRIME
+        for x in points
+    )
 
 
 def _evaluate(coefficients: Sequence[int], x: int) -> int:

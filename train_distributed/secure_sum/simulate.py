@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -19,6 +19,7 @@ from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 from train_distributed.secure_sum.simulate_replicated import run_replicated
+from train_distributed.secure_sum.wire import check_vector
 
 ADVERTISE, SHARE_KEYS, MASKED_INPUT, UNMASK = range(4)  # stages at which a user can drop out
 Drop = Mapping[int, Collection[int]]  # stage -> users whose message of that stage never comes
@@ -35,6 +36,7 @@ class SumResult:
     bytes_server: int  # sent and received, of the server with most
     seconds_per_client: float  # CPU time, mean over users
     seconds_server: float  # CPU time, of the server with most
+    elapsed_server: float  # the same by the clock: it may work on several cores
 
 
 def simulate_sum(
@@ -71,8 +73,13 @@ def simulate_sum(
     least = len(vectors) // 2 + 1 if minimum is None else minimum
     meter = _Meter()
     if protocol == "shares":
-        opened = _run_shares(vectors, servers, gone, least, meter)
-    elif protocol == "shares-replicated":
+        reached = [user for user, stage in enumerate(gone) if stage >= MASKED_INPUT]
+        whole = SharesSum(len(vectors), vectors.shape[1], servers, least, reached)
+        for user in reached:
+            if gone[user] > MASKED_INPUT:
+                whole.add(user, vectors[user])
+        return whole.result()
+    if protocol == "shares-replicated":
         reached = [max(0, servers * (g >= MASKED_INPUT) - (g == MASKED_INPUT)) for g in gone]
         opened = run_replicated(vectors, servers, reached, least, corrupt_fraction, meter)
     elif protocol == "secagg":
@@ -101,14 +108,16 @@ class _Meter:
     def __init__(self) -> None:
         self._bytes: defaultdict[int, int] = defaultdict(int)
         self._seconds: defaultdict[int, float] = defaultdict(float)
+        self._elapsed: defaultdict[int, float] = defaultdict(float)
 
     def at(self, party: int, work: Callable[[], T]) -> T:
         """Does a party's work and books its time."""
-        start = time.process_time()
+        start, begun = time.process_time(), time.perf_counter()
         try:
             return work()
         finally:
             self._seconds[party] += time.process_time() - start
+            self._elapsed[party] += time.perf_counter() - begun
 
     def sent(self, message: bytes, *parties: int) -> bytes:
         """Books a message at its sender and its receivers."""
@@ -125,65 +134,98 @@ class _Meter:
             bytes_server=max(b for i, b in self._bytes.items() if i >= FIRST_SERVER),
             seconds_per_client=sum(self._seconds[i] for i in range(users)) / users,
             seconds_server=max(s for i, s in self._seconds.items() if i >= FIRST_SERVER),
+            elapsed_server=max(s for i, s in self._elapsed.items() if i >= FIRST_SERVER),
         )
 
 
-def _run_shares(
-    vectors: NDArray[np.uint64], servers: int, gone: list[int], minimum: int, meter: _Meter
-) -> Opened:
-    """Protocol A; the relay hands the last server its messages when the others hold theirs."""
-    journal = VolatileJournal
-    keys = {FIRST_SERVER + j: PrivateKeys.generate() for j in range(servers)}
-    users = [PrivateKeys.generate() for _ in vectors]
-    session = Session(
-        nonce=new_seed(),
-        dimension=vectors.shape[1],
-        minimum=minimum,
-        users={i: key.public.verifying for i, key in enumerate(users)},
-        servers={server: key.public for server, key in keys.items()},
-        context=b"shares",
-    )
-    *first, last = sorted(keys)
-    holders = {s: SeedServer(session, s, keys[s], journal()) for s in first}
-    adder = VectorServer(session, last, keys[last], journal())
-    pending = {}
-    for i, vector in enumerate(vectors):
-        if gone[i] >= MASKED_INPUT:
-            user = SharesUser(session, i, users[i], journal())
-            parts = pending[i] = meter.at(i, lambda u=user, v=vector: u.submit(v))
-            for _ in first:
-                server, message = meter.at(i, lambda p=parts: next(p))
-                meter.sent(message, i, server)
-                meter.at(server, lambda s=server, m=message: holders[s].receive(m))
-    for server, holder in holders.items():
-        held = meter.sent(meter.at(server, holder.close), server, last)
-        meter.at(last, lambda h=held: adder.receive(h))
-    for i, parts in pending.items():
-        if gone[i] > MASKED_INPUT:
-            _, message = meter.at(i, lambda p=parts: next(p))
-            meter.sent(message, i, last)
-            meter.at(last, lambda m=message: adder.receive(m))
-    return _open_shares(session, holders, adder, last, meter)
+class SharesSum:
+    """Protocol A with all its parties in one process, one vector in memory at a time.
 
+    All users hand out their seeds at once; their vectors follow as they are added, or never.
 
-def _open_shares(
-    session: Session,
-    holders: dict[int, SeedServer],
-    adder: VectorServer,
-    last: int,
-    meter: _Meter,
-) -> Opened:
-    machines: dict[int, SeedServer | VectorServer] = {last: adder, **holders}
-    commit = b""
-    for server, machine in machines.items():
-        commit = meter.at(server, machine.commit)
-        for other in machines.keys() - {server}:
-            meter.sent(commit, server, other)
-            meter.at(other, lambda o=other, c=commit: machines[o].receive(c))
-    openings = []
-    for server, machine in machines.items():
-        openings.append(meter.sent(meter.at(server, machine.open), server, last))
-    return meter.at(last, lambda: combine(session, commit, openings))
+    Args:
+        users: w >= 2.
+        dimension: d.
+        servers: J >= 2.
+        minimum: m_min, fewest users whose sum is opened.
+        reached: users whose seeds reach the servers; None: all.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        users: int,
+        dimension: int,
+        servers: int,
+        minimum: int,
+        reached: Collection[int] | None = None,
+    ) -> None:
+        self._users, self._meter = users, _Meter()
+        keys = {FIRST_SERVER + j: PrivateKeys.generate() for j in range(servers)}
+        own = [PrivateKeys.generate() for _ in range(users)]
+        self._session = session = Session(
+            nonce=new_seed(),
+            dimension=dimension,
+            minimum=minimum,
+            users={i: key.public.verifying for i, key in enumerate(own)},
+            servers={server: key.public for server, key in keys.items()},
+            context=b"shares",
+        )
+        *first, self._last = sorted(keys)
+        journal = VolatileJournal
+        self._holders = {s: SeedServer(session, s, keys[s], journal()) for s in first}
+        self._adder = VectorServer(session, self._last, keys[self._last], journal())
+        self._vector = np.zeros(dimension, np.uint64)  # whose user is about to send it
+        self._pending: dict[int, Iterator[tuple[int, bytes]]] = {}
+        for i in range(users) if reached is None else sorted(reached):
+            self._hand_out(i, SharesUser(session, i, own[i], journal()))
+        for server, holder in self._holders.items():
+            held = self._meter.sent(self._meter.at(server, holder.close), server, self._last)
+            self._meter.at(self._last, lambda h=held: self._adder.receive(h))
+
+    def _hand_out(self, i: int, user: SharesUser) -> None:
+        meter = self._meter
+        parts = self._pending[i] = meter.at(i, lambda: user.submit(self._vector))
+        for _ in self._holders:
+            server, message = meter.at(i, lambda: next(parts))
+            meter.sent(message, i, server)
+            meter.at(server, lambda s=server, m=message: self._holders[s].receive(m))
+
+    def add(self, user: int, vector: NDArray[np.uint64]) -> None:
+        """Takes a user's (d,) vector; once.
+
+        Raises:
+            ValueError: not (d,) uint64, or of a user that no vector is awaited of.
+        """
+        check_vector(vector, self._session.dimension)
+        if user not in self._pending:
+            raise ValueError(f"user must be one whose vector is still to come, got {user}")
+        meter, parts = self._meter, self._pending.pop(user)
+        self._vector[:] = vector
+        _, message = meter.at(user, lambda: next(parts))
+        meter.sent(message, user, self._last)
+        meter.at(self._last, lambda: self._adder.receive(message))
+
+    def result(self) -> SumResult:
+        """Opens the sum of the users that were added.
+
+        Raises:
+            TooFewUsers: fewer than the minimum; nothing is released.
+        """
+        meter, commit = self._meter, b""
+        machines: dict[int, SeedServer | VectorServer] = {self._last: self._adder, **self._holders}
+        for server, machine in machines.items():
+            commit = meter.at(server, machine.commit)
+            for other in machines.keys() - {server}:
+                meter.sent(commit, server, other)
+                meter.at(other, lambda o=other, c=commit: machines[o].receive(c))
+        openings = []
+        for server, machine in machines.items():
+            openings.append(meter.sent(meter.at(server, machine.open), server, self._last))
+        opened = meter.at(self._last, lambda: combine(self._session, commit, openings))
+        return meter.result(opened, self._users)
 
 
 def _run_secagg(

@@ -21,7 +21,7 @@ class Story:
     setup: SecAgg
     user: int
     sharing: frozenset[int]
-    owners: Mapping[int, frozenset[int]]  # users that have this one on their list -> that list
+    owners: Mapping[int, tuple[int, ...]]  # users that have this one on their list -> that list
     survivors: frozenset[int] | None = None
 
     def survive(self, survivors: frozenset[int]) -> bytes:
@@ -71,7 +71,7 @@ class Story:
         if not signers <= alive or witnesses != owned - signers:
             raise SetMismatch("signatures must be of survivors, and of all whose shares are asked")
         for owner in sorted(owned):
-            kept = len(alive & self.owners[owner])
+            kept = sum(user in alive for user in self.owners[owner])
             if kept < graph.threshold:
                 raise TooFewUsers(
                     f"survivors of user {owner}'s list must be >= {graph.threshold}, got {kept}"

@@ -1,6 +1,8 @@
 """How the server of protocol B has secrets opened, checks them, and removes the masks."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.secagg import read_entries
 from train_distributed.secure_sum.shamir import SHARE_BYTES, reconstruct
 from train_distributed.secure_sum.wire import WITNESS_BYTES
+
+Add = Callable[[NDArray[np.uint64], bytes], None]
 
 
 class Unmasking:
@@ -98,13 +102,30 @@ class Unmasking:
                 raise TooFewUsers(f"secret of user {user}: {error}") from error
         return secrets, wrong
 
-    def apply(self, total: NDArray[np.uint64], secrets: Mapping[int, bytes]) -> None:
-        """Takes all masks off the sum of the survivors' masked vectors (d,), in place."""
-        for user, secret in secrets.items():
-            if user in self.survivors:
-                subtract_stream(total, secret)
-            else:
-                self._cancel(total, user, secret)
+    def masks(self, secrets: Mapping[int, bytes]) -> NDArray[np.uint64]:
+        """(d,) all masks in the sum of the survivors' vectors, added up on all cores.
+
+        Ciphers and sums let other threads run meanwhile, so no process has to be started that
+        would have to be given the secrets. A thread that fails fails this call.
+
+        Args:
+            secrets: of all users that shared keys, as `secrets` gives them.
+        """
+        users = sorted(secrets, key=self.survivors.__contains__)  # first those with many masks
+        count = min(len(users), os.cpu_count() or 1)
+
+        def added(first: int) -> NDArray[np.uint64]:
+            total = np.zeros(self._setup.session.dimension, np.uint64)
+            for user in users[first::count]:
+                for add, seed in self._masks(user, secrets[user]):
+                    add(total, seed)
+            return total
+
+        masks = np.zeros(self._setup.session.dimension, np.uint64)
+        with ThreadPoolExecutor(count) as pool:
+            for part in pool.map(added, range(count)):
+                masks += part
+        return masks
 
     def _shares_by_dealer(self) -> Iterator[tuple[int, dict[int, bytes]]]:
         """Of each user that shared keys, point -> share, no more than are needed."""
@@ -133,11 +154,14 @@ class Unmasking:
             raise InconsistentShares("the shares it dealt must give what it advertised, do not")
         return secret
 
-    def _cancel(self, total: NDArray[np.uint64], dropped: int, key: bytes) -> None:
-        """Takes out what the survivors added for the masks they share with a dropped user."""
-        private = exchange_key(key)
-        for peer in self._roster.identities[self._roster.partners(dropped)].tolist():
+    def _masks(self, user: int, secret: bytes) -> Iterator[tuple[Add, bytes]]:
+        """A survivor's own mask, or those that survivors share with a dropped user."""
+        if user in self.survivors:
+            yield add_stream, secret
+            return
+        private = exchange_key(secret)
+        for peer in self._roster.identities[self._roster.partners(user)].tolist():
             if peer in self.survivors:
                 public = self._roster.adverts[peer].masking
-                seed = self._setup.pair_seed(private, public, dropped, peer)
-                (subtract_stream if peer < dropped else add_stream)(total, seed)
+                seed = self._setup.pair_seed(private, public, user, peer)
+                yield (add_stream if peer < user else subtract_stream), seed

@@ -1,6 +1,7 @@
 """Integers end to end: what leaves a user, and what the secure sum gives back."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import torch
 
 from embed import PublicTransform
 from train_distributed import Privacy, accounting
-from train_distributed.one_shot.methods import METHODS, build_method
-from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum
+from train_distributed.one_shot import summation as module
+from train_distributed.one_shot.methods import METHODS, STATISTICS, build_method, submissions
+from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, add_chunk
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 
@@ -45,6 +47,47 @@ def test_without_noise_the_secure_sum_is_the_plain_sum(name: str):
     rounding = 0 if summation.grid else 0.5 * USERS * float(np.max(summation.plan.step))
     difference = (summation.total() - sent.sum(0)).abs().max().item()
     assert difference <= rounding + 1e-12 * sent.abs().sum().item()
+
+
+def _uneven() -> Chunk:
+    """Users of 3 to 7 rows, whatever stands in the padding; entries are multiples of 2^-10."""
+    held = chunk().rounded(2.0**-10)
+    counts = torch.arange(3, 3 + USERS)
+    held.x[torch.arange(ROWS) >= counts[:, None]] = math.nan
+    return replace(held, counts=counts)
+
+
+@pytest.mark.parametrize("clip", [{}, {"user_clip": 0.5}], ids=["whole", "clipped"])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_rows_taken_together_add_up_to_what_users_submit(name: str, clip: dict[str, float]):
+    """Statistics of a simulation, to the last bit; clipped users, of which each has its own."""
+    method, held = build_method(name, TRANSFORM, CLASSES, clip), _uneven()
+    pooled = FloatSum(method.dimension, 0.0, torch.Generator())
+    add_chunk(pooled, method, held)
+    alone = submissions(method, held, None).sum(0)
+    assert torch.allclose(pooled.total(), alone, rtol=1e-14, atol=1e-14)
+    assert pooled._users == USERS
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_few_submissions_are_in_memory_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch):
+    """As many users as fit into a block, at least one; the sum is that of all, bit for bit."""
+    totals, taken = [], []
+    plain = IntegerSum.add
+    for block in (1, 2 * 50, 1 << 22):
+        method, guarantee, sizes = parts(name)
+        summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+        monkeypatch.setattr(module, "BLOCK", block)
+        monkeypatch.setattr(
+            IntegerSum, "add", lambda s, u, sent: (taken.append(len(sent)), plain(s, u, sent))
+        )
+        add_chunk(summation, method, chunk().rounded(2.0**-10))
+        totals.append(summation.total())
+    per_block = max(1, 100 // method.dimension)
+    blocks = [min(per_block, USERS - start) for start in range(0, USERS, per_block)]
+    assert taken == [1] * USERS + blocks + [USERS]
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(totals[0], totals[2])
 
 
 @pytest.mark.parametrize("name", ["class-sums", "least-squares"])
@@ -146,7 +189,7 @@ def test_one_user_with_many_rows_sends_the_exact_sum(name: str):
     if name == "least-squares":
         row, column = np.triu_indices(5)
         sums = np.append(sums, (whole[:, 1:].T @ whole[:, 1:])[row, column])
-    assert np.array_equal(summation._sent[0].view(np.int64), sums)
+    assert np.array_equal(summation.total(), sums * summation.plan.step)
 
 
 def test_a_user_too_large_to_sum_exactly_is_refused():

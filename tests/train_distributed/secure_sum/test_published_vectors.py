@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import (
@@ -25,6 +26,13 @@ def test_a_mask_is_the_aes_256_ctr_keystream() -> None:
         "530f8afbc74536b9a963b4f1c4cb738b"  # tag of case 13
         "cea7403d4d606b6e074ec5d3baf39d18"  # ciphertext of case 14
     )
+
+
+@pytest.mark.parametrize("words", [1, 3, 4, 5, 100, CHUNK_WORDS, CHUNK_WORDS + 1, 2 * CHUNK_WORDS])
+def test_a_mask_of_any_length_is_that_of_the_plain_mode(words: int) -> None:
+    seed = bytes(range(32))
+    plain = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
+    assert _octets(seed, words) == plain.update(bytes(8 * words))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +89,12 @@ def test_key_agreement_is_x25519() -> None:
 def test_a_public_key_of_small_order_is_refused() -> None:
     with pytest.raises(BadSeal, match="small order"):
         agree(exchange_key(b"k" * 32), bytes(32))
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_public_key_of_another_width_is_refused(size: int) -> None:
+    with pytest.raises(BadSeal, match=f"must be 32 bytes, got {size}"):
+        agree(exchange_key(b"k" * 32), bytes(size))
 
 
 @pytest.mark.parametrize("top", [0, 2**255])

@@ -17,7 +17,7 @@ SECRETS = st.one_of(st.binary(min_size=32, max_size=32), st.sampled_from([bytes(
 def test_any_threshold_shares_reconstruct(
     secret: bytes, threshold: int, extra: int, random
 ) -> None:
-    points = random.sample(range(1, 2**32), threshold + extra)
+    points = random.sample(range(1, 300), threshold + extra)
     shares = dict(zip(points, split(secret, threshold, points), strict=True))
     assert all(len(share) == SHARE_BYTES for share in shares.values())
     chosen = random.sample(points, threshold)
@@ -73,7 +73,7 @@ def test_shares_of_no_secret_are_noticed() -> None:
         (b"s" * 32, 0, [1], r"threshold must be in \[1, 1 points\], got 0"),
         (b"s" * 32, 3, [1, 2], r"threshold must be in \[1, 2 points\], got 3"),
         (b"s" * 32, 2, [1, 1], "points must be distinct"),
-        (b"s" * 32, 1, [0], r"in \(0, 2\^32\), got \[0\]"),
+        (b"s" * 32, 1, [0], r"in \(0, 2\^16\), got \[0\]"),
     ],
 )
 def test_impossible_arguments_are_named(

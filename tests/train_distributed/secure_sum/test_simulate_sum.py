@@ -1,5 +1,6 @@
 """Both protocols give the plain sum modulo 2^64, bit for bit, or an error and nothing."""
 
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.graph import whole_users
+from train_distributed.secure_sum.simulate import SharesSum
 
 SIZES = [(2, 100_000), (3, 1), (7, 8193), (40, 61_450)]
 PROTOCOLS = ["shares", "shares-replicated", "secagg"]
@@ -104,6 +106,34 @@ def test_the_servers_of_protocol_a_receive_one_message_per_user(vectors: Vectors
     few, many = (simulate_sum(vectors(w, 1000), "shares") for w in (10, 40))
     assert few.bytes_per_client == many.bytes_per_client
     assert many.bytes_server - few.bytes_server < 30 * 9000
+
+
+def test_vectors_come_in_any_order_once(vectors: Vectors) -> None:
+    rows = vectors(4, 6)
+    whole = SharesSum(4, 6, servers=2, minimum=2, reached=[0, 1, 3])
+    for user in (3, 0):
+        whole.add(user, rows[user])
+    for user in (3, 2):
+        with pytest.raises(ValueError, match=f"vector is still to come, got {user}"):
+            whole.add(user, rows[user])
+    with pytest.raises(ValueError, match=r"must be \(6,\) uint64"):
+        whole.add(1, rows[1, :5])
+    result = whole.result()
+    assert result.survivors == (0, 3)
+    assert np.array_equal(result.total, rows[0] + rows[3])
+
+
+@pytest.mark.parametrize("users", [30, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_sum_of_many_users_holds_one_vector(users: int) -> None:
+    vector, whole = np.ones(61_450, np.uint64), SharesSum(users, 61_450, 3, users)
+    tracemalloc.start()
+    for user in range(users):
+        whole.add(user, vector)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20_000 + 300 * users
+    assert peak < 20 * vector.nbytes
+    assert np.array_equal(whole.result().total, vector * np.uint64(users))
 
 
 @pytest.mark.parametrize(

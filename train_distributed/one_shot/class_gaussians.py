@@ -151,9 +151,9 @@ def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
     known long before single entries are: W_pub stands for its multiple from here on.
 
     In the eigenbasis of W_pub the entry (i, j) of W − W_pub is taken for N(0, v √(w_i w_j)), which
-    lies between a difference that is alike everywhere and one in proportion to W_pub, N(0, v w_i w_j).
-    It is kept by k_i k_j with k_i² = v √w_i²/(v √w_i² + s²), a product that leaves a covariance
-    positive as far as noise does. v is of maximum likelihood less `SURE` of its standard
+    lies between a difference that is alike everywhere and one in proportion to W_pub. It is kept by
+    k_i k_j with k_i² = v w_i/(v w_i + s²), a product that leaves a covariance positive as far as
+    noise does. v is of maximum likelihood less `SURE` of its standard
     deviations: what chance makes of it would hide W_pub. Eigenvalues below 0 become 0, then row i
     is raised by the edge of the spectrum of the noise that it keeps, 2 √(Σ_j (k_i k_j s)²), which
     is 2 k² s √q where all k are alike (Wigner): directions that noise made narrow would be weighed

@@ -7,14 +7,13 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from heads.descent import Problem, gradient_rounding, solve, solve_large
 from heads.head import Head
 from heads.ranges import check_precision
-from heads.rows import SLACK, check_counts, check_norms, check_trainable
-from heads.spaces import Gram, Space, Weights
+from heads.rows import check_counts, check_norms, check_trainable
+from heads.spaces import Gram, Weights
 
-ROUNDS = 8  # refinements in the working precision before float64 takes over
-CHECK_EVERY = 4  # iterations between two looks at the gradient norm
-MOST_ITERATIONS = 10**6  # a round, by the bound alone; condition numbers up to about 10^8
+ALONE = 1 << 21  # numbers from which a user of more rows than columns is solved by itself
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Solution:
     """Weights whose distance to the minimiser is certified.
 
     ‖∇J(W)‖ ≤ τ implies ‖W − W*‖ ≤ τ/Λ, as J is Λ-strongly convex. Norms per composition, and with
-    all that float64 may have lost in them (`gradient_rounding`, `Space.norm2`).
+    all that float64 may have lost in them (`heads.descent.gradient_rounding`, `Space.norm2`).
     """
 
     head: Head
@@ -57,25 +56,6 @@ def default_tolerance(head: Head, n: int | Tensor) -> float | Tensor:
     return 1e-3 * head.lipschitz / n
 
 
-def gradient_rounding(head: Head, n: int, dim: int, size: float | Tensor) -> float | Tensor:
-    """By how much a float64 gradient of n rows may be off.
-
-    A score is a sum of d products, in the Gram matrix (n < d) of d + n, that add up to c times
-    `size` in absolute value; the residual passes its error on with the data term's curvature. The
-    residual's own rounding and the sum over rows add (n + K + 32)L. All that in units of 2⁻⁵³, and
-    twice for what is of second order.
-
-    Args:
-        head: L, K and the curvature.
-        n: rows.
-        dim: d.
-        size: ‖W‖ or Σ‖aᵢ‖c; never above 3L/Λ where a solution is accepted.
-    """
-    products = dim + (n if n < dim else 0) + 2
-    of_rows = (n + head.num_classes + 32) * head.lipschitz
-    return 2 * 2.0**-53 * (head.curvature * products * size + of_rows)
-
-
 def fit_exact(
     head: Head,
     x: Tensor,
@@ -89,7 +69,8 @@ def fit_exact(
     Accelerated gradient descent (Nesterov 2004, 2.2.11) in the Gram matrix if n < d, on the
     weights otherwise. It runs in x's precision on the correction that is still missing, and the
     gradient at the sum is evaluated in float64 between such rounds. Their number and length are
-    capped by the condition number bound (Λ + curvature)/Λ alone, never by the data.
+    capped by the condition number bound (Λ + curvature)/Λ alone, never by the data. A user of very
+    many rows starts with rounds on samples of them.
 
     Args:
         head: loss, Λ and c; it must not have a radius (the minimiser is not projected).
@@ -128,97 +109,17 @@ def fit_exact(
     _check_tolerance(head, n, d, tau.min().item(), given=tolerance is not None)
     space = Gram(x) if n < d else Weights(x)
     check_norms(space.row_norms(), head.clip_norm, given)
-    problem = _Problem(head, x, y, sizes, space)
-    weights, norms = _solve(problem, tau)
+    if n < d or n * d < ALONE:
+        weights, norms = solve(Problem(head, x, y, sizes, space), tau)
+    else:
+        found = [
+            solve_large(head, x[user, : int(own)], y[user, : int(own)], tau[user : user + 1])
+            for user, own in enumerate(sizes)
+        ]
+        weights, norms = (torch.cat(part) for part in zip(*found, strict=True))
     if batched:
         return Solution(head, weights, norms, tau)
     return Solution(head, weights.squeeze(0), norms.squeeze(0), tau.squeeze(0))
-
-
-class _Problem:
-    """The data term in one space; what every iteration needs is made once."""
-
-    def __init__(self, head: Head, x: Tensor, y: Tensor, sizes: Tensor, space: Space) -> None:
-        self.head, self.x, self.sizes, self.space = head, x, sizes, space
-        self.targets = head.targets(y, x.dtype)
-        own = torch.arange(x.shape[1], device=x.device) < sizes[:, None]
-        self.weight = (own / sizes[:, None])[..., None]  # 1/n on true rows, 0 on padding
-        self.narrow = self.weight.to(x.dtype)
-
-    def residual(self, scores: Tensor) -> Tensor:
-        """∂/∂scores of the mean data loss, in the scores' precision; padding gives zero."""
-        weight = self.narrow if scores.dtype == self.narrow.dtype else self.weight
-        return self.head.residual(scores, self.targets).mul_(weight)
-
-
-def _solve(problem: _Problem, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds of correction until the float64 gradient norm of every user is at most τ.
-
-    A user that is done is left alone, here and in `_correct`: what it releases is a function of its
-    own rows. Were all stopped together, one record could move every user's weights by 2τ/Λ.
-    """
-    head, space, dims = problem.head, problem.space, problem.head.norm_dims
-    worst = head.smoothness
-    own = head.l2_reg + (worst - head.l2_reg) / head.clip_norm**2 * space.top() / problem.sizes
-    beta = own.clamp(max=worst * (1 + SLACK))[:, None, None]  # a user's own smoothness
-    cap = _iteration_cap(head, tau.min().item())
-    n, d = problem.x.shape[1:]
-    v = problem.x.new_zeros(*space.shape, head.num_classes, dtype=torch.float64)
-    for attempt in range(ROUNDS + 2):
-        scores = space.scores(v)
-        residual = problem.residual(scores)
-        gradient = head.l2_reg * v + space.pull(residual)
-        size, left = (space.spread(of, dims).flatten(1).amax(1) for of in (v, gradient))
-        norms = space.norm2(gradient, dims).sqrt().flatten(1).amax(1)
-        norms = norms + gradient_rounding(head, n, d, size)
-        done = (norms <= tau) & (left <= 2 * head.lipschitz)  # so Σ‖aᵢ‖c ≤ 3L/Λ
-        if done.all():
-            return space.weights(v), norms
-        dtype = problem.x.dtype if attempt < ROUNDS else torch.float64
-        goal = (tau / 2)[:, None, None].to(dtype)
-        exact = dtype if attempt == 0 else torch.float64  # from V₀ = 0 the correction is all
-        base = (scores.to(exact), residual.to(exact), gradient)
-        missing = _correct(problem, base, beta.to(dtype), goal, cap, dtype).double()
-        v += missing.where(~done[:, None, None], 0.0)
-    raise ArithmeticError(
-        f"the solver missed its tolerance {tau.min().item():.3g} within its cap of {cap} "
-        "iterations a round; nothing may be released"
-    )
-
-
-def _correct(
-    problem: _Problem,
-    base: tuple[Tensor, Tensor, Tensor],
-    beta: Tensor,
-    goal: Tensor,
-    cap: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Accelerated gradient descent on δ ↦ J(V₀ + δ) from δ = 0, in one precision.
-
-    The gradient is taken as ∇J(V₀) + Λδ + Xᵀ(r(s₀ + Xδ) − r(s₀)), the difference of residuals in
-    the precision of s₀: where that is float64, rounding is relative to the correction and not to
-    the solution.
-    """
-    scores, residual, gradient = base
-    head, space = problem.head, problem.space
-    start = gradient.to(dtype)
-    momentum = (beta / head.l2_reg).sqrt()
-    momentum = (momentum - 1) / (momentum + 1)
-    delta = ahead = torch.zeros_like(start)
-    found, done = torch.zeros_like(start), start.new_zeros(len(start), 1, 1, dtype=torch.bool)
-    for iteration in range(cap):
-        moved = problem.residual(scores + space.scores(ahead)) - residual
-        slope = start + head.l2_reg * ahead + space.pull(moved.to(dtype))
-        if iteration % CHECK_EVERY == CHECK_EVERY - 1:
-            norm2 = space.norm2(slope, head.norm_dims)
-            fresh = (norm2 <= goal**2).all(-1, keepdim=True) & ~done
-            found, done = torch.where(fresh, ahead, found), done | fresh
-            if done.all():
-                return found
-        previous, delta = delta, ahead - slope / beta
-        ahead = delta + momentum * (delta - previous)
-    return torch.where(done, found, delta)
 
 
 def _check_tolerance(head: Head, n: int, dim: int, tau: float, *, given: bool) -> None:
@@ -232,23 +133,3 @@ def _check_tolerance(head: Head, n: int, dim: int, tau: float, *, given: bool) -
             f"tolerance must be finite and >= {floor:.3g}, what float64 certifies with l2_reg "
             f"{head.l2_reg}, clip_norm {head.clip_norm}, {n} rows, {dim} columns, got {tau}"
         )
-
-
-def _iteration_cap(head: Head, tau: float) -> int:
-    """Iterations after which ‖∇J‖ ≤ τ/2, whatever the data.
-
-    J(W_k) − J* ≤ (1 − κ^{-1/2})^k (J(0) − J* + Λ/2 ‖W*‖²) ≤ (…)^k L²/Λ per composition,
-    since ‖∇J(0)‖ ≤ L and ‖W*‖ ≤ L/Λ, and ‖∇J‖² ≤ 2β (J − J*) (Nesterov 2004, Thm 2.2.3).
-
-    Raises:
-        ValueError: more of them than anybody waits for; public numbers decide.
-    """
-    gap = 8 * head.smoothness * head.lipschitz**2 / (head.l2_reg * tau**2)
-    rate = -math.log1p(-math.sqrt(head.l2_reg / head.smoothness))
-    cap = math.ceil(math.log(max(gap, math.e)) / rate) + CHECK_EVERY
-    if cap > MOST_ITERATIONS:
-        raise ValueError(
-            f"l2_reg must be so large that {MOST_ITERATIONS} iterations are enough, got "
-            f"{head.l2_reg} beside a smoothness of {head.smoothness:.3g}: {cap} iterations"
-        )
-    return cap

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 19  # numbers that are looked at together, so that they stay in the cache
+CHUNK = 1 << 17  # numbers that are looked at together, so that they stay in the cache
 SLACK = 1e-12  # by which a row's norm, as computed in float64, may exceed a bound; charged
 
 

@@ -51,4 +51,6 @@ class SoftmaxHead(Head):
 
     def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
         """softmax(s) − one-hot(y), the derivative by the scores."""
+        if dim != -1:  # fast where classes come first
+            return torch.softmax(scores.movedim(dim, 0), 0).movedim(0, dim).sub_(targets)
         return torch.softmax(scores, dim).sub_(targets)

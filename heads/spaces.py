@@ -1,5 +1,6 @@
 """Where the exact solver's unknown lives: coefficients of the rows, or the weights themselves."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -8,24 +9,26 @@ from torch import Tensor
 from heads.projection import sum_over
 from heads.rows import row_norms
 
-CHUNK = 1 << 21  # numbers of x that are held in float64 at a time
+CHUNK = 1 << 21  # numbers of x of whole users that are held in float64 at a time
+BLOCK = 1 << 18  # numbers of x that are used twice while they are in the cache
+Part = tuple[slice, slice, slice]  # of (users, K, n)
+Slope = Callable[[Tensor, Part], Tensor]  # scores of a part -> what is pulled back through its rows
 
 
 class Space(Protocol):
-    """Where the unknown V lives: V = W, or V = A with W = XᵀA."""
+    """Where the unknown V lives: V = Wᵀ, or V = Aᵀ with W = XᵀA.
 
-    shape: tuple[int, ...]  # (users, rows of V)
+    Classes come before rows everywhere: so softmax is fast, and products are.
+    """
+
+    width: int  # V is (users, K, width)
 
     def row_norms(self) -> Tensor:
         """(users · n,) float64 norms ‖x‖ of all rows, one user after the other."""
         ...
 
-    def scores(self, v: Tensor) -> Tensor:
-        """XW, (users, n, K), in v's precision."""
-        ...
-
-    def pull(self, residual: Tensor) -> Tensor:
-        """V of Xᵀ residual, in its precision."""
+    def sweep(self, v: Tensor, slope: Slope) -> Tensor:
+        """V of Xᵀ slope(XW), of v's shape and precision."""
         ...
 
     def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -49,36 +52,36 @@ class Gram:
     """V = A: everything after G = XXᵀ, computed once in float64, is n x n."""
 
     def __init__(self, x: Tensor) -> None:
-        self.x, self.shape = x, tuple(x.shape[:2])
+        self.x, self.width = x, x.shape[1]
         self.gram = x.new_empty(*x.shape[:2], x.shape[1], dtype=torch.float64)
         for part in _parts(x):
             rows = x[part].double()
             torch.bmm(rows, rows.mT, out=self.gram[part])
         self.narrow = self.gram.to(x.dtype)
-        self.lengths = self.gram.diagonal(dim1=1, dim2=2).sqrt()[..., None]
+        self.lengths = self.gram.diagonal(dim1=1, dim2=2).sqrt()[:, None]
 
     def row_norms(self) -> Tensor:
         """(users · n,) float64 norms ‖x‖ of all rows, one user after the other."""
         return self.lengths.flatten()
 
     def scores(self, v: Tensor) -> Tensor:
-        """(users, n, K) scores XW of all rows, in v's precision."""
-        return (self.narrow if v.dtype == self.narrow.dtype else self.gram) @ v
+        """(users, K, n) scores of all rows, in v's precision."""
+        return v @ (self.narrow if v.dtype == self.narrow.dtype else self.gram)
 
-    def pull(self, residual: Tensor) -> Tensor:
-        """(users, *, K) V of the weights Xᵀ residual, in the residual's precision."""
-        return residual
+    def sweep(self, v: Tensor, slope: Slope) -> Tensor:
+        """(users, K, n) V of the weights Xᵀ slope(XW): the slope itself."""
+        return slope(self.scores(v), (slice(None), slice(None), slice(None)))
 
     def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
         """⟨V, GV⟩ and what cancelling down from (Σ‖vᵢ‖‖xᵢ‖)² may have lost in float64."""
-        lost = (sum(self.x.shape[1:]) + v.shape[2] + 8) * 2.0**-52
+        lost = (sum(self.x.shape[1:]) + v.shape[1] + 8) * 2.0**-52
         found = sum_over(v * self.scores(v), dims).clamp(min=0)
         return found + lost * self.spread(v, dims).square()
 
     def spread(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """(users, 1, 1 or K) Σ‖vᵢ‖‖xᵢ‖: what ‖W‖ would be if no rows pulled against others."""
-        lengths = v.abs() if dims == (-2,) else torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-        return (lengths * self.lengths.to(v.dtype)).sum(-2, keepdim=True)
+        """(users, 1 or K, 1) Σ‖vᵢ‖‖xᵢ‖: what ‖W‖ would be if no rows pulled against others."""
+        lengths = v.abs() if dims == (-1,) else torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+        return (lengths * self.lengths.to(v.dtype)).sum(-1, keepdim=True)
 
     def top(self) -> Tensor:
         """(Σ λ⁴)^¼ ≥ λ_max, from ‖G²‖_F."""
@@ -86,47 +89,37 @@ class Gram:
 
     def weights(self, v: Tensor) -> Tensor:
         """(users, d, K) weights W of float64 V, of x's type."""
-        weights = self.x.new_empty(v.shape[0], v.shape[2], self.x.shape[2])
+        weights = self.x.new_empty(*v.shape[:2], self.x.shape[2])
         for part in _parts(self.x):
-            weights[part] = v[part].mT @ self.x[part].double()
+            weights[part] = v[part] @ self.x[part].double()
         return weights.mT
 
 
 class Weights:
-    """V = W: the weights themselves, for users with at least as many rows as columns."""
+    """V = Wᵀ: the weights themselves, for users with at least as many rows as columns."""
 
     def __init__(self, x: Tensor) -> None:
-        self.x, self.shape = x, (x.shape[0], x.shape[2])
+        self.x, self.width = x, x.shape[2]
 
     def row_norms(self) -> Tensor:
         """(users · n,) float64 norms ‖x‖ of all rows, one user after the other."""
         return row_norms(self.x)
 
-    def scores(self, v: Tensor) -> Tensor:
-        """(users, n, K) scores XW of all rows, in v's precision."""
-        v = v.mT.contiguous().mT  # each class in one piece: narrow products are 1.7 times as fast
-        if v.dtype == self.x.dtype:
-            return self.x @ v
-        scores = v.new_empty(*self.x.shape[:2], v.shape[2])
+    def sweep(self, v: Tensor, slope: Slope) -> Tensor:
+        """(users, K, d) Xᵀ slope(XW): every row is used twice while it is in the cache."""
+        pulled = torch.zeros_like(v)
         for users, rows in _row_parts(self.x):
-            scores[users, rows] = self.x[users, rows].double() @ v[users]
-        return scores
-
-    def pull(self, residual: Tensor) -> Tensor:
-        """(users, *, K) V of the weights Xᵀ residual, in the residual's precision."""
-        if residual.dtype == self.x.dtype:
-            return (residual.mT @ self.x).mT
-        pulled = residual.new_zeros(self.x.shape[0], residual.shape[2], self.x.shape[2])
-        for users, rows in _row_parts(self.x):
-            pulled[users] += residual[users, rows].mT @ self.x[users, rows].double()
-        return pulled.mT
+            block = self.x[users, rows].to(v.dtype)
+            moved = slope(v[users] @ block.mT, (users, slice(None), rows))
+            pulled[users].baddbmm_(moved, block)
+        return pulled
 
     def norm2(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """(users, 1, 1 or K) ‖V‖² over dims: a sum of squares loses nothing."""
+        """(users, 1 or K, 1) ‖V‖² over dims: a sum of squares loses nothing."""
         return sum_over(v.square(), dims)
 
     def spread(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """(users, 1, 1 or K) ‖W‖ over dims: nothing cancels on the way to it."""
+        """(users, 1 or K, 1) ‖W‖ over dims: nothing cancels on the way to it."""
         return self.norm2(v, dims).sqrt()
 
     def top(self) -> Tensor:
@@ -137,16 +130,16 @@ class Weights:
 
     def weights(self, v: Tensor) -> Tensor:
         """(users, d, K) weights W of float64 V, of x's type."""
-        return v.to(self.x.dtype)
+        return v.to(self.x.dtype).mT
 
 
-def _parts(x: Tensor) -> list[slice]:
-    """Slices of users that fit `CHUNK` numbers, at least one user each."""
-    step = max(1, CHUNK // (x.shape[1] * x.shape[2]))
+def _parts(x: Tensor, size: int = CHUNK) -> list[slice]:
+    """Slices of users that fit `size` numbers, at least one user each."""
+    step = max(1, size // (x.shape[1] * x.shape[2]))
     return [slice(start, start + step) for start in range(0, x.shape[0], step)]
 
 
 def _row_parts(x: Tensor) -> list[tuple[slice, slice]]:
-    """Slices of users and rows that fit `CHUNK` numbers."""
-    rows = max(1, CHUNK // x.shape[2])
-    return [(u, slice(r, r + rows)) for u in _parts(x) for r in range(0, x.shape[1], rows)]
+    """Slices of users and rows that fit `BLOCK` numbers."""
+    rows, users = max(1, BLOCK // x.shape[2]), _parts(x, BLOCK)
+    return [(u, slice(r, r + rows)) for u in users for r in range(0, x.shape[1], rows)]

@@ -6,7 +6,15 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, default_tolerance, exact, fit_exact
+from heads import (
+    Head,
+    HuberSVMHead,
+    LogisticHead,
+    SoftmaxHead,
+    default_tolerance,
+    descent,
+    fit_exact,
+)
 
 CLASSES = 3
 MAKE = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
@@ -167,7 +175,7 @@ def test_a_tolerance_that_cannot_be_certified_is_refused(tolerance: float) -> No
 
 @each_shape
 def test_a_missed_tolerance_raises(monkeypatch: pytest.MonkeyPatch, n: int, dim: int) -> None:
-    monkeypatch.setattr(exact, "_iteration_cap", lambda head, tau: 1)
+    monkeypatch.setattr(descent, "iteration_cap", lambda head, tau: 1)
     head = SoftmaxHead(num_classes=CLASSES, l2_reg=1e-4, clip_norm=1.0)
     x, y = rows(n, dim, 1.0)
     with pytest.raises(ArithmeticError, match=r"missed its tolerance .* nothing may be released"):
@@ -176,7 +184,7 @@ def test_a_missed_tolerance_raises(monkeypatch: pytest.MonkeyPatch, n: int, dim:
 
 def test_a_finer_tolerance_allows_more_iterations() -> None:
     head = SoftmaxHead(num_classes=CLASSES, l2_reg=1e-4, clip_norm=1.0)
-    assert exact._iteration_cap(head, 1e-5) < exact._iteration_cap(head, 1e-8)
+    assert descent.iteration_cap(head, 1e-5) < descent.iteration_cap(head, 1e-8)
 
 
 @pytest.mark.parametrize(("n", "dim"), [(6, 40), (40, 6)])

@@ -39,14 +39,14 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)  # under autocast only
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        x, weight = x.permute(0, 2, 3, 1).contiguous(), weight.permute(2, 3, 1, 0).contiguous()
+        x, weight = (of.permute(0, 2, 3, 1).contiguous() for of in (x, weight))
         ctx.save_for_backward(x, weight)
         ctx.stride = stride
         n, h, w, _ = x.shape
-        y = x.new_zeros(n, -(-h // stride), -(-w // stride), weight.shape[-1])
+        y = x.new_zeros(n, -(-h // stride), -(-w // stride), len(weight))
         for a, b, row, columns, i, j in _parts(h, w, stride):
             near = x[:, row, columns].flatten(1)
-            y[:, a, b].addmm_(near, weight[i, j].flatten(0, 1))
+            y[:, a, b].addmm_(near, weight[:, i, j].flatten(1).T)
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -59,9 +59,9 @@ class _Convolution(torch.autograd.Function):
         to_x, to_weight = torch.zeros_like(x), torch.zeros_like(weight)
         for a, b, row, columns, i, j in _parts(x.shape[1], x.shape[2], ctx.stride):
             here, near = grad[:, a, b], x[:, row, columns].flatten(1)
-            to_x[:, row, columns].flatten(1).addmm_(here, weight[i, j].flatten(0, 1).T)
-            to_weight[i, j].flatten(0, 1).addmm_(near.T, here)
-        return to_x.permute(0, 3, 1, 2), to_weight.permute(3, 2, 0, 1), None
+            to_x[:, row, columns].flatten(1).addmm_(here, weight[:, i, j].flatten(1))
+            to_weight[:, i, j].flatten(1).addmm_(here.T, near)
+        return to_x.permute(0, 3, 1, 2), to_weight.permute(0, 3, 1, 2), None
 
 
 def _parts(h: int, w: int, stride: int) -> Iterator[Part]:

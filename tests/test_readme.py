@@ -20,7 +20,10 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md"]
 MOST_WORDS = 900
 ROOMS = ("embed", "heads", "pretrain")
-FEDERATION = ("join", "init", "start", "status", "renew")
+FEDERATION = (
+    *("join", "init", "start", "status", "renew"),
+    *("window", "adder", "report", "collect"),
+)
 LEDGER = ("show", "reserve", "spend", "limit")
 SIMULATION = (
     "run",

@@ -2,7 +2,8 @@
 
     python tests/benchmarks/load_shares.py
     python tests/benchmarks/load_shares.py --reports 25000 50000 100000 --kills 30 \
-        --write results/secure_sum/service.json
+        --held 1000000 --write results/secure_sum/service.json
+    python tests/benchmarks/load_shares.py --reports 5000 --line-users 1 --tls --kills 0
 
 Every adder is `blind-averaging federation adder` in a process of its own; clients are processes
 that make the reports of class sums of one row, (1 + q) K numbers with noise, and send them. One in
@@ -11,8 +12,9 @@ two hundred reaches the adders of seeds only (left out). Adders are killed (SIGK
 moments all through, and all of them between two openings.
 
 Seconds of CPU: of the adders with all their restarts; of the clients making reports, apart from
-sending them. What m reports cost is fitted as a + b m over the sizes, without kills in a restart's
-share: `restart_seconds` tells that.
+sending them. What m reports cost is fitted as a + b m over the runs without kills. With `--held`,
+adders are started that hold so many reports already, written to their disks as they write them,
+and open them: the time to start, to open, and the memory of that many are measured, not fitted.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import platform
 import random
 import secrets
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -40,15 +43,17 @@ from numpy.typing import NDArray
 
 from pretrain.cli.output import new_file
 from train_distributed.flower.adder_client import Adders
+from train_distributed.flower.documents.certificates import CA, write_certificates
 from train_distributed.flower.documents.party import read_private, write_party
+from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.documents.window_file import ROLL, WINDOW, WindowFile
 from train_distributed.flower.transport.processes import free_port
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.reports import make_report, message_bytes
+from train_distributed.secure_sum.holdings import Holdings
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
+from train_distributed.secure_sum.reports import Part, make_report, message_bytes
 from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Window
 
-CHUNK = 128  # users of one line at once, as behind a gateway
 GRID, NOISE = 2.0**12, 34.0  # steps in the length of a row, and of one user's noise
 AGAIN, SECOND, HALF_WAY = 100, 1000, 200  # one user in so many
 progress: "Synchronized[int] | None" = None  # of a client process
@@ -79,17 +84,24 @@ class Sent:
     left_out: int = 0
 
 
-def client(place: Path, users: range, components: int, classes: int) -> Sent:
-    """Makes and sends the reports of some users."""
-    file = WindowFile.load(place)
-    sent = Sent(np.zeros(file.window.dimension, np.uint64))
-    with Adders(file.window, file.addresses, patience=120.0) as adders:
-        for start in range(0, len(users), CHUNK):
-            _chunk(adders, file.window, users[start : start + CHUNK], (components, classes), sent)
-            assert progress is not None
-            with progress.get_lock():
-                progress.value += len(users[start : start + CHUNK])
+def client(folder: Path, users: range, shape: tuple[int, int], line_users: int) -> Sent:
+    """Makes and sends the reports of some users, of so many on one line to each adder."""
+    file = WindowFile.load(folder / WINDOW)
+    sent, tls = Sent(np.zeros(file.window.dimension, np.uint64)), authorities(folder)
+    for start in range(0, len(users), line_users):
+        some = users[start : start + line_users]
+        with Adders(file.window, file.addresses, tls, patience=120.0) as adders:
+            _chunk(adders, file.window, some, shape, sent)
+        assert progress is not None
+        with progress.get_lock():
+            progress.value += len(some)
     return sent
+
+
+def authorities(folder: Path) -> ssl.SSLContext | None:
+    """Where the adders have TLS, what their certificate is checked with."""
+    ca = folder / "tls" / CA
+    return ssl.create_default_context(cafile=str(ca)) if ca.exists() else None
 
 
 def _chunk(
@@ -156,12 +168,12 @@ class Process:
 
 
 def set_up(
-    folder: Path, options: argparse.Namespace, users: int
+    folder: Path, options: argparse.Namespace, roll: bytes
 ) -> tuple[WindowFile, list[Process]]:
     """Keys, roll, window; adders that run."""
     names = range(FIRST_SERVER, FIRST_SERVER + options.adders)
     keys = {name: write_party(folder / f"adder{name - FIRST_SERVER}") for name in names}
-    roll = b"".join(keys_of(user).public.verifying for user in range(users))
+    users = len(roll) // KEY_BYTES
     window = Window(
         nonce=secrets.token_bytes(32),
         dimension=(1 + options.components) * options.classes,
@@ -176,23 +188,28 @@ def set_up(
     file = WindowFile(window=window, addresses={name: ("127.0.0.1", free_port()) for name in names})
     file.save(folder / WINDOW)
     (folder / ROLL).write_bytes(roll)
+    if options.tls:
+        (folder / "tls").mkdir()
+        write_certificates(folder / "tls", ["127.0.0.1"])
     processes = []
     for name in names:
         own = folder / f"adder{name - FIRST_SERVER}"
         words = f"federation adder --folder {own} --window {folder}"
         words += f" --processes {options.processes}"
+        words += f" --tls {folder / 'tls'}" if options.tls else ""
         command = [sys.executable, "-m", "train_distributed", *words.split()]
         processes.append(Process(command, folder / f"{own.name}.log", file.addresses[name]))
-    for process in processes:
-        process.start()
     return file, processes
 
 
 def measure(options: argparse.Namespace, users: int, kills: int) -> dict[str, Any]:
     """One window."""
     folder = Path(tempfile.mkdtemp(prefix="load-shares-", dir=options.folder))
-    file, processes = set_up(folder, options, users)
+    roll = b"".join(keys_of(user).public.verifying for user in range(users))
+    file, processes = set_up(folder, options, roll)
     try:
+        for process in processes:
+            process.start()
         return _measured(options, folder, file, processes, users, kills)
     finally:
         for process in processes:
@@ -218,7 +235,7 @@ def _measured(
     ) as pool:
         slices = [range(part, users, options.clients) for part in range(options.clients)]
         shape = (options.components, options.classes)
-        work = [pool.submit(client, folder / WINDOW, each, *shape) for each in slices]
+        work = [pool.submit(client, folder, each, shape, options.line_users) for each in slices]
         moments = sorted(rng.randrange(users) for _ in range(kills))
         while moments and not any(each.done() and each.exception() for each in work):
             if counter.value >= moments[0] or all(each.done() for each in work):
@@ -231,7 +248,7 @@ def _measured(
     taken = time.monotonic() - start
     loads.append(os.getloadavg()[0])
     operator = read_private(folder / "adder0")
-    with Adders(file.window, file.addresses) as adders:
+    with Adders(file.window, file.addresses, authorities(folder)) as adders:
         told = adders.status(operator)
         start = time.monotonic()
         opened = adders.open(operator)
@@ -248,10 +265,6 @@ def _measured(
     exact = exact and np.array_equal(again.total, expected) and again.users == opened.users
     if not exact:
         raise RuntimeError(f"the sum of {users} reports is wrong, adders say {told}")
-    state = [
-        sum(f.stat().st_size for f in folder.glob(f"adder{j}/state/*/*"))
-        for j, _ in enumerate(processes)
-    ]
     return {
         "enrolled": users,
         "reports_in_the_sum": len(acknowledged),
@@ -270,8 +283,53 @@ def _measured(
             float(np.mean([s for p in processes for s in p.restarts])), 3
         ),
         "restart_seconds_last": [round(p.restarts[-1], 3) for p in processes],
-        "state_bytes": state,
+        "state_bytes": state_bytes(folder, len(processes)),
         "load_average": [round(load, 2) for load in loads],
+    }
+
+
+def state_bytes(folder: Path, adders: int) -> list[int]:
+    """Of each adder's state on its disk."""
+    states = [folder.glob(f"adder{j}/state/*/*") for j in range(adders)]
+    return [sum(file.stat().st_size for file in state) for state in states]
+
+
+def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
+    """What adders take that are started with so many reports on their disks, and open them."""
+    folder = Path(tempfile.mkdtemp(prefix="load-shares-", dir=options.folder))
+    file, processes = set_up(folder, options, os.urandom(KEY_BYTES * users))
+    enrolled, found = file.enrolled(folder), []
+    try:
+        for adder, process in zip(sorted(file.window.servers), processes, strict=True):
+            own = folder / f"adder{adder - FIRST_SERVER}"
+            number = f"adder{adder - FIRST_SERVER}"
+            state = party_state(file.window.digest, number, own / "state")
+            holdings = Holdings(state, enrolled, adder)
+            size = 32 if adder < file.window.last else 0  # of a seed
+            for start in range(0, users, 10_000):
+                some = range(start, min(users, start + 10_000))
+                parts = [Part(u, os.urandom(16), os.urandom(32), os.urandom(size)) for u in some]
+                holdings.add(parts, holdings.total * 0, time.time())
+            holdings.close_file()
+            process.start()
+        with Adders(file.window, file.addresses, authorities(folder)) as adders:
+            start = time.monotonic()
+            opened = adders.open(read_private(folder / "adder0"))
+            opening = time.monotonic() - start
+        assert len(opened.users) == users
+        sizes = state_bytes(folder, len(processes))
+        for process in processes:
+            process.kill()
+            found.append((process.restarts[0], process.cpu, process.peak_kb / 1024))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return {
+        "reports": users,
+        "start_seconds": [round(start, 2) for start, _, _ in found],
+        "cpu_seconds_of_start_and_opening": [round(cpu, 2) for _, cpu, _ in found],
+        "peak_mb": [round(peak, 1) for _, _, peak in found],
+        "seconds_opening": round(opening, 2),
+        "state_bytes": sizes,
     }
 
 
@@ -305,12 +363,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30, help="of adders, in the largest run")
     parser.add_argument("--clients", type=int, default=2, help="processes that send")
     parser.add_argument("--processes", type=int, default=1, help="of each adder")
+    parser.add_argument("--line-users", type=int, default=128, help="that share a connection")
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--held", type=int, help="start adders that hold so many reports")
     parser.add_argument("--folder", type=Path, help="for the adders' disks; a temporary one")
     parser.add_argument("--write", type=Path, help="JSON file for the table")
     options = parser.parse_args()
     largest = max(options.reports)
     runs = []
-    for users, kills in [*((u, 0) for u in sorted(options.reports)), (largest, options.kills)]:
+    sizes = [(users, 0) for users in sorted(options.reports)]
+    for users, kills in sizes + [(largest, options.kills)] * (options.kills > 0):
         runs.append(measure(options, users, kills))
         print(json.dumps(runs[-1]), flush=True)
     names = range(FIRST_SERVER, FIRST_SERVER + options.adders)
@@ -341,6 +403,9 @@ def main() -> None:
     }
     if len(options.reports) > 1:
         table["fit"] = extrapolated([run for run in runs if not run["kills"]])
+    if options.held:
+        table["held"] = held(options, options.held)
+        print(json.dumps(table["held"]), flush=True)
     print(json.dumps(table.get("fit", {}), indent=1))
     if options.write:
         with new_file(options.write) as partial:

@@ -17,6 +17,7 @@ from train_distributed.secure_sum.adder import (
     COMMIT,
     DONE,
     OPEN,
+    SHUT,
     STATUS,
     answer_bytes,
     write_order,
@@ -61,6 +62,18 @@ class Adders:
     def __exit__(self, *error: object) -> None:
         for adder in list(self._lines):
             self._drop(adder)
+
+    def connect(self) -> None:
+        """Has an answer of each, before anything is drawn that would be lost if they were gone.
+
+        Raises:
+            ConnectionError: an adder is gone for too long.
+            ValueError: it takes no reports any more, or not yet.
+        """
+        for adder in sorted(self._window.servers):
+            (answer,) = self._asked(adder, [REPORT])  # which is none, and refused
+            if answer.startswith(SHUT):
+                raise ValueError(f"{self._call(adder)} refuses: {safe(answer[1:])}")
 
     def report(self, reports: Mapping[int, Mapping[int, bytes]]) -> dict[int, str]:
         """Delivers reports to all adders.

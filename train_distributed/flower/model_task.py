@@ -265,8 +265,9 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
         raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
     sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
     parts = parts_of(method, sizes, terms.privacy, federation.certain)
-    zeta = zeta_of(parts, sizes)
-    integers = [Integers.of(part.submission, part.guarantee, sizes, zeta) for part in parts]
+    bits = terms.word_bits
+    zeta = zeta_of(parts, sizes, bits)
+    integers = [Integers.of(part.submission, part.guarantee, sizes, zeta, bits) for part in parts]
     (first, own), *further = zip(parts, integers, strict=True)
     of_rounds = further[0] if further else None
     return ModelTask(federation, terms, transform, method, first.guarantee, own, of_rounds)

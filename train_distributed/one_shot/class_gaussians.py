@@ -15,7 +15,8 @@ DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
 LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
 LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
-SURE = 2.0  # standard deviations of the noise that it may be above its mean
+SCORING_STEPS, CONVERGED = 50, 1e-12
+SURE = 2.0  # standard deviations that a variance must be above 0
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
 
@@ -144,33 +145,47 @@ def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: 
 
 
 def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
-    """(q, q) W_pub moved towards a noised W as far as James and Stein do, and room for the noise.
+    """(q, q) posterior mean of W under a prior around the public one, and room for its noise.
 
     Private rows may scatter less or more than public ones by one factor, `fitted_size`, which is
-    known long before single entries are: W_pub stands for its multiple from here on. Of the
-    difference D = W − W_pub the share k = (1 − n/‖D‖²)₊ is kept, what of ‖D‖² is not noise (Ledoit
-    and Wolf 2004). Noise has n = s² q (q + 1) on average with standard deviation 2 s² √(q (q + 1)),
-    and `SURE` of these count as noise too: what chance leaves of it would hide W_pub. Eigenvalues
-    below 0 become 0, then all rise by 2 k s √q, the largest of the noise that is kept (Wigner),
-    since directions that it made narrow would be weighed most.
+    known long before single entries are: W_pub stands for its multiple from here on.
+
+    In the eigenbasis of W_pub the entry (i, j) of W − W_pub is taken for N(0, v √(w_i w_j)), which
+    lies between a difference that is alike everywhere and one in proportion to W_pub. It is kept by
+    k_i k_j with k_i² = v w_i/(v w_i + s²), a product that leaves a covariance positive as far as
+    noise does. v is of maximum likelihood less `SURE` of its standard
+    deviations: what chance makes of it would hide W_pub. Eigenvalues below 0 become 0, then row i
+    is raised by the edge of the spectrum of the noise that it keeps, 2 √(Σ_j (k_i k_j s)²), which
+    is 2 k² s √q where all k are alike (Wigner): directions that noise made narrow would be weighed
+    most.
 
     Args:
         public: (q, q) W_pub, positive definite.
         noised: (q, q) W with independent N(0, s²) in every entry, 2s² on the diagonal.
         noise: s.
     """
-    dim = len(public)
     values, vectors = torch.linalg.eigh(public)
-    ratios = (vectors.T @ noised @ vectors).diagonal() / values
-    public = fitted_size(ratios, 2 * (noise / values).square()) * public
-    difference = noised - public
-    energy = float(difference.square().sum())
-    entries = dim * (dim + 1)
-    by_chance = noise**2 * (entries + SURE * 2 * math.sqrt(entries))
-    kept = max(0.0, 1 - by_chance / energy) if energy else 0.0
-    values, vectors = torch.linalg.eigh(public + kept * difference)
-    values = values.clamp(min=0) + 2 * kept * noise * math.sqrt(dim)
-    return vectors * values @ vectors.T
+    rotated = vectors.T @ noised @ vectors
+    values = fitted_size(rotated.diagonal() / values, 2 * (noise / values).square()) * values
+    scale = torch.outer(values, values) ** 0.25
+    difference = (rotated - torch.diag(values)) / scale
+    variance = (noise / scale).square()
+    squares = difference.square()
+    found = fitted_scale(squares - torch.diag(squares.diagonal() / 2), variance)
+    tiny = torch.finfo(torch.float64).tiny
+    unsure = 2 / float((found + variance).clamp(min=1e-150).pow(-2).sum().sqrt())
+    found = max(0.0, found - SURE * unsure)
+    kept = (found / (found + variance.diagonal()).clamp(min=tiny)).sqrt()
+    kept = torch.outer(kept, kept)
+    moved = positive(torch.diag(values) + kept * difference * scale)
+    room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
+    return vectors @ (moved + torch.diag(room)) @ vectors.T
+
+
+def positive(symmetric: Tensor) -> Tensor:
+    """(q, q) with negative eigenvalues made 0."""
+    values, vectors = torch.linalg.eigh(symmetric)
+    return vectors * values.clamp(min=0) @ vectors.T
 
 
 def fitted_size(ratios: Tensor, noise: Tensor) -> float:
@@ -189,6 +204,24 @@ def fitted_size(ratios: Tensor, noise: Tensor) -> float:
     believed = 1 / (1 + uncertain)
     mean = 1 + believed * (float(weight @ ratios) - 1)
     return max(mean, believed * math.sqrt(uncertain), LEAST_SIZE)
+
+
+def fitted_scale(squares: Tensor, noise: Tensor) -> float:
+    """v >= 0 of maximum likelihood for entries N(0, v + noise) whose squares are given.
+
+    By Fisher scoring, where every entry weighs 1/(v + noise)².
+
+    Args:
+        squares: of the entries, any shape.
+        noise: variance of the noise in each.
+    """
+    found = float(squares.mean())
+    for _ in range(SCORING_STEPS):
+        weight = 1 / (found + noise).clamp(min=1e-150).square()
+        before, found = found, max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
+        if abs(found - before) <= CONVERGED * before:
+            break
+    return found
 
 
 def conditioned(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:

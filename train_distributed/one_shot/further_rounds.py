@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.class_gaussians import Gaussians
+from train_distributed.one_shot.class_gaussians import Gaussians, fitted_scale
 from train_distributed.one_shot.users import Chunk
 
 FIRST_SHARE = 0.5  # of μ², spent by the first sum; these two were chosen on public classes
@@ -27,7 +27,6 @@ SHORTER = 4.0  # times, by which steps become shorter after one that overshot
 DRAWN = 4000  # rows from the Gaussian model, to average the Hessian over
 LEAST_CURVATURE = 1e-9  # of a direction, over the largest; less is taken for none
 LARGEST_WEIGHT = 1e100  # products with rows stay finite
-SCORING_STEPS, CONVERGED = 50, 1e-12  # of the fit of v
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64
 
 
@@ -212,21 +211,3 @@ def _kept(whitened: Tensor, noise: Tensor, live: Tensor) -> Tensor:
     scale = fitted_scale(whitened[live].square(), noise[live])
     least = torch.finfo(torch.float64).tiny
     return torch.where(live, scale / (scale + noise).clamp(min=least), 0.0)
-
-
-def fitted_scale(squares: Tensor, noise: Tensor) -> float:
-    """v >= 0 of maximum likelihood for entries N(0, v + noise) whose squares are given.
-
-    By Fisher scoring, where every entry weighs 1/(v + noise)².
-
-    Args:
-        squares: of the entries, any shape.
-        noise: variance of the noise in each.
-    """
-    found = float(squares.mean())
-    for _ in range(SCORING_STEPS):
-        weight = 1 / (found + noise).clamp(min=1e-150).square()
-        before, found = found, max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
-        if abs(found - before) <= CONVERGED * before:
-            break
-    return found

@@ -68,14 +68,14 @@ def round_dimension(method: Method) -> int:
     return method.gradient.dimension if isinstance(method, Discriminant) and method.rounds else 0
 
 
-def zeta_of(parts: Sequence[Part], sizes: Tensor) -> float:
-    """ζ of all integer sums together, which each is to be planned with.
+def zeta_of(parts: Sequence[Part], sizes: Tensor, bits: int = 64) -> float:
+    """ζ of all integer sums together, of words of so many bits, which each is to be planned with.
 
     As planned alone; more noise for what the others cost only lowers it.
     """
     if len(parts) == 1:
         return 0.0  # its own is counted anyway
-    alone = [(Integers.of(p.submission, p.guarantee, sizes), p.times) for p in parts]
+    alone = [(Integers.of(p.submission, p.guarantee, sizes, bits=bits), p.times) for p in parts]
     return sum_up(zeta for own, times in alone for zeta in repeat(own.plan.zeta, times))
 
 

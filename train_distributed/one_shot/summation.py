@@ -99,11 +99,17 @@ class Integers:
 
     @classmethod
     def of(
-        cls, method: Submission, guarantee: Guarantee, sizes: Tensor, zeta: float = 0.0
+        cls,
+        method: Submission,
+        guarantee: Guarantee,
+        sizes: Tensor,
+        zeta: float = 0.0,
+        bits: int = 64,
     ) -> "Integers":
         """The grid, noise and encoding of a method for users of these sizes.
 
-        `zeta` is that of all sums which share the promise; see `integer_gaussian.plan`.
+        `zeta` is that of all sums which share the promise; see `integer_gaussian.plan`. `bits` are
+        those of a word in which the sum is taken: fewer of them, and the grid is coarser.
 
         Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
         on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around,
@@ -119,7 +125,7 @@ class Integers:
         rounded = guarantee.touched_users if rounds else 0
         if method.grid_powers is None:
             release = _plan(guarantee, method.dimension, rounded, None, zeta)
-            return Integers(release, release.fixed_point(bound, users), None)
+            return Integers(release, release.fixed_point(bound, users, bits), None)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
@@ -130,7 +136,7 @@ class Integers:
                     raise ValueError(
                         f"rows of a user must sum to at most 2^50 steps, got {bound / finest:.4g}"
                     )
-                code = FixedPoint(1.0, bound / finest, users, release.local_std / finest)
+                code = FixedPoint(1.0, bound / finest, users, release.local_std / finest, bits)
             except ValueError:
                 if exponent == GRID_EXPONENTS[-1]:
                     raise
@@ -187,10 +193,11 @@ class IntegerSum(Integers):
         guarantee: Guarantee,
         sizes: Tensor,
         zeta: float = 0.0,
+        bits: int = 64,
         sampler: NoiseSampler = discrete_gaussian,
     ) -> "IntegerSum":
         """The sum of `Integers.of` these; see there."""
-        made = Integers.of(method, guarantee, sizes, zeta)
+        made = Integers.of(method, guarantee, sizes, zeta, bits)
         least = guarantee.min_survivors
         return cls(made.plan, made.code, made.grid, guarantee.users, least, sampler)
 

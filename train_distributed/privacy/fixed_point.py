@@ -1,4 +1,4 @@
-"""Real numbers as 64-bit integers whose sum modulo 2^64 is the true sum.
+"""Real numbers as integers of 32 or 64 bits whose sum modulo 2^bits is the true sum.
 
 **No wrap-around.** Let every party submit `round(x / step)` with |x| ≤ bound, plus discrete
 Gaussian noise of standard deviation s = noise_std / step. The rounded values of at most w parties
@@ -6,11 +6,13 @@ sum to at most w (bound/step + 1/2) in absolute value. A discrete Gaussian is su
 its own parameter s² (Canonne, Kamath, Steinke 2020, Fact 16), so the noise of m ≤ w parties
 exceeds 12 s w with probability ≤ 2 exp(-(12 s w)² / (2 m s²)) ≤ 2 exp(-72 w) per coordinate. Where
 
-    w (bound/step + 1/2 + 12 s) < 2^63
+    w (bound/step + 1/2 + 12 s) < 2^(bits-1)
 
-the integer sum lies in [-2^63, 2^63) except with probability ≤ 2 d exp(-72 w) over d coordinates,
-and then the sum modulo 2^64, read as a signed integer, is the integer sum. Wrap-around would be
-wrong, never less private: reduction modulo 2^64 is post-processing.
+the integer sum lies in [-2^(bits-1), 2^(bits-1)) except with probability ≤ 2 d exp(-72 w) over d
+coordinates, and then the sum modulo 2^bits, read as a signed integer, is the integer sum.
+Wrap-around would be wrong, never less private: reduction modulo 2^bits is post-processing, and may
+come before the sum (of vectors, noise and masks) as well as after it. A vector is held modulo 2^64
+here; whoever sends it in narrower words reduces it (`secure_sum.reports`).
 
 **Exactness.** A power-of-two step makes `x / step` and `total * step` exact in float64 (within
 its range), so rounding moves each coordinate by at most half a step and nothing else does.
@@ -22,13 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-HALF_RANGE = 2.0**63
+WIDTHS = (32, 64)
 NOISE_MARGIN = 12  # standard deviations
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The map between real vectors and their integers modulo 2^64.
+    """The map between real vectors and their integers modulo 2^bits.
 
     Raises:
         ValueError: a field out of range, or the sum of all parties could wrap around.
@@ -38,6 +40,7 @@ class FixedPoint:
     bound: float  # largest |entry| that a party may encode, same unit as step
     parties: int  # w, the most vectors that are ever added
     noise_std: float = 0.0  # of one party's noise, added after encoding; same unit as step
+    bits: int = 64  # of a word in which sums are taken
 
     def __post_init__(self) -> None:
         for name, value, lowest in (
@@ -50,12 +53,14 @@ class FixedPoint:
                 raise ValueError(f"{name} must be finite and {rule}, got {value}")
         if self.parties < 1:
             raise ValueError(f"parties must be >= 1, got {self.parties}")
+        if self.bits not in WIDTHS:
+            raise ValueError(f"bits must be 32 or 64, got {self.bits}")
         largest = self.largest_sum
-        if not largest < HALF_RANGE:
+        if not largest < 2.0 ** (self.bits - 1):
             raise ValueError(
-                f"parties * (bound/step + 1/2 + {NOISE_MARGIN} noise_std/step) must be < 2^63, got "
-                f"{largest:.4g} for parties={self.parties}, bound={self.bound}, step={self.step}, "
-                f"noise_std={self.noise_std}"
+                f"parties * (bound/step + 1/2 + {NOISE_MARGIN} noise_std/step) must be < "
+                f"2^{self.bits - 1}, got {largest:.4g} for parties={self.parties}, "
+                f"bound={self.bound}, step={self.step}, noise_std={self.noise_std}"
             )
 
     @property

@@ -151,19 +151,20 @@ class IntegerRelease:
         """What each user's noise sampler is asked for: σ/g."""
         return self.local_std / self.step
 
-    def fixed_point(self, bound: float, parties: int) -> FixedPoint:
+    def fixed_point(self, bound: float, parties: int, bits: int = 64) -> FixedPoint:
         """The encoding that goes with this noise, where one step serves all coordinates.
 
         Args:
             bound: largest |entry| before noise, in the unit of the sensitivity.
             parties: w, the most users that are ever added.
+            bits: of a word of the sum.
 
         Raises:
             ValueError: the sum could wrap around, or the step differs by coordinate.
         """
         if np.ndim(self.step):
             raise ValueError(f"step must be one number, got shape {np.shape(self.step)}")
-        return FixedPoint(float(self.step), bound, parties, noise_std=self.local_std)
+        return FixedPoint(float(self.step), bound, parties, self.local_std, bits)
 
     def delta(self, epsilon: float) -> float:
         """δ(ε) = e^ζ δ_continuous(ε - 2ζ)."""

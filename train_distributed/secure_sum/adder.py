@@ -13,6 +13,7 @@ and gives the same; another set is refused for ever (`Opening`).
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -45,6 +46,7 @@ from train_distributed.secure_sum.window import Enrolled, Window
 from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, sender_of, write
 
 DONE, REFUSED = b"d", b"r"
+SHUT = REFUSED + OutOfOrder.__name__.encode()  # begins what any report is answered then
 STATUS, COMMIT, OPEN = b"s", b"c", b"o"
 OPERATOR = FIRST_SERVER
 _REFUSAL_BYTES = 400
@@ -83,23 +85,27 @@ class Adder:
             For each DONE and this adder's receipt, or REFUSED and why. A report that is held
             already is acknowledged again; another one of the same user is refused.
         """
-        answers: list[bytes | None] = [None] * len(requests)
-        waiting = list(range(len(requests)))
-        while waiting:  # of a user that is named twice, the second waits for the first's fate
-            batch: dict[int, int] = {}
-            for place in waiting:
-                user = self._named(requests[place])
-                if user is not None and self._holdings.held[user]:
+        answers = [b""] * len(requests)
+        rounds: list[dict[int, int]] = []  # of a user's messages the first, the second, ...
+        named: Counter[int] = Counter()
+        for place, request in enumerate(requests):
+            user = self._named(request, -1 - place)
+            if named[user] == len(rounds):
+                rounds.append({})
+            rounds[named[user]][user] = place
+            named[user] += 1
+        for batch in rounds:
+            fresh: list[int] = []
+            for user, place in batch.items():
+                if user >= 0 and self._holdings.held[user]:
                     answers[place] = self._again(user, requests[place])
                 else:
-                    batch.setdefault(-1 - place if user is None else user, place)
-            self._add([requests[place] for place in batch.values()], list(batch.values()), answers)
-            waiting = [place for place in waiting if answers[place] is None]
-        return [answer or b"" for answer in answers]
+                    fresh.append(place)
+            if fresh:
+                self._add([requests[place] for place in fresh], fresh, answers)
+        return answers
 
-    def _add(self, batch: list[bytes], places: list[int], answers: list[bytes | None]) -> None:
-        if not batch:
-            return
+    def _add(self, batch: list[bytes], places: list[int], answers: list[bytes]) -> None:
         now = self._clock()
         self._holdings.check_clock(now)
         closed = self._shut(now)
@@ -191,13 +197,13 @@ class Adder:
         out = np.flatnonzero(self._holdings.held & ~_bits(self._window, bitmap)).tolist()
         return streams(self._window, self._holdings.seeds(out))
 
-    def _named(self, request: bytes) -> int | None:
+    def _named(self, request: bytes, nobody: int) -> int:
         """The user that a request claims to be of, if there is such a user."""
         try:
             user = sender_of(request)
         except ProtocolError:
-            return None
-        return user if user in self._window.users else None
+            return nobody
+        return user if user in self._window.users else nobody
 
 
 def write_order(window: Window, what: bytes, commits: Sequence[bytes], keys: PrivateKeys) -> bytes:

@@ -72,9 +72,7 @@ class Holdings:
         self._window, self._path = window, directory / FILE
         make_durable(directory.resolve())
         with self._told():
-            self._file = sqlite3.connect(
-                self._path, timeout=0, isolation_level=None, check_same_thread=False
-            )
+            self._file = sqlite3.connect(self._path, timeout=0, isolation_level=None)
         try:
             with self._told():
                 self._lock()

@@ -146,6 +146,26 @@ def test_a_sum_that_could_wrap_around_is_refused():
         IntegerSum.of(method, guarantee, sizes)
 
 
+def test_narrower_words_take_a_coarser_grid_and_no_less_noise():
+    """With 32 bits, 100,000 users of one row: the finest grid whose sum fits, noise and all."""
+    method, _, _ = parts("class-sums")
+    sizes = torch.ones(100_000, dtype=torch.int64)
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5), min_survivors=80_000)
+    wide, narrow = (Integers.of(method, guarantee, sizes, bits=bits) for bits in (64, 32))
+    assert (wide.code.bits, narrow.code.bits) == (64, 32)
+    assert wide.grid is not None
+    assert narrow.grid is not None
+    assert narrow.code.largest_sum < 2**31 <= wide.code.largest_sum
+    assert narrow.local_std >= wide.local_std
+    finer = method.entry_bound(1) / (narrow.grid / 2) * 100_000
+    noise = 12 * narrow.local_std / (narrow.grid / 2) * 100_000
+    assert finer + noise > 0.99 * 2**31  # half of it would not have fitted
+    assert narrow.plan.delta(1.0) <= 1e-5
+    many = torch.full((100_000,), 2**12)
+    with pytest.raises(ValueError, match=r"must be < 2\^31, got"):
+        Integers.of(method, Guarantee.of(many, method, Privacy(1.0, 1e-5)), many, bits=32)
+
+
 @pytest.mark.parametrize("name", ["class-sums", "least-squares"])
 def test_one_user_with_many_rows_sends_the_exact_sum(name: str):
     """Float64 would round 40,000 products of 2^40 steps, by more than the sensitivity allows for.

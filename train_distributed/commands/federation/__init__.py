@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
@@ -116,6 +117,8 @@ class Init:
     """Users that may collude with the server (`secagg`), or with one (`shares-replicated`)."""
     dropout_fraction: float = 0.2
     """Users that may drop out (`secagg`)."""
+    word_bits: Literal[32, 64] = 64
+    """Of the numbers in which a model's sum is taken: with 32 the grid is coarser."""
     model: Path | None = None
     """Directory of a released model, instead of a transform: it is evaluated on the rows that the
     parties held out and counted with `join --held-out`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,9 @@ def add(options: "Add") -> None:
         machine = Adder(enrolled, adder, keys, holdings, check=check)
         log.say(f"adder {number} of window {window.digest.hex()[:16]}, {holdings.count} reports")
         ready = partial(_ready, log)
-        asyncio.run(serve(machine, enrolled, host, port, tls, ready))
+        with suppress(KeyboardInterrupt):
+            asyncio.run(serve(machine, enrolled, host, port, tls, ready))
+        log.say(f"ended with {holdings.count} reports; started again, it goes on")
 
 
 def _ready(log: RunLog, port: int) -> None:

@@ -29,6 +29,7 @@ from train_distributed.secure_sum.keys import PrivateKeys
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Start
+    from train_distributed.commands.federation.window import Collect
 
 SPARE = 1 << 20  # bytes of a model's directory beside its numbers
 MODEL = "model"
@@ -54,13 +55,13 @@ def run_session(start: "Start") -> int:
         raise ValueError(f"port must be from 1 to 65535, got {port}")
     agreed = folder / agreed_file(federation.task)
     task = task_of(federation, agreed)
-    keys = _own_keys(folder, federation)
+    keys = own_keys(folder, federation)
     check_server(folder / TLS)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + agreed.stat().st_size + SPARE
     operation = _operation(start, port, folder, task, keys, log)
-    opening = _Opening.of(start, folder, task)
+    opening = NextSum.of(start, folder, task)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opening.reserve()
@@ -80,7 +81,7 @@ def run_session(start: "Start") -> int:
 
 
 @dataclass(frozen=True)
-class _Opening:
+class NextSum:
     """The next sum that this operator opens, and the ledger that counts it.
 
     One that no model came of is the next one still: the operator has learned nothing by it. What
@@ -91,7 +92,9 @@ class _Opening:
     entry: Entry
 
     @classmethod
-    def of(cls, start: "Start", folder: Path, task: ModelTask | EvaluationTask) -> "_Opening":
+    def of(
+        cls, start: "Start | Collect", folder: Path, task: ModelTask | EvaluationTask
+    ) -> "NextSum":
         """The first one that is not spent."""
         federation, privacy = task.federation, task.guarantee.privacy
         digest = federation.digest.hex()
@@ -169,7 +172,12 @@ def _facts(federation: Federation, told: Log) -> Facts:
     )
 
 
-def _own_keys(folder: Path, federation: Federation) -> PrivateKeys:
+def own_keys(folder: Path, federation: Federation) -> PrivateKeys:
+    """The operator's, which are those of its computation server.
+
+    Raises:
+        ValueError: others than the federation says.
+    """
     keys = read_private(folder)
     if public_keys(keys.public) != federation.servers[0]:
         raise ValueError(f"keys in {folder} must be the operator's in {FEDERATION}, are others")

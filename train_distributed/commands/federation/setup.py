@@ -127,6 +127,7 @@ def _agreed(
         ("class_names", init.class_names),
         ("num_classes", init.num_classes),
         ("options", init.options.given()),
+        ("word_bits", init.word_bits % Terms.word_bits),
     ):
         if given:
             raise ValueError(f"{name} must be left out with model, which has its own, got {given}")
@@ -186,6 +187,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
         privacy=init.privacy,
         transform=transform_hash(folder / TRANSFORM),
         class_names=init.class_names,
+        word_bits=init.word_bits,
     )
     return Terms.read(terms.as_task(), set(terms.sizes), Path("federation"))
 

@@ -33,6 +33,7 @@ MOST_SAID = 100  # refusals that are shown
 if TYPE_CHECKING:
     from embed import EmbeddingSet
     from train_distributed.commands.federation import Start
+    from train_distributed.commands.federation.window import Report
     from train_distributed.flower.evaluation_task import EvaluationTask
     from train_distributed.flower.model_task import ModelTask
 
@@ -51,7 +52,7 @@ def take_part(start: "Start") -> int:
     invitation = Invitation.read(start.invitation, start.digest)
     federation, keys = invitation.federation, read_private(start.folder)
     party = invitation.identify(keys, start.folder)
-    user = _User.of(start, invitation, party)
+    user = OwnRows.of(start, invitation, party)
     account = None if user is None else user.account(start, federation)
     if account is not None:
         account.check()
@@ -96,14 +97,14 @@ class _Told:
 
 
 @dataclass(frozen=True)
-class _User:
+class OwnRows:
     """What a user computes, on what rows."""
 
     task: "ModelTask | EvaluationTask"
     rows: "EmbeddingSet"
 
     @classmethod
-    def of(cls, start: "Start", invitation: Invitation, party: int) -> "_User | None":
+    def of(cls, start: "Start | Report", invitation: Invitation, party: int) -> "OwnRows | None":
         """None for a computation server, which has no rows."""
         federation = invitation.federation
         if party >= FIRST_SERVER:
@@ -119,7 +120,7 @@ class _User:
         task = task_of(federation, invitation.agreed)
         return cls(task, EmbeddingSet.open(start.embeddings))
 
-    def account(self, start: "Start", federation: Federation) -> Account:
+    def account(self, start: "Start | Report", federation: Federation) -> Account:
         """What is given away, counted in the ledger beside the rows unless another is named."""
         assert start.embeddings is not None
         privacy = self.task.guarantee.privacy
@@ -140,7 +141,7 @@ class _User:
 
 
 def _desk(
-    federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: _User | None
+    federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: OwnRows | None
 ) -> Desk:
     if user is None:
         kind = RoundsDesk if federation.rounds else ComputationDesk

@@ -33,6 +33,7 @@ class Terms:
     privacy: Privacy
     transform: str  # SHA-256 of the public transform's file, hexadecimal
     class_names: tuple[str, ...] = ()
+    word_bits: int = 64  # of a word of the sum
 
     def as_task(self) -> dict[str, Any]:
         """JSON-ready, as it stands in a federation."""
@@ -49,7 +50,8 @@ class Terms:
             "unit": privacy.unit,
             "group_size": privacy.group_size,
         }
-        return task | ({"class_names": list(self.class_names)} if self.class_names else {})
+        task |= {"class_names": list(self.class_names)} if self.class_names else {}
+        return task | ({"word_bits": self.word_bits} if self.word_bits != Terms.word_bits else {})
 
     @staticmethod
     def read(task: dict[str, Any], users: set[int], path: Path) -> "Terms":
@@ -64,7 +66,7 @@ class Terms:
             ValueError: naming file, field, rule and value.
         """
         document = Document(path, task, "task.")
-        document.only(_REQUIRED, ["class_names"])
+        document.only(_REQUIRED, ["class_names", "word_bits"])
         classes = document.whole("num_classes", 2, MOST_CLASSES)
         rows = read_sizes(document, users)
         return Terms(
@@ -75,6 +77,9 @@ class Terms:
             privacy=read_privacy(document),
             transform=document.text("transform", HASH, "a SHA-256 in hexadecimal"),
             class_names=read_class_names(document, classes) if "class_names" in task else (),
+            word_bits=document.whole("word_bits", 32, 64)
+            if "word_bits" in task
+            else Terms.word_bits,
         )
 
 

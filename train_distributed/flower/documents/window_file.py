@@ -3,6 +3,7 @@
 An adder gets `window.json` and `roll` (the users' keys, 32 bytes each); a user the first.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import Document, read_document
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE
 from train_distributed.secure_sum.keys import PublicKeys, check_order
@@ -87,6 +89,48 @@ class WindowFile:
             ValueError: another roll, or none.
         """
         return Enrolled(self.window, read_roll(folder / ROLL))
+
+
+def window_of(federation: Federation, bits: int, nonce: bytes, opens: int, closes: int) -> Window:
+    """The window in which a federation's sum is taken: all else follows from what was agreed.
+
+    Args:
+        federation: of protocol `shares`, without further rounds.
+        bits: of a number, as the task's encoding says.
+        nonce: 32 bytes, fresh.
+        opens: seconds since 1970, UTC.
+        closes: likewise.
+
+    Raises:
+        ValueError: another protocol, or further rounds.
+    """
+    if federation.protocol != "shares" or federation.rounds:
+        got = f"{federation.protocol} with {federation.rounds} rounds"
+        raise ValueError(f"a window must be of protocol shares without further rounds, got {got}")
+    return Window(
+        nonce=nonce,
+        dimension=federation.dimension,
+        bits=bits,
+        minimum=federation.certain,
+        enrolled=len(federation.users),
+        roll=hashlib.sha256(roll_of(federation)).digest(),
+        servers=federation.session(nonce).servers,
+        opens=opens,
+        closes=closes,
+        context=b"window" + federation.digest,
+    )
+
+
+def roll_of(federation: Federation) -> bytes:
+    """The users' keys, one after another.
+
+    Raises:
+        ValueError: users that are not numbered from 0.
+    """
+    keys = federation.users
+    if set(keys) != set(range(len(keys))):
+        raise ValueError(f"users must be numbered from 0 to {len(keys) - 1}, are not")
+    return bytes.fromhex("".join(keys[user] for user in range(len(keys))))
 
 
 def split_address(text: str) -> Address:

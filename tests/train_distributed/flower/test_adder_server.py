@@ -1,0 +1,203 @@
+"""Adders as processes: any of them killed at any moment, strangers at the door."""
+
+import argparse
+import asyncio
+import hashlib
+import importlib.util
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from train_distributed.flower import adder_server
+from train_distributed.flower.adder_client import Adders
+from train_distributed.flower.adder_server import REPORT, serve, spread
+from train_distributed.flower.transport.frames import LENGTH
+from train_distributed.secure_sum.adder import Adder
+from train_distributed.secure_sum.holdings import Holdings
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.reports import Checker, Part, make_report
+from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.window import Enrolled, Window
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "load_shares.py"
+USERS, D = 12, 7
+
+
+def vector(user: int) -> np.ndarray:
+    return np.random.default_rng(user).integers(0, 1000, D).astype(np.uint64)
+
+
+class Hall:
+    """A window of two adders in threads of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.users = [PrivateKeys.generate() for _ in range(USERS)]
+        self.keys = {FIRST_SERVER + j: PrivateKeys.generate() for j in range(2)}
+        roll = b"".join(keys.public.verifying for keys in self.users)
+        self.window = Window(
+            nonce=bytes(32),
+            dimension=D,
+            bits=32,
+            minimum=2,
+            enrolled=USERS,
+            roll=hashlib.sha256(roll).digest(),
+            servers={name: keys.public for name, keys in self.keys.items()},
+            opens=0,
+            closes=2**40,
+        )
+        self.enrolled = Enrolled(self.window, np.frombuffer(roll, np.uint8).reshape(-1, 32))
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._threads: list[threading.Thread] = []
+        for adder in self.keys:
+            ready = threading.Event()
+            thread = threading.Thread(target=self._run, args=(adder, folder, ready))
+            thread.start()
+            self._threads.append(thread)
+            assert ready.wait(30)
+
+    def _run(self, adder: int, folder: Path, ready: threading.Event) -> None:
+        holdings = Holdings(folder / str(adder), self.enrolled, adder)
+        machine = Adder(self.enrolled, adder, self.keys[adder], holdings)
+
+        def listening(port: int) -> None:
+            self.addresses[adder] = ("127.0.0.1", port)
+            ready.set()
+
+        async def main() -> None:
+            work = serve(machine, self.enrolled, "127.0.0.1", 0, None, listening)
+            self._tasks.append(asyncio.ensure_future(work))
+            await asyncio.wait(self._tasks[-1:])
+
+        asyncio.run(main())
+        holdings.close_file()
+
+    def reports(self, users: range) -> dict[int, dict[int, bytes]]:
+        return {u: make_report(self.window, u, self.users[u], vector(u)) for u in users}
+
+    def end(self) -> None:
+        for task in self._tasks:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        for thread in self._threads:
+            thread.join(30)
+
+
+def gone(line: socket.socket, seconds: float) -> bool:
+    """Whether the other end has hung up, or does in that time."""
+    line.settimeout(seconds)
+    try:
+        return line.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.fixture
+def hall(tmp_path: Path) -> Iterator[Hall]:
+    made = Hall(tmp_path)
+    yield made
+    made.end()
+
+
+def test_many_reports_of_one_line_are_answered_in_their_order(hall: Hall) -> None:
+    with Adders(hall.window, hall.addresses, patience=5.0) as adders:
+        adders.connect()
+        reports = hall.reports(range(USERS))
+        foreign = make_report(hall.window, 3, PrivateKeys.generate(), vector(3))
+        refused = adders.report(reports | {3: foreign})
+        assert refused.keys() == {3}
+        assert refused[3].startswith("adder 0: BadSignature")
+        assert adders.report(reports) == {}
+        opened = adders.open(hall.keys[FIRST_SERVER])
+    plain = np.sum([vector(user) for user in range(USERS)], 0)
+    assert opened.total.tolist() == plain.tolist()
+
+
+def test_strangers_are_sent_away_and_the_others_served(hall: Hall, monkeypatch) -> None:
+    monkeypatch.setattr(adder_server, "IDLE_SECONDS", 0.2)
+    address = hall.addresses[FIRST_SERVER]
+    for sent in (
+        LENGTH.pack(2**31),
+        LENGTH.pack(0),
+        b"GET / HTTP/1.1\r\n\r\n",
+        LENGTH.pack(3) + b"xyz",
+    ):
+        with socket.create_connection(address, 10) as line:
+            line.sendall(sent)
+            assert gone(line, 10)
+    with socket.create_connection(address, 10) as slow:
+        slow.sendall(LENGTH.pack(100) + b"r")  # and no more
+        with Adders(hall.window, hall.addresses, patience=5.0) as adders:
+            assert adders.report(hall.reports(range(3))) == {}
+            for _ in range(100):
+                adders.connect()
+                if gone(slow, 0.2):
+                    return
+    pytest.fail("a line without a whole request must be closed, is not")
+
+
+def test_whoever_does_not_read_answers_is_sent_away(hall: Hall, monkeypatch) -> None:
+    monkeypatch.setattr(adder_server, "UNREAD_BYTES", 2**12)
+    monkeypatch.setattr(adder_server, "WAITING_BYTES", 2**14)
+    with socket.create_connection(hall.addresses[FIRST_SERVER], 10) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        line.settimeout(20)
+        flood = (LENGTH.pack(len(REPORT)) + REPORT) * 2**10
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            _ = [line.sendall(flood) for _ in range(10**5)]
+    with Adders(hall.window, hall.addresses, patience=5.0) as adders:
+        assert adders.report(hall.reports(range(2))) == {}
+
+
+def test_slices_of_processes_check_as_one(hall: Hall) -> None:
+    adder = FIRST_SERVER
+    check = Checker(hall.enrolled, adder, hall.keys[adder])
+    messages = [parts[adder] for parts in hall.reports(range(7)).values()]
+    messages[2] = messages[2][:-1]
+    messages[5] = b""
+    with spread(check, 3) as several:
+        for part in (messages, messages[:1], messages[:2]):
+            one, other = check(part), several(part)
+            assert other.found == one.found
+            assert other.total.tolist() == one.total.tolist()
+    assert [isinstance(found, Part) for found in check(messages).found].count(False) == 2
+    with pytest.raises(ValueError, match="processes must be >= 1, got 0"), spread(check, 0):
+        pass
+
+
+def _benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("load_shares", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["load_shares"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_adders_killed_again_and_again_lose_nothing(tmp_path: Path, processes: int) -> None:
+    """`load_shares.py` in small: it raises unless the sum is that of the acknowledged reports."""
+    options = argparse.Namespace(
+        adders=3,
+        components=20,
+        classes=5,
+        bits=32,
+        clients=2,
+        processes=processes,
+        line_users=100,
+        tls=processes == 2,
+        folder=tmp_path,
+    )
+    found = _benchmark().measure(options, 4000, 15)
+    assert found["exact"]
+    assert found["kills"] == 15
+    assert found["reports_in_the_sum"] == 3980

@@ -1,0 +1,107 @@
+"""`federation report`: everything is checked first, then one report is drawn, kept and sent."""
+
+import ssl
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from train_distributed.commands.federation.taking_part import OwnRows
+from train_distributed.flower.adder_client import Adders
+from train_distributed.flower.blobs import join, split
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.ledger import SESSION, BudgetedJournal, remember
+from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.documents.window_file import WindowFile, window_of
+from train_distributed.secure_sum.errors import AlreadyOpened
+from train_distributed.secure_sum.journal import DurableJournal, Journal
+from train_distributed.secure_sum.reports import make_report
+from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.window import Window
+
+if TYPE_CHECKING:
+    from train_distributed.commands.federation.window import Report
+
+KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
+
+
+def report(options: "Report") -> None:
+    """Sends the report that was kept, or draws one, keeps it, and sends it.
+
+    Raises:
+        ValueError: a file or setting that does not fit; nothing was drawn. Or an adder refuses.
+        OSError: an adder is gone; the same report can be sent again.
+    """
+    invitation = Invitation.read(options.invitation, options.digest)
+    federation, keys = invitation.federation, read_private(options.folder)
+    user = invitation.identify(keys, options.folder)
+    if user >= FIRST_SERVER:
+        raise ValueError(f"{options.folder} must be a user's, is of {federation.call(user)}")
+    rows = OwnRows.of(options, invitation, user)
+    assert rows is not None
+    file = WindowFile.load(options.window)
+    window = agreed(file.window, federation, rows.task.integers.code.bits)
+    account = rows.account(options, federation)
+    plain = DurableJournal(remember(options.folder, federation, user))
+    plain.check()
+    journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
+    with Adders(window, file.addresses, authorities(options.ca), options.patience) as adders:
+        if journal.detail(window.digest, KEPT) is None:
+            account.check()
+            _check_time(window)
+            encoded = rows.task.encoded(user, rows.rows)
+            adders.connect()
+            _spend(journal, federation, window)
+            made = make_report(window, user, keys, rows.task.noised(encoded))
+            journal.claim(window.digest, KEPT, join(made[a] for a in (*first, window.last)))
+        kept = split(journal.detail(window.digest, KEPT) or b"")
+        parts = dict(zip((*first, window.last), kept, strict=True))
+        for why in adders.report({user: parts}).values():
+            raise ValueError(f"report of {federation.call(user)} must be taken, got: {why}")
+    print(f"reported as {federation.call(user)}: {sum(map(len, kept))} bytes, held by all adders")
+
+
+def agreed(window: Window, federation: Federation, bits: int) -> Window:
+    """The window, if it is one of this federation.
+
+    Raises:
+        ValueError: something in it is not as the federation says.
+    """
+    expected = window_of(federation, bits, window.nonce, window.opens, window.closes)
+    if expected.digest != window.digest:
+        raise ValueError(f"window must be of federation {federation.digest.hex()}, is not")
+    return window
+
+
+def authorities(ca: Path | None) -> ssl.SSLContext | None:
+    """What certificates are checked with."""
+    return None if ca is None else ssl.create_default_context(cafile=str(ca))
+
+
+def _check_time(window: Window) -> None:
+    now = time.time()
+    if not window.opens <= now < window.closes:
+        moments = [time.strftime("%Y-%m-%d %H:%M", time.gmtime(t)) for t in (window.opens, now)]
+        closes = time.strftime("%Y-%m-%d %H:%M", time.gmtime(window.closes))
+        raise ValueError(
+            f"report must come from {moments[0]} to {closes} UTC, this clock says {moments[1]}"
+        )
+
+
+def _spend(journal: Journal, federation: Federation, window: Window) -> None:
+    """Uses up one of the agreed sessions for this window, before any noise is drawn.
+
+    One that was used up for it by a process that was killed before its report was kept, and so
+    before it sent anything, is this one.
+
+    Raises:
+        AlreadyOpened: there is none left.
+    """
+    places = [f"{SESSION}{place}" for place in range(federation.sessions)]
+    used = {place: journal.detail(federation.digest, place) for place in places}
+    if window.digest in used.values():
+        return
+    for place in places:
+        if used[place] is None:
+            return journal.claim(federation.digest, place, window.digest)
+    raise AlreadyOpened(f"sessions must be <= {federation.sessions}, got one more")

@@ -46,7 +46,6 @@ class Point:
 
     v: Tensor  # (users, K, width)
     scores: Tensor  # (users, K, n)
-    residual: Tensor  # of the mean data loss, (users, K, n)
     gradient: Tensor  # V of ∇J
     norms: Tensor  # (users,) upper bounds of ‖∇J‖
 
@@ -79,19 +78,17 @@ class Problem:
         if v is None:
             v = self.x.new_zeros(users, head.num_classes, space.width, dtype=torch.float64)
         scores = v.new_empty(users, head.num_classes, n)
-        residual = torch.empty_like(scores)
 
         def slope(found: Tensor, part: Part) -> Tensor:
             scores[part] = found
-            residual[part] = moved = self.residual(found, part)
-            return moved
+            return self.residual(scores[part], part)
 
         gradient = space.sweep(v, slope) + head.l2_reg * v
         size, left = (space.spread(of, dims).flatten(1).amax(1) for of in (v, gradient))
         norms = space.norm2(gradient, dims).sqrt().flatten(1).amax(1)
         norms = norms + gradient_rounding(head, n, d, size)
         norms = norms.where(left <= 2 * head.lipschitz, math.inf)
-        return Point(v, scores, residual, gradient, norms)
+        return Point(v, scores, gradient, norms)
 
     @cached_property
     def smoothness(self) -> Tensor:
@@ -117,8 +114,7 @@ def solve_large(head: Head, x: Tensor, y: Tensor, tau: Tensor) -> tuple[Tensor, 
             continue
         sample, halved = Problem.of_one(head, x[::stride].contiguous(), y[::stride]), True
         while halved and point.norms > tau:
-            scores = point.scores[..., ::stride]
-            start = replace(point, scores=scores, residual=sample.residual(scores, ALL))
+            start = replace(point, scores=point.scores[..., ::stride])
             goal = torch.maximum(tau / 2, point.norms / GAIN)
             moved = problem.at(point.v + _correct(sample, start, goal, cap, x.dtype))
             halved = bool(moved.norms <= point.norms / 2)
@@ -164,7 +160,8 @@ def _correct(
     not to the solution.
     """
     head, space = problem.head, problem.space
-    scores, residual = point.scores.to(exact), point.residual.to(exact)
+    scores = point.scores.to(exact)
+    residual = problem.residual(scores, ALL)
     start, beta, goal2 = (
         of.to(dtype) for of in (point.gradient, problem.smoothness, goal[:, None, None] ** 2)
     )

@@ -10,7 +10,7 @@ from heads.projection import sum_over
 from heads.rows import row_norms
 
 CHUNK = 1 << 21  # numbers of x of whole users that are held in float64 at a time
-BLOCK = 1 << 18  # numbers of x that are used twice while they are in the cache
+BLOCK = 1 << 22  # bytes of rows that are used twice while they are in the cache
 Part = tuple[slice, slice, slice]  # of (users, K, n)
 Slope = Callable[[Tensor, Part], Tensor]  # scores of a part -> what is pulled back through its rows
 
@@ -107,10 +107,15 @@ class Weights:
 
     def sweep(self, v: Tensor, slope: Slope) -> Tensor:
         """(users, K, d) Xᵀ slope(XW): every row is used twice while it is in the cache."""
-        pulled = torch.zeros_like(v)
-        for users, rows in _row_parts(self.x):
-            block = self.x[users, rows].to(v.dtype)
-            moved = slope(v[users] @ block.mT, (users, slice(None), rows))
+        pulled, columns, moving = torch.zeros_like(v), v.mT.contiguous(), bool(v.any())
+        size = BLOCK // v.itemsize
+        buffer = v.new_empty(0 if v.dtype == self.x.dtype else max(size, self.x.shape[2]))
+        for users, rows in _row_parts(self.x, size):
+            block = self.x[users, rows]
+            if len(buffer):
+                block = buffer[: block.numel()].view(block.shape).copy_(block)
+            scores = block @ columns[users] if moving else v.new_zeros(*block.shape[:2], v.shape[1])
+            moved = slope(scores.mT, (users, slice(None), rows))
             pulled[users].baddbmm_(moved, block)
         return pulled
 
@@ -139,7 +144,7 @@ def _parts(x: Tensor, size: int = CHUNK) -> list[slice]:
     return [slice(start, start + step) for start in range(0, x.shape[0], step)]
 
 
-def _row_parts(x: Tensor) -> list[tuple[slice, slice]]:
-    """Slices of users and rows that fit `BLOCK` numbers."""
-    rows, users = max(1, BLOCK // x.shape[2]), _parts(x, BLOCK)
+def _row_parts(x: Tensor, size: int) -> list[tuple[slice, slice]]:
+    """Slices of users and rows that fit `size` numbers."""
+    rows, users = max(1, size // x.shape[2]), _parts(x, size)
     return [(u, slice(r, r + rows)) for u in users for r in range(0, x.shape[1], rows)]

@@ -1,9 +1,24 @@
-"""Seconds, users/s and peak memory of the solvers, and their ratio to a plain autograd loop.
+"""Seconds and peak memory of the solvers beside a plain autograd loop and beside the roofline.
 
     python tests/benchmarks/bench_heads.py [--json FILE]
 
 Every case runs in a process of its own, so that peaks do not mix; best of three. The plain loop
 runs on a few of the same users, with the same type and threads, and must find the same weights.
+
+The roofline is max(Σ flops / rate, bytes / bandwidth) of the cheapest formulation known to us,
+whatever the solver does. Rates are measured in the process that times the solver, each on products
+of the shapes that the formulation has, with operands in the cache. Not counted, so that 1 is out of
+reach: the check of the rows' norms in float64, conversions, element-wise work but exponentials,
+fresh memory. With n rows, d columns, K classes, and two flops for a multiplication and an addition:
+
+* Projected SGD of E epochs, n < d, in the Gram matrix: 2n²d for XXᵀ (half by symmetry, but BLAS's
+  syrk takes as long as its gemm at this size), 2n²K and, for softmax, nK exponentials an epoch,
+  2ndK for the weights; X and W once. (On the weights: 4ndK an epoch.)
+* Minimiser, n < d, in the Gram matrix: 2n²d in float64, 2n²K and nK exponentials for each of 14
+  gradients, as many as L-BFGS takes (accelerated gradient: 50), 2ndK; X and W once.
+* Minimiser, n ≥ d: five gradients of all rows in float64, 4ndK each and half of that at zero, and
+  between them four times 24 gradients of every 31st row in float32; X once a gradient. (On all
+  rows L-BFGS takes 17 gradients, accelerated gradient 81.)
 """
 
 import argparse
@@ -40,21 +55,24 @@ class Case:
     epochs: int | None = None  # None: the certified solver
     ratio: float | None = None  # bar
     plain_users: int = 3
+    roofline: float | None = None  # bar
 
     def fit(self, x: Tensor, y: Tensor) -> Tensor:
         if self.epochs is None:
             return fit_exact(self.head, x, y).weights
-        return fit_sgd(self.head, x, y, epochs=self.epochs, batch_size=20)
+        return fit_sgd(self.head, x, y, epochs=self.epochs, batch_size=BATCH)
 
     def plain(self, x: Tensor, y: Tensor) -> Tensor:
         if self.epochs is None:
             return plain_exact(self.head, x, y, default_tolerance(self.head, self.n))
-        return plain_sgd(self.head, x, y, self.epochs, 20)
+        return plain_sgd(self.head, x, y, self.epochs, BATCH)
 
 
 PAPER = {"num_classes": CLASSES, "clip_norm": 34.854}
 CASES = {
-    "softmax": Case(SoftmaxHead(**PAPER, l2_reg=10, radius=0.6), 1000, 50, 6145, 3, 150, 300),
+    "softmax": Case(
+        SoftmaxHead(**PAPER, l2_reg=10, radius=0.6), 1000, 50, 6145, 3, 150, 300, roofline=3
+    ),
     "svm": Case(HuberSVMHead(**PAPER, l2_reg=100, radius=0.06), 1000, 50, 6145, 10, 500),
     "exact": Case(SoftmaxHead(**PAPER, l2_reg=10), 1000, 50, 6145, 1.5),
     "one user": Case(
@@ -64,9 +82,13 @@ CASES = {
         1281,
         8,
         plain_users=1,
+        roofline=4,
     ),
 }
 MEMORY = 4.0  # GiB, bar
+BATCH = 20
+FAR = 1 << 27  # float32 numbers of an array far beyond the cache: 512 MiB
+LOOK = 0.3  # seconds that a rate is looked for
 
 
 def plain_sgd(head: Head, x: Tensor, y: Tensor, epochs: int, b: int) -> Tensor:
@@ -137,6 +159,61 @@ def best(run: Callable[[], object], repeats: int = REPEATS) -> float:
     return min(times)
 
 
+def least_seconds(case: Case) -> float:
+    """The roofline, by this file's formulas."""
+    n, d, k = case.n, case.dim, CLASSES
+    if n >= d:
+        sweep = 4 * n * d * k
+        computing = 4.5 * sweep / gemm_rate(1, 100, d, k, torch.float64)
+        computing += 4 * 24 * sweep / 31 / gemm_rate(1, 100, d, k)
+        reading = 5 * n * d * 4
+    else:
+        exact, rounds = case.epochs is None, case.epochs or 14
+        computing = 2 * n * n * d / gemm_rate(1, n, d, n, torch.float64 if exact else torch.float32)
+        computing += rounds * 2 * n * n * k / gemm_rate(64, k, n if exact else BATCH, n)
+        computing += 2 * n * d * k / gemm_rate(1, k, n, d)
+        if isinstance(case.head, SoftmaxHead):
+            computing += rounds * n * k / exponential_rate()
+        reading = (n + k) * d * 4
+    return case.users * max(computing, reading / bandwidth())
+
+
+def shortest(run: Callable[[], object]) -> float:
+    """Seconds of the fastest of many runs."""
+    found, end = math.inf, time.perf_counter() + LOOK
+    while time.perf_counter() < end:
+        found = min(found, best(run, 1))
+    return found
+
+
+def gemm_rate(
+    users: int, rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float32
+) -> float:
+    """Flops per second of (rows, inner) @ (inner, columns), as many at once as threads or users."""
+    users *= torch.get_num_threads()
+    a = torch.rand(users, rows, inner, dtype=dtype)
+    b = a.mT if rows == columns else torch.rand(users, inner, columns, dtype=dtype)
+    out = torch.empty(users, rows, columns, dtype=dtype)
+    return 2 * users * rows * inner * columns / shortest(lambda: torch.bmm(a, b, out=out))
+
+
+def exponential_rate() -> float:
+    """Float32 exponentials per second."""
+    values = torch.rand(torch.get_num_threads() << 16)
+    out = torch.empty_like(values)
+    return len(values) / shortest(lambda: torch.exp(values, out=out))
+
+
+def bandwidth() -> float:
+    """Bytes per second: the best of reading, copying and STREAM's triad."""
+    a, b, c = (torch.rand(FAR) for _ in range(3))
+    size = FAR * a.itemsize
+    reading = size / shortest(a.sum)
+    copying = 2 * size / shortest(lambda: a.copy_(b))
+    triad = 3 * size / shortest(lambda: torch.add(a, b, alpha=3, out=c))
+    return max(reading, copying, triad)
+
+
 def distance(case: Case, x: Tensor, y: Tensor) -> float:
     """Of the plain loop's weights to ours, both solved far below the default tolerance."""
     if case.epochs is None:
@@ -155,10 +232,12 @@ def measure(name: str) -> dict[str, float | str]:
     plain = [best(lambda u=u: case.plain(x[u], y[u]), 1) for u in range(case.plain_users)]
     seconds = best(lambda: case.fit(x, y))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    per_user = seconds / case.users
+    per_user, roofline = seconds / case.users, least_seconds(case)
     return {
         "case": name,
         "seconds": seconds,
+        "roofline_seconds": roofline,
+        "roofline_ratio": seconds / roofline,
         "users_per_second": 1 / per_user,
         "peak_gib": peak,
         "plain_seconds_per_user": min(plain),
@@ -178,7 +257,7 @@ def main() -> int:
     machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     print(f"{machine}, torch {torch.__version__}, best of {REPEATS}")
     print(
-        f"{'case':9} {'seconds':>8} {'bar':>5} {'users/s':>8} {'GiB':>5} "
+        f"{'case':9} {'seconds':>8} {'bar':>5} {'roofline':>8} {'ratio':>6} {'bar':>4} {'GiB':>5} "
         f"{'plain s/user':>12} {'ratio':>6} {'bar':>4} {'distance':>9}"
     )
     rows = []
@@ -188,8 +267,9 @@ def main() -> int:
         row = json.loads(done.stdout)
         rows.append(row)
         print(
-            f"{name:9} {row['seconds']:8.2f} {case.seconds:5.1f} {row['users_per_second']:8.1f} "
-            f"{row['peak_gib']:5.2f} {row['plain_seconds_per_user']:12.3f} {row['ratio']:6.0f} "
+            f"{name:9} {row['seconds']:8.2f} {case.seconds:5.1f} {row['roofline_seconds']:8.3f} "
+            f"{row['roofline_ratio']:6.1f} {case.roofline or '-':>4} {row['peak_gib']:5.2f} "
+            f"{row['plain_seconds_per_user']:12.3f} {row['ratio']:6.0f} "
             f"{case.ratio or '-':>4} {row['distance']:9.1e}",
             flush=True,
         )

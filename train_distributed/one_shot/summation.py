@@ -1,6 +1,7 @@
 """The one sum over all users, with every user's share of the noise in it."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -182,7 +183,6 @@ class IntegerSum(Integers):
     minimum: int  # m_min
     sampler: NoiseSampler = discrete_gaussian
     bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
-    _protocol: SharesSum | None = field(default=None, init=False)
     _alone: np.ndarray | None = field(default=None, init=False)  # what a single user sent
     _result: SumResult | None = field(default=None, init=False)
 
@@ -205,28 +205,22 @@ class IntegerSum(Integers):
         """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
             words = self.encode(submission)
-            self._send(user, words if user in self.bare else self.noised(words, self.sampler))
+            sent = words if user in self.bare else self.noised(words, self.sampler)
+            if self.parties == 1:
+                self._alone = sent
+            else:
+                self._protocol.add(user, sent)
 
-    def _send(self, user: int, words: np.ndarray) -> None:
-        if self.parties == 1:
-            self._alone = words
-            return
-        if self._protocol is None:
-            self._protocol = SharesSum(self.parties, self.plan.dimension, SERVERS, self.minimum)
-        self._protocol.add(user, words)
+    @cached_property
+    def _protocol(self) -> SharesSum:
+        return SharesSum(self.parties, self.plan.dimension, SERVERS, self.minimum)
 
     def total(self) -> Tensor:
-        """(D,) float64, after protocol A has summed all that was sent.
-
-        Raises:
-            ValueError: nobody has sent anything.
-        """
-        if self._protocol is not None:
-            self._result = self._protocol.result()
-            return self.decode(self._result.total)
-        if self._alone is None:
-            raise ValueError("total must come after submissions, got none")
-        return self.decode(self._alone)
+        """(D,) float64, after protocol A has summed all that was sent."""
+        if self._alone is not None:
+            return self.decode(self._alone)
+        self._result = self._protocol.result()
+        return self.decode(self._result.total)
 
     def report(self) -> dict[str, Any]:
         """What `Integers` reports, and what was sent.
@@ -249,13 +243,11 @@ def add_chunk(summation: FloatSum | IntegerSum, method: Submitted, chunk: Chunk)
     Statistics are sums over rows, unless users are clipped: in floating point, where all noise is
     drawn at the end, those of all rows are taken at once.
     """
-    if method.grid_powers is None:
-        portions = [chunk]
-    elif isinstance(summation, FloatSum) and not isinstance(method, UserClip):
+    statistics = method.grid_powers is not None
+    if statistics and isinstance(summation, FloatSum) and not isinstance(method, UserClip):
         summation.add(chunk.users, submissions(method, chunk.pooled(), summation.grid))
         return
-    else:
-        portions = chunk.portions(max(1, BLOCK // method.dimension))
+    portions = chunk.portions(max(1, BLOCK // method.dimension)) if statistics else [chunk]
     for portion in portions:
         summation.add(portion.users, submissions(method, portion, summation.grid))
 

@@ -19,6 +19,8 @@ from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, sh
 from train_distributed.one_shot.class_sums import check_num_classes, check_share, class_counts
 from train_distributed.one_shot.users import Chunk
 
+LEAST_RIDGE = 1e-12  # per row, for features of length about 1: rows that are all alike
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeastSquares:
@@ -145,7 +147,7 @@ class LeastSquares:
         scatter, clipped = (public + (1 - self.public_share) * own for own in (scatter, clipped))
         noise = (1 - self.public_share) * noise_std / (self.weight * math.sqrt(2))
         floor = 1e-3 * clipped.trace() / self.features
-        ridge = max(2 * noise * math.sqrt(self.features), floor.item())
+        ridge = max(2 * noise * math.sqrt(self.features), floor.item(), LEAST_RIDGE * rows)
         ridge = ridge if self.ridge is None else self.ridge
         regularised = clipped + ridge * torch.eye(self.features, dtype=torch.float64)
         directions = torch.linalg.solve(regularised, weighted - rows * mean[:, None] * shares)

@@ -42,6 +42,16 @@ def test_without_noise_it_is_ridge_regression_with_a_free_intercept(ridge: float
     assert np.allclose(CONSTANT * found[0], hot.mean(0) - x.mean(0) @ directions, atol=1e-10)
 
 
+def test_rows_that_are_all_alike_still_give_a_model() -> None:
+    """Neither scatter nor noise to take a ridge from: directions are 0, shares decide."""
+    held = rows_of(6)
+    alike = Chunk(held.users, held.x[:, :1].expand(-1, 6, -1), held.y, held.counts)
+    method = LeastSquares(num_classes=K, transform=TRANSFORM)
+    found = method.classifier(method.submit(alike)[0], 6, 0.0)
+    assert torch.allclose(found[1:], torch.zeros(FEATURES, K, dtype=torch.float64), atol=1e-3)
+    assert found[0].argmax() == held.y[0].bincount().argmax()
+
+
 def test_a_public_share_of_one_uses_no_private_moment() -> None:
     held = rows_of(120)
     method = LeastSquares(num_classes=K, transform=TRANSFORM, public_share=1.0, ridge=2.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heads.head import Head
-from heads.projection import project_ball_, sum_over
+from heads.projection import ball_scale, project_ball_, sum_over
 from heads.ranges import check_precision
 from heads.rounding import Method, gram_knows_norm, prefers_gram
 from heads.rows import check_counts, check_rows, row_norms
@@ -161,9 +161,7 @@ def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor
     targets = head.targets(y, x.dtype)
     for step in schedule:
         batch = _take(x, step.rows)
-        residual = head.residual(batch @ weights, _take(targets, step.rows))
-        if schedule.mask is not None:
-            residual *= _take(schedule.mask, step.rows)
+        residual = _residual(head, batch @ weights, targets, step.rows, schedule.mask)
         weights = weights * step.shrink - batch.mT @ (residual * step.rate)
         if head.radius is not None:
             project_ball_(weights, head.radius, head.norm_dims)
@@ -176,20 +174,18 @@ def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
     P = GA is carried along: a batch's scores S are rows of sP, and one product with the batch's
     rows of G moves P. ‖W‖² follows from the scores before and after the step W' = s'W − αXᵀD:
     ‖W'‖² = s'²‖W‖² − α⟨s'S + S', D⟩. A and P are kept transposed, (users, K, n): that is how small
-    products are fast; S and D lie as (K, users, b), as softmax likes it. `sgd_rounding` says how
-    far the norm may be off, and all that is n x n or n x K is float64 where float32 would not do;
-    W itself is projected once more.
+    products are fast. `sgd_rounding` says how far the norm may be off, and all that is n x n or
+    n x K is float64 where float32 would not do; W itself is projected once more.
     """
     narrow = gram_knows_norm(head, x.shape[1], x.shape[2], x.dtype)
     dtype = x.dtype if narrow else torch.float64
     gram = _gram_matrix(x, dtype)
     targets = head.targets(y, dtype).mT.contiguous()
     mask = None if schedule.mask is None else schedule.mask.mT
-    dims = tuple(-3 - dim for dim in reversed(head.norm_dims))  # of (n, K), seen from (K, n)
+    dims = tuple(-3 - dim for dim in head.norm_dims)  # of (n, K), seen from (K, n)
     coefficients = torch.zeros_like(targets)
     products = torch.zeros_like(targets)
-    scale, norm2 = targets.new_ones(1, 1, 1), targets.new_zeros(1, 1, 1)
-    batches: dict[int, _Batch] = {}
+    scale, norm2 = targets.new_ones(()), targets.new_zeros(())
     epoch = 0
     for step in schedule:
         if step.first:  # afresh, so that rounding does not pile up
@@ -197,39 +193,24 @@ def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: _Schedule) -> Tensor:
             products = coefficients @ gram if epoch % REFRESH == 0 else products
             if head.radius is not None:
                 norm2 = sum_over(coefficients * products, dims) * scale**2
-        if not isinstance(step.rows, slice):
-            batch = _Batch(gram, targets, mask, step.rows)
-        elif (batch := batches.get(step.rows.start)) is None:
-            batch = batches[step.rows.start] = _Batch(gram, targets, mask, step.rows)
-        scores = torch.mul(_columns(products, step.rows), scale, out=batch.scores)
-        residual = head.residual(scores, batch.targets, dim=-2)
-        if batch.mask is not None:
-            residual *= batch.mask
+        scores = _columns(products, step.rows) * scale
+        residual = head.residual(scores, _columns(targets, step.rows), dim=-2)
+        if mask is not None:
+            residual *= _columns(mask, step.rows)
         scale = _folded(scale * step.shrink, coefficients, products)
-        change = torch.mul(residual, step.rate / scale, out=batch.change)
+        change = residual.mul_(step.rate / scale)
         _subtract(coefficients, step.rows, change)
-        products.baddbmm_(change, batch.gram, alpha=-1)
+        products.baddbmm_(change, _take(gram, step.rows), alpha=-1)
         if head.radius is not None:
             both = scores.mul_(step.shrink).addcmul_(_columns(products, step.rows), scale)
-            slope = sum_over(both.mul_(residual), dims) * step.rate
-            norm2 = (norm2 * step.shrink**2).sub_(slope).clamp_(min=0)
-            scale = scale * (norm2.rsqrt() * head.radius).clamp_(max=1)
-            norm2.clamp_(max=head.radius**2)
+            slope = sum_over(both.mul_(change), dims) * scale
+            norm2 = (step.shrink**2 * norm2 - slope).clamp(min=0)
+            ball = ball_scale(norm2.sqrt(), head.radius)
+            scale, norm2 = scale * ball, norm2 * ball**2
     weights = _span(coefficients.mul_(scale), x)
     if head.radius is not None:
         project_ball_(weights, head.radius, dims)
     return weights.mT
-
-
-class _Batch:
-    """What a step needs of a batch, in one piece; (users, K, b) lie as (K, users, b)."""
-
-    def __init__(self, gram: Tensor, targets: Tensor, mask: Tensor | None, rows: Rows) -> None:
-        self.gram = _take(gram, rows).contiguous()  # (users, b, n)
-        self.targets = _columns(targets, rows).transpose(0, 1).contiguous().transpose(0, 1)
-        self.mask = None if mask is None else _columns(mask, rows)
-        self.scores = torch.empty_like(self.targets)
-        self.change = gram.new_empty(self.targets.shape)
 
 
 def _folded(scale: Tensor, coefficients: Tensor, products: Tensor) -> Tensor:
@@ -250,7 +231,11 @@ def _gram_matrix(x: Tensor, dtype: torch.dtype) -> Tensor:
     """XXᵀ of every user, of this type."""
     if dtype == x.dtype:
         return x @ x.mT
-    return torch.stack([(rows := own.to(dtype)) @ rows.T for own in x])
+    gram = x.new_empty(*x.shape[:2], x.shape[1], dtype=dtype)
+    for user in range(len(x)):
+        rows = x[user].to(dtype)
+        torch.mm(rows, rows.T, out=gram[user])
+    return gram
 
 
 def _span(coefficients: Tensor, x: Tensor) -> Tensor:
@@ -258,9 +243,16 @@ def _span(coefficients: Tensor, x: Tensor) -> Tensor:
     if coefficients.dtype == x.dtype:
         return coefficients @ x
     weights = x.new_empty(*coefficients.shape[:2], x.shape[2])
-    for own, rows, found in zip(coefficients, x, weights, strict=True):
-        found.copy_(own @ rows.to(own.dtype))
+    for user in range(len(x)):
+        weights[user] = coefficients[user] @ x[user].to(coefficients.dtype)
     return weights
+
+
+def _residual(
+    head: Head, scores: Tensor, targets: Tensor, rows: Rows, mask: Tensor | None
+) -> Tensor:
+    residual = head.residual(scores, _take(targets, rows))
+    return residual if mask is None else residual.mul_(_take(mask, rows))
 
 
 def _take(values: Tensor, rows: Rows) -> Tensor:

@@ -165,9 +165,7 @@ def sender_of(message: bytes) -> int:
     Raises:
         TruncatedMessage: too short to say.
     """
-    if len(message) < OVERHEAD:
-        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
-    return _HEADER.unpack_from(message)[4]
+    return _claimed(message)[4]
 
 
 def receiver_of(message: bytes) -> int:
@@ -176,9 +174,7 @@ def receiver_of(message: bytes) -> int:
     Raises:
         TruncatedMessage: too short to say.
     """
-    if len(message) < OVERHEAD:
-        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
-    return _HEADER.unpack_from(message)[5]
+    return _claimed(message)[5]
 
 
 def kind_of(message: bytes) -> str:
@@ -187,12 +183,18 @@ def kind_of(message: bytes) -> str:
     Raises:
         ProtocolError: too short to say, or no known kind.
     """
-    if len(message) < OVERHEAD:
-        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+    kind = _claimed(message)[2]
     try:
-        return Kind(_HEADER.unpack_from(message)[2]).name.lower()
+        return Kind(kind).name.lower()
     except ValueError as error:
         raise MalformedMessage(f"kind must be a known one, got {error}") from error
+
+
+def _claimed(message: bytes) -> tuple[int, ...]:
+    """The numbers of a header as it lies there, nothing checked but that it is whole."""
+    if len(message) < OVERHEAD:
+        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+    return _HEADER.unpack_from(message)
 
 
 def words_to_bytes(words: NDArray[np.unsignedinteger]) -> bytes:

@@ -146,21 +146,42 @@ def test_covariance_is_moved_as_far_as_serves_it() -> None:
     for _ in range(100):
         truth = public + spread * symmetric_noise(20, draw)
         noised = truth + spread * symmetric_noise(20, draw)
-        found = moved_covariance(public, noised, spread)
-        found = found - 2 * kept_share(public, noised, spread) * spread * math.sqrt(20) * EYE
-        errors += torch.stack([(each - truth).square().sum() for each in (found, public, noised)])
+        found = without_diagonal(moved_covariance(public, noised, spread) - truth)
+        others = (without_diagonal(each - truth) for each in (public, noised))
+        errors += torch.stack([each.square().sum() for each in (found, *others)])
     assert errors[0] < 0.75 * errors[1:].min()
 
 
-def kept_share(public: Tensor, noised: Tensor, noise: float) -> float:
-    """What of the difference is kept, from the trace where no eigenvalue is cut."""
-    dim = len(public)
-    values, vectors = torch.linalg.eigh(public)
-    ratios = (vectors.T @ noised @ vectors).diagonal() / values
-    size = fitted_size(ratios, 2 * (noise / values).square())
-    found = moved_covariance(public, noised, noise)
-    whole = (noised - size * public).trace() + 2 * noise * math.sqrt(dim) * dim
-    return float((found - size * public).trace() / whole)
+def without_diagonal(square: Tensor) -> Tensor:
+    """Entries that neither the fitted size nor the room for noise touches, W_pub being diagonal."""
+    return square - torch.diag(square.diagonal())
+
+
+@pytest.mark.parametrize("signal", [0.02, 0.3, 3.0])
+def test_entries_are_kept_by_the_likeliest_variance_less_two_deviations(signal: float) -> None:
+    """Off the diagonal k_i k_j D_ij, k_i² = v w_i/(v w_i + s²), v of a grid of the likelihood."""
+    dim, noise, draw = 30, 0.1, torch.Generator().manual_seed(13)
+    widths = torch.linspace(20, 90, dim, dtype=torch.float64)  # far above what moves: none is cut
+    public, scale = torch.diag(widths), torch.outer(widths, widths).sqrt()
+    truth = signal / 50**0.5 * scale.sqrt() * symmetric_noise(dim, draw)
+    difference = truth + noise * symmetric_noise(dim, draw)
+    upper = torch.triu(torch.ones(dim, dim)).bool()
+    size = fitted_size((widths + difference.diagonal()) / widths, 2 * (noise / widths).square())
+    moved = difference + torch.diag(widths - size * widths)
+    scale = size * scale
+    grid = torch.logspace(-8, 2, 20_001, dtype=torch.float64)
+    twofold = (1 + torch.eye(dim))[upper].double()  # variances on the diagonal
+    entries, unit = moved[upper].square() / twofold, scale[upper]
+    variance = grid[:, None] * unit + noise**2
+    likelihood = -0.5 * (variance.log() + entries / variance).sum(1)
+    best = grid[likelihood.argmax()]
+    information = 0.5 * (unit / (best * unit + noise**2)).square().sum()
+    sure = float((best - 2 / information.sqrt()).clamp(min=0))
+    kept = (sure * size * widths / (sure * size * widths + noise**2)).sqrt()
+    expected = torch.outer(kept, kept) * moved
+    found = moved_covariance(public, public + difference, noise)
+    assert torch.allclose(without_diagonal(found), without_diagonal(expected), rtol=5e-3, atol=1e-6)
+    assert (sure > 0) == (signal > 0.1)
 
 
 def test_covariance_stays_public_where_there_is_but_noise() -> None:

@@ -17,6 +17,7 @@ CHECK_EVERY = 4  # iterations between two looks at the gradient norm
 MOST_ITERATIONS = 10**6  # a round, by the bound alone; condition numbers up to about 10^8
 STRIDES = 31, 7  # every so many-th row is a sample: primes, as labels may come in turns
 LEAST_SAMPLE = 256  # rows
+COARSE = 2.0**-23  # of L: what is told of gradients this short is float64
 GAIN = 50.0  # by which a round on a sample shrinks the gradient that it knows
 ALL = slice(None), slice(None), slice(None)
 
@@ -42,12 +43,17 @@ def gradient_rounding(head: Head, n: int, dim: int, size: float | Tensor) -> flo
 
 @dataclass(frozen=True)
 class Point:
-    """Where a search stands, in float64."""
+    """Where a search stands, in float64 unless it is said."""
 
     v: Tensor  # (users, K, width)
-    scores: Tensor  # (users, K, n)
+    scores: Tensor  # (users, K, n), of the type they were taken in
     gradient: Tensor  # V of ∇J
-    norms: Tensor  # (users,) upper bounds of ‖∇J‖
+    norms: Tensor  # (users,) upper bounds of ‖∇J‖ where they are certified
+
+    @property
+    def certified(self) -> bool:
+        """Whether it was taken in float64."""
+        return self.scores.dtype == torch.float64
 
 
 class Problem:
@@ -72,18 +78,21 @@ class Problem:
         weight = self.narrow if scores.dtype == self.narrow.dtype else self.weight
         return self.head.residual(scores, self.targets[part], dim=-2).mul_(weight[part])
 
-    def at(self, v: Tensor | None = None) -> Point:
-        """J's gradient at V, by default zero; one so spread that Σ‖aᵢ‖c may be > 3L/Λ is no end."""
+    def at(self, v: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Point:
+        """J's gradient at V, by default zero; one so spread that Σ‖aᵢ‖c may be > 3L/Λ is no end.
+
+        Taken in another type than float64 it says where to go, and certifies nothing.
+        """
         head, space, dims, (users, n, d) = self.head, self.space, self.dims, self.x.shape
         if v is None:
             v = self.x.new_zeros(users, head.num_classes, space.width, dtype=torch.float64)
-        scores = v.new_empty(users, head.num_classes, n)
+        scores = v.new_empty(users, head.num_classes, n, dtype=dtype)
 
         def slope(found: Tensor, part: Part) -> Tensor:
             scores[part] = found
             return self.residual(scores[part], part)
 
-        gradient = space.sweep(v, slope) + head.l2_reg * v
+        gradient = space.sweep(v.to(dtype), slope).double() + head.l2_reg * v
         size, left = (space.spread(of, dims).flatten(1).amax(1) for of in (v, gradient))
         norms = space.norm2(gradient, dims).sqrt().flatten(1).amax(1)
         norms = norms + gradient_rounding(head, n, d, size)
@@ -102,24 +111,29 @@ def solve_large(head: Head, x: Tensor, y: Tensor, tau: Tensor) -> tuple[Tensor, 
     """One user of many rows: first what samples of them say, then, if that is not enough, all.
 
     A round minimises the sample's J, tilted so that its gradient is J's own where the round starts
-    (DANE, Shamir et al. 2014). So it needs one gradient of all rows, which is the certificate too,
-    and the error shrinks by as much as the sample's curvature resembles J's. Where the next
-    gradient is not half as long, a larger sample has its turn, and at last all rows: from a point
-    whose gradient is no longer than the one at zero, which is what `iteration_cap` rests on.
+    (DANE, Shamir et al. 2014). So it needs one gradient of all rows, and the error shrinks by as
+    much as the sample's curvature resembles J's. Where the next gradient is not half as long, a
+    larger sample has its turn, and at last all rows. Gradients are taken in the rows' type as far
+    down as that tells anything, then in float64, where they are the certificate too.
+    `iteration_cap` rests on a start whose gradient is at most L long, as it is at zero.
     """
-    problem = Problem.of_one(head, x, y)
-    point, cap = problem.at(), iteration_cap(head, tau.item())
+    problem, cap = Problem.of_one(head, x, y), iteration_cap(head, tau.item())
+    dtype, point = x.dtype, problem.at(dtype=x.dtype)
     for stride in STRIDES:
         if len(x) < stride * LEAST_SAMPLE:
             continue
         sample, halved = Problem.of_one(head, x[::stride].contiguous(), y[::stride]), True
-        while halved and point.norms > tau:
+        while halved and not (point.certified and point.norms <= tau):
+            dtype = torch.float64 if point.norms <= COARSE * head.lipschitz else dtype
             start = replace(point, scores=point.scores[..., ::stride])
             goal = torch.maximum(tau / 2, point.norms / GAIN)
-            moved = problem.at(point.v + _correct(sample, start, goal, cap, x.dtype))
+            moved = problem.at(point.v + _correct(sample, start, goal, cap, x.dtype), dtype)
             halved = bool(moved.norms <= point.norms / 2)
+            if not halved and dtype != torch.float64:
+                dtype, halved = torch.float64, True
             point = moved if moved.norms < point.norms else point
-    return solve(problem, tau, point)
+    point = point if point.certified else problem.at(point.v)
+    return solve(problem, tau, point if point.norms <= head.lipschitz else problem.at())
 
 
 def solve(problem: Problem, tau: Tensor, point: Point | None = None) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 19  # numbers that are looked at together, so that they stay in the cache
+CHUNK = 1 << 17  # numbers that are looked at together, so that they stay in the cache
 SAFE = 1e140  # norms of float64 within [1/SAFE, SAFE] neither overflow nor underflow when squared
 
 

@@ -24,7 +24,8 @@ The norm is the weak place. ‖W‖² = Σ⟨aᵢ, (XW)ᵢ⟩ may cancel down fr
 every epoch, off by 1.04 N u S², and then follows from the scores: a step adds 2.1 αΛ N u S² and
 7uS², an epoch's steps together (2.1(1 + ln n) + 0.3) N u S², as αΛ ≤ 1/m. A square off by νR is a
 norm off by ν where the projection acts, and so is the projection: ν = (4 + 3 ln n) N (S/R) uS.
-Hence κ = N (1 + (4 + 3 ln n) S/R) with a radius, κ = N without.
+Hence κ = N (1 + (4 + 3 ln n) S/R) with a radius, κ = N without. In an epoch that cannot leave the
+ball, since √(‖W‖² + 2NuS²) and its steps' αL + NuS make less than R, no projection would act.
 
 All this is of first order in u: it is stated only where ρ ≤ 1/8, and Gram only where ν ≤ R/2.
 Constants are such that nothing under- or overflows (`heads.ranges`).
@@ -120,6 +121,11 @@ def gram_knows_norm(head: Head, n: int, dim: int, dtype: torch.dtype) -> bool:
     ratio = head.lipschitz / head.l2_reg / head.radius
     unit = torch.finfo(dtype).eps / 2
     return (4 + 3 * math.log(n)) * _terms(head, n, dim) * ratio**2 * unit <= 1 / 2
+
+
+def gram_step_error(head: Head, n: int, dim: int, dtype: torch.dtype) -> float:
+    """N u S: by how much a step may be off that does not look at the norm."""
+    return _terms(head, n, dim) * torch.finfo(dtype).eps / 2 * head.lipschitz / head.l2_reg
 
 
 def _terms(head: Head, n: int, dim: int) -> float:

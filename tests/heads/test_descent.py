@@ -58,7 +58,10 @@ def test_rows_alike_need_a_handful_of_passes(head: Head, monkeypatch: pytest.Mon
     found = passes(monkeypatch, len(x))
     solution = fit_exact(head, x, y)
     assert gradient_norm(head, solution.weights, x, y) <= 1.1 * default_tolerance(head, len(x))
-    assert set(found) == {torch.float64}
+    wide = [dtype == torch.float64 for dtype in found]
+    assert wide == sorted(wide)  # cheap gradients lead, certificates end
+    assert not wide[0]
+    assert wide[-1]
     assert len(found) <= 20
 
 
@@ -75,7 +78,7 @@ def test_a_sample_that_misleads_costs_time_only(
     found = passes(monkeypatch, len(x))
     solution = fit_exact(head, x, y)
     assert gradient_norm(head, solution.weights, x, y) <= 1.1 * default_tolerance(head, len(x))
-    assert torch.float32 in found
+    assert len(found) > 20
 
 
 @each_head

@@ -1,5 +1,6 @@
 """Projected SGD: golden values, both paths, padding, and a plain autograd loop."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, fit_sgd
-from heads.sgd import Method
+from heads.rounding import Method
+from heads.schedule import Schedule, Step
 
 HEADS: list[Head] = [
     SoftmaxHead(num_classes=3, l2_reg=0.1, clip_norm=2.0),
@@ -86,6 +88,47 @@ def test_gram_and_primal_take_the_same_steps(
             )
         )
     assert (found[0] - found[1]).norm() <= 1e-10 * found[1].norm()
+
+
+@each_head
+@pytest.mark.parametrize("epochs", [3, 40])
+def test_a_user_gets_the_same_bits_whoever_leaves_its_ball_beside_it(
+    head: Head, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither balls of others nor whether norms are looked at: a neighbour must not be told by it.
+
+    The second user's rows are short, so it stays far inside; the first one's are, or are not.
+    """
+    x, y = rows(users=2, n=9)
+    x[1] *= 0.01
+    calm = x.clone()
+    calm[0] *= 0.01
+
+    def norms(weights: Tensor) -> Tensor:
+        """(users,) of the longest composition."""
+        of = torch.linalg.vector_norm(weights, dim=head.norm_dims, keepdim=True)
+        return of.flatten(1).amax(1)
+
+    def fit(x: Tensor, radius: float | None) -> Tensor:
+        bounded = replace(head, radius=radius)
+        return fit_sgd(bounded, x, y, epochs=epochs, batch_size=2, method="gram")
+
+    radius = 0.5 * norms(fit(x, None))[0].item()
+    found = fit(x, radius)
+    assert norms(found)[0].item() == pytest.approx(radius)
+    assert norms(found)[1] < 0.1 * radius
+    assert torch.equal(found[1], fit(calm, radius)[1])
+    quiet = fit(calm, 8 * radius)
+    may_leave, looked = Schedule.may_leave, list[bool]()
+
+    def always(schedule: Schedule, of: Head, norm2: Tensor, first: Step, dim: int) -> Tensor:
+        looked.append(bool(may_leave(schedule, of, norm2, first, dim).any()))
+        return norm2 >= 0
+
+    monkeypatch.setattr(Schedule, "may_leave", always)
+    assert torch.equal(quiet, fit(calm, 8 * radius))
+    assert False in looked or epochs < 40  # or nothing was left out before
+    assert torch.equal(found, fit(x, radius))
 
 
 @each_head

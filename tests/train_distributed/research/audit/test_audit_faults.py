@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from embed import transform as embed_transform
-from heads import project_ball, sgd
+from heads import project_ball
+from heads.schedule import Schedule
 from train_distributed import Privacy
 from train_distributed.one_shot import parts, summation
 from train_distributed.one_shot.blind_averaging import BlindAveraging
@@ -55,14 +56,14 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
 
 
 def short_batch_over_its_own_size(patch: pytest.MonkeyPatch) -> None:
-    right = sgd._Schedule._rates
+    right = Schedule._rates
 
     def rates(self, epoch, batch, batches):
         shrink, rate = right(self, epoch, batch, batches)
         own = min(self.batch_size, self.n - batch * self.batch_size)
         return shrink, rate * (self.batch_size / own)
 
-    patch.setattr(sgd._Schedule, "_rates", rates)
+    patch.setattr(Schedule, "_rates", rates)
 
 
 def projection_after_the_noise(patch: pytest.MonkeyPatch) -> None:

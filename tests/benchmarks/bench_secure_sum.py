@@ -5,12 +5,13 @@
     python tests/benchmarks/bench_secure_sum.py --write results/secure_sum/cost.json
 
 All parties run in one process, one after the other; set-up of keys is not counted. Seconds are CPU
-time; the server of `secagg` works on all cores, so its time by the clock stands beside it. Every
-user submits the same vector, so that the inputs take no memory. Of many users of `secagg` the first
-few check a quorum's signatures, as each does on a machine of its own, and are taken to be like all.
+time; the server of `secagg` adds many masks in several processes, so its time by the clock stands
+beside it. Every user submits the same vector, so that the inputs take no memory. Of many users of
+`secagg` the first few check a quorum's signatures, as each does on a machine of its own, and are
+taken to be like all.
 
-At last it says how fast this machine turns seeds into masks and adds them, and how fast its
-AES-256 in counter mode is by itself, on one core and on all.
+At last it says how fast one core turns seeds into masks and adds them, how fast its AES-256 in
+counter mode is by itself, and how long masks of dropped users take one process, and as many as cores.
 """
 
 import argparse
@@ -23,7 +24,6 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cryptography
@@ -37,6 +37,7 @@ from pretrain.cli.provenance import provenance
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.masks import MASK, cores, sum_masks
 from train_distributed.secure_sum.prg import add_stream, new_seed
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
@@ -129,40 +130,53 @@ def measure(
     }
 
 
-def rate(make: Callable[[], Callable[[], object]], octets: int, cores: int) -> float:
-    """Bytes a second, of so many threads that do the same, each with what it makes for itself."""
-
-    def repeat(_: int) -> int:
-        work, done = make(), 0
-        while time.perf_counter() < end:
-            work()
-            done += octets
-        return done
-
-    with ThreadPoolExecutor(cores) as pool:
-        start = time.perf_counter()
-        end = start + RATE_SECONDS
-        done = sum(pool.map(repeat, range(cores)))
-        return done / (time.perf_counter() - start)
+def rate(work: Callable[[], object], octets: int) -> float:
+    """GB a second."""
+    done, start = 0, time.perf_counter()
+    while (taken := time.perf_counter() - start) < RATE_SECONDS:
+        work()
+        done += octets
+    return done / taken / 1e9
 
 
-def expansion(dimension: int, cores: int, repeats: int = 5) -> dict:
+def expansion(dimension: int, repeats: int = 5) -> dict:
     """The best of several rates of masks and of the bare cipher, measured in turns, in GB/s."""
-    octets, key = 8 * dimension, new_seed()
-    zeros = bytes(octets)
+    octets, key, total = 8 * dimension, new_seed(), np.zeros(dimension, np.uint64)
+    zeros, out = bytes(octets), bytearray(octets)
+    context = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    rates = [
+        (
+            rate(lambda: add_stream(total, new_seed()), octets),
+            rate(lambda: context.update_into(zeros, out), octets),
+        )
+        for _ in range(repeats)
+    ]
+    masks, cipher = (max(each) for each in zip(*rates, strict=True))
+    return {"masks": masks, "aes_256_ctr": cipher, "ratio": masks / cipher}
 
-    def mask() -> Callable[[], object]:
-        total = np.zeros(dimension, np.uint64)
-        return lambda: add_stream(total, new_seed())
 
-    def cipher() -> Callable[[], object]:
-        out = bytearray(octets)
-        context = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-        return lambda: context.update_into(zeros, out)
+def unmasking(dimension: int, dropped: int, repeats: int = 3) -> list[dict]:
+    """Seconds for the masks of dropped users with 100 partners each; best of several, in turns."""
+    publics = [PrivateKeys.generate().public.sealing for _ in range(100)]
+    secret = {user: new_seed() for user in range(dropped)}
 
-    rates = [(rate(mask, octets, cores), rate(cipher, octets, cores)) for _ in range(repeats)]
-    masks, ciphers = (max(each) / 1e9 for each in zip(*rates, strict=True))
-    return {"cores": cores, "masks": masks, "aes_256_ctr": ciphers, "ratio": masks / ciphers}
+    def masks_of(user: int) -> bytes:
+        return b"".join(
+            MASK.pack(user, dropped + i, secret[user], p) for i, p in enumerate(publics)
+        )
+
+    def seconds(processes: int) -> float:
+        start = time.perf_counter()
+        sum_masks(dimension, bytes(32), secret, masks_of, processes)
+        return time.perf_counter() - start
+
+    processes = sorted({1, cores()})
+    rows = [[seconds(count) for count in processes] for _ in range(repeats)]
+    best = [min(each) for each in zip(*rows, strict=True)]
+    return [
+        {"processes": count, "masks": dropped * len(publics), "seconds": each}
+        for count, each in zip(processes, best, strict=True)
+    ]
 
 
 def server_memory(users: int, dimension: int) -> dict:
@@ -221,6 +235,7 @@ def main() -> None:
     parser.add_argument("--dropped", type=float, nargs="+", default=[0.0])
     parser.add_argument("--checking", type=int, default=100, help="users that check a quorum")
     parser.add_argument("--memory", type=int, nargs="*", default=[100, 10_000])
+    parser.add_argument("--unmask", type=int, default=400, help="dropped users, timed at last")
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()
     fractions = options.corrupt_fraction, options.dropout_fraction
@@ -244,15 +259,17 @@ def main() -> None:
             f"last server, {row['users']} users: {row['kept_bytes']} bytes kept, "
             f"{row['peak_bytes']} bytes at most"
         )
-    masks = [expansion(options.dimension, cores) for cores in sorted({1, os.cpu_count() or 1})]
-    for each in masks:
-        print(
-            f"masks on {each['cores']} cores: {each['masks']:.2f} GB/s, AES-256-CTR "
-            f"{each['aes_256_ctr']:.2f} GB/s, ratio {each['ratio']:.2f}"
-        )
+    masks = expansion(options.dimension)
+    print(
+        f"masks on one core: {masks['masks']:.2f} GB/s, AES-256-CTR {masks['aes_256_ctr']:.2f} "
+        f"GB/s, ratio {masks['ratio']:.2f}"
+    )
+    dropped = unmasking(options.dimension, options.unmask) if options.unmask else []
+    for each in dropped:
+        print("{masks} masks by {processes} processes: {seconds:.2f} s".format(**each))
     if options.write:
         result = {"machine": made_with, "fractions": fractions, "cost": rows}
-        result |= {"memory": memory, "masks": masks}
+        result |= {"memory": memory, "masks": masks, "unmasking": dropped}
         with new_file(options.write) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -38,12 +38,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.graph import Degree, choose_degree, draw_list
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, agree
+from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.prg import derive
 from train_distributed.secure_sum.session import FIRST_SERVER, Session
 from train_distributed.secure_sum.wire import OVERHEAD
@@ -138,11 +137,6 @@ class SecAgg:
         """The users on it."""
         order = self.session.order
         return tuple(order[place] for place in self.places_of(user, seed).tolist())
-
-    def pair_seed(self, private: X25519PrivateKey, public: bytes, user: int, peer: int) -> bytes:
-        """The seed of the mask that `user` and `peer` share; either's key gives it."""
-        ends = struct.pack(">II", min(user, peer), max(user, peer))
-        return derive(agree(private, public), b"mask" + self.session.digest + ends)
 
     def commitment(self, user: int, seed: bytes) -> bytes:
         """What `user` publishes about its self-mask seed: SHA-256; the seed has 256 bits."""

@@ -19,6 +19,7 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import KEY_BYTES, SIGNATURE_BYTES, PrivateKeys, exchange_key
+from train_distributed.secure_sum.masks import pair_seed
 from train_distributed.secure_sum.packets import (
     KEY,
     SEED,
@@ -274,7 +275,8 @@ class SecAggUser:
             raise TooFewUsers(f"users of its list that {what} must be >= {threshold}, got {count}")
 
     def _pair_seed(self, peer: int) -> bytes:
-        return self._setup.pair_seed(self._masking, self._peers[peer].masking, self._user, peer)
+        digest, public = self._setup.session.digest, self._peers[peer].masking
+        return pair_seed(digest, self._masking, public, self._user, peer)
 
     def _once(self, peer: int) -> bytes:
         """The private key used once, for the packet to a partner."""

@@ -1,5 +1,6 @@
 """All parties of a secure sum in one process, every message made, sent, checked and measured."""
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -112,12 +113,16 @@ class _Meter:
 
     def at(self, party: int, work: Callable[[], T]) -> T:
         """Does a party's work and books its time."""
-        start, begun = time.process_time(), time.perf_counter()
+        start, begun = self._cpu(), time.perf_counter()
         try:
             return work()
         finally:
-            self._seconds[party] += time.process_time() - start
+            self._seconds[party] += self._cpu() - start
             self._elapsed[party] += time.perf_counter() - begun
+
+    def _cpu(self) -> float:
+        """Seconds of this process and of those that it has waited for."""
+        return time.process_time() + sum(os.times()[2:4])
 
     def sent(self, message: bytes, *parties: int) -> bytes:
         """Books a message at its sender and its receivers."""

@@ -1,22 +1,18 @@
 """How the server of protocol B has secrets opened, checks them, and removes the masks."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import InconsistentShares, SetMismatch, TooFewUsers
-from train_distributed.secure_sum.keys import exchange_key
+from train_distributed.secure_sum.keys import KEY_BYTES, exchange_key
+from train_distributed.secure_sum.masks import MASK, processes_for, sum_masks
 from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hash_records, share_records
-from train_distributed.secure_sum.prg import add_stream, subtract_stream
 from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.secagg import read_entries
 from train_distributed.secure_sum.shamir import SHARE_BYTES, reconstruct
 from train_distributed.secure_sum.wire import WITNESS_BYTES
-
-Add = Callable[[NDArray[np.uint64], bytes], None]
 
 
 class Unmasking:
@@ -103,29 +99,25 @@ class Unmasking:
         return secrets, wrong
 
     def masks(self, secrets: Mapping[int, bytes]) -> NDArray[np.uint64]:
-        """(d,) all masks in the sum of the survivors' vectors, added up on all cores.
-
-        Ciphers and sums let other threads run meanwhile, so no process has to be started that
-        would have to be given the secrets. A thread that fails fails this call.
+        """(d,) all masks in the sum of the survivors' vectors.
 
         Args:
             secrets: of all users that shared keys, as `secrets` gives them.
+
+        Raises:
+            OSError: as `sum_masks`; there is no sum then.
         """
-        users = sorted(secrets, key=self.survivors.__contains__)  # first those with many masks
-        count = min(len(users), os.cpu_count() or 1)
-
-        def added(first: int) -> NDArray[np.uint64]:
-            total = np.zeros(self._setup.session.dimension, np.uint64)
-            for user in users[first::count]:
-                for add, seed in self._masks(user, secrets[user]):
-                    add(total, seed)
-            return total
-
-        masks = np.zeros(self._setup.session.dimension, np.uint64)
-        with ThreadPoolExecutor(count) as pool:
-            for part in pool.map(added, range(count)):
-                masks += part
-        return masks
+        roster, session, here = self._roster, self._setup.session, self.survivors
+        among = roster.among(here)
+        gone = roster.among(roster.sharing - here)
+        shared = np.count_nonzero(gone[roster.sender] & among[roster.receiver])
+        return sum_masks(
+            session.dimension,
+            session.digest,
+            sorted(secrets, key=here.__contains__),  # first those with many masks
+            lambda user: b"".join(self._masks(user, secrets[user])),
+            processes_for(session.dimension, len(here), int(shared)),
+        )
 
     def _shares_by_dealer(self) -> Iterator[tuple[int, dict[int, bytes]]]:
         """Of each user that shared keys, point -> share, no more than are needed."""
@@ -154,14 +146,11 @@ class Unmasking:
             raise InconsistentShares("the shares it dealt must give what it advertised, do not")
         return secret
 
-    def _masks(self, user: int, secret: bytes) -> Iterator[tuple[Add, bytes]]:
+    def _masks(self, user: int, secret: bytes) -> Iterator[bytes]:
         """A survivor's own mask, or those that survivors share with a dropped user."""
         if user in self.survivors:
-            yield add_stream, secret
+            yield MASK.pack(user, user, secret, bytes(KEY_BYTES))
             return
-        private = exchange_key(secret)
         for peer in self._roster.identities[self._roster.partners(user)].tolist():
             if peer in self.survivors:
-                public = self._roster.adverts[peer].masking
-                seed = self._setup.pair_seed(private, public, user, peer)
-                yield (add_stream if peer < user else subtract_stream), seed
+                yield MASK.pack(user, peer, secret, self._roster.adverts[peer].masking)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum import errors, keys, prg, secagg, secagg_user, shares
+from train_distributed.secure_sum import errors, keys, masks, prg, secagg_user, shares
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.opening import Opening
 from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER
@@ -196,7 +196,7 @@ def test_a_shared_secret_folded_to_32_bits_is_caught(make_secagg: Callable, monk
     def folded(secret: bytes, purpose: bytes) -> bytes:
         return prg.derive(secret, purpose)[:4].ljust(32, b"\0")
 
-    monkeypatch.setattr(secagg, "derive", folded)
+    monkeypatch.setattr(masks, "derive", folded)
     found = audit_secagg_masks(make_secagg, monkeypatch)
     assert "a pair's seed is not the 32 bytes of HKDF over X25519" in found
 

@@ -1,19 +1,29 @@
-"""Masks are taken off whole and once, however many threads add them up; one that fails says so."""
+"""Masks are taken off whole and once, by however many processes; one that fails leaves nothing."""
 
 import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum import prg, unmasking
+from train_distributed.secure_sum import masks, prg
 from train_distributed.secure_sum.errors import OutOfOrder
 from train_distributed.secure_sum.prg import CHUNK_WORDS
+from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.wire import Kind
 
 GONE = {0, 4, 11}
+ROOT = Path(__file__).parents[3]
 Words = NDArray[np.uint64]
+DIGEST, SECRETS = b"d" * 32, {user: bytes([user]) * 32 for user in range(1, 60)}
 
 
 @pytest.fixture
@@ -34,14 +44,81 @@ def almost_summed(make_secagg: Callable, drive: Callable, vectors: Callable) -> 
     return make
 
 
-@pytest.mark.parametrize("cores", [1, 2, 5, 64, None])
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """All processes that are started, for however little; there are cores enough for two more."""
+    others, start = [], masks._start
+    monkeypatch.setattr(masks, "PROCESS_WORDS", 1)
+    monkeypatch.setattr(masks, "cores", lambda: 3)
+    monkeypatch.setattr(masks, "_start", lambda: others.append(start()) or others[-1])
+    monkeypatch.setattr(os, "fork", None)  # threads of the server would be torn
+    return others
+
+
+def _own_mask(user: int) -> bytes:
+    return masks.MASK.pack(user, user, SECRETS[user], bytes(32))
+
+
+def _many_masks(user: int) -> bytes:
+    """More than a pipe holds."""
+    return _own_mask(user) * 200
+
+
+def _assert_nothing_released(server: SecAggServer, expected: Words) -> None:
+    """Neither a sum nor the journal's entry that one was opened."""
+    assert server._journal.detail(server._session.digest, "open") is None
+    assert not np.array_equal(server._total, expected)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
 def test_the_sum_is_exact_on_any_number_of_cores(
-    cores: int | None, almost_summed: Callable, monkeypatch: pytest.MonkeyPatch
+    cores: int, almost_summed: Callable, started: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(os, "fork", None)  # no process is ever given the secrets
+    monkeypatch.setattr(masks, "cores", lambda: cores)
     _, finish, expected = almost_summed(2 * CHUNK_WORDS + 5)
     assert np.array_equal(finish().total, expected)
+    assert [other.returncode for other in started] == [0] * (cores - 1)
+
+
+def test_processes_share_the_work(started: list) -> None:
+    """Each mask is added once, here or elsewhere, though all take from one list."""
+    by_thread = Counter()
+
+    def masks_of(user: int) -> bytes:
+        by_thread[threading.get_ident()] += 1
+        return _many_masks(user)
+
+    total = masks.sum_masks(CHUNK_WORDS + 1, DIGEST, SECRETS, masks_of, 3)
+    expected = np.zeros(CHUNK_WORDS + 1, np.uint64)
+    for seed in SECRETS.values():
+        prg.add_stream(expected, seed)
+    assert np.array_equal(total, expected * np.uint64(200))
+    assert len(by_thread) == 3
+    assert sum(by_thread.values()) == len(SECRETS)
+
+
+def test_few_masks_are_added_here(almost_summed: Callable, started: list, monkeypatch) -> None:
+    monkeypatch.setattr(masks, "PROCESS_WORDS", 2**31)
+    _, finish, expected = almost_summed(8)
+    assert np.array_equal(finish().total, expected)
+    assert not started
+
+
+def test_a_process_is_started_for_its_worth_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "cores", lambda: 64)
+    assert masks.processes_for(61_450, 10_000, 0) == 1
+    assert masks.processes_for(61_450, 810, 18_000) == 2
+    assert masks.processes_for(61_450, 8_100, 250_000) == 23
+    assert masks.processes_for(1, 8_100, 250_000) == 8  # keys to agree on are work too
+    monkeypatch.setattr(masks, "cores", lambda: 1)
+    assert masks.processes_for(10**9, 10**6, 10**6) == 1
+
+
+@pytest.mark.parametrize("found", [1, None])
+def test_where_cores_are_not_told_there_is_one(found: int | None, monkeypatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: found)
+    assert masks.cores() == 1
 
 
 def _chunk_fault(times: int) -> Callable:
@@ -62,29 +139,155 @@ def test_a_chunk_left_out_or_added_twice_would_be_seen(
     times: int, almost_summed: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, finish, expected = almost_summed(2 * CHUNK_WORDS + 5)
-    monkeypatch.setattr(unmasking, "add_stream", _chunk_fault(times))
+    monkeypatch.setattr(masks, "add_stream", _chunk_fault(times))
     assert not np.array_equal(finish().total, expected)
 
 
-@pytest.mark.parametrize("cores", [1, 2, 5])
-def test_a_thread_that_fails_leaves_nothing_released(
-    cores: int, almost_summed: Callable, monkeypatch: pytest.MonkeyPatch
+def test_a_failure_here_leaves_nothing_released(
+    almost_summed: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a sum nor the journal's entry that one was opened."""
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     server, finish, expected = almost_summed(8)
     done = []
 
     def add(total: Words, seed: bytes) -> None:
         done.append(1)
         if len(done) == 7:
-            raise MemoryError("one thread is out of memory")
+            raise MemoryError("at the seventh mask")
         prg.add_stream(total, seed)
 
-    monkeypatch.setattr(unmasking, "add_stream", add)
-    with pytest.raises(MemoryError, match="one thread"):
+    monkeypatch.setattr(masks, "add_stream", add)
+    with pytest.raises(MemoryError, match="at the seventh mask"):
         finish()
-    assert server._journal.detail(server._session.digest, "open") is None
-    assert not np.array_equal(server._total, expected)
+    _assert_nothing_released(server, expected)
+
+
+@pytest.mark.parametrize("fault", [MemoryError, KeyboardInterrupt])
+def test_a_failure_here_ends_the_other_processes(
+    fault: type[BaseException], started: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(total: Words, seed: bytes) -> None:
+        raise fault("at the first mask")
+
+    monkeypatch.setattr(masks, "add_stream", add)
+    with pytest.raises(fault, match="at the first mask"):
+        masks.sum_masks(8, DIGEST, SECRETS, _many_masks, 3)
+    assert [other.returncode for other in started] == [-signal.SIGKILL] * 2
+
+
+_READ = "import os, sys; read = sys.stdin.buffer.read; size = 8 * int.from_bytes(read(8)); read(); "
+_WRITE = "sys.stdout.buffer.write(bytes(size{})); "
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (_READ, "gave 0 and ended with 0"),
+        (_READ + _WRITE.format(-1), "gave 63 and ended with 0"),
+        (_READ + _WRITE.format("+1"), "gave 65 and ended with 0"),
+        (_READ + _WRITE.format("+10**7"), "gave 65 and ended with"),
+        (_READ + _WRITE.format("") + "sys.exit(3)", "gave 64 and ended with 3"),
+        ("import sys; sys.exit('no numpy')", "gave 0 and ended with 1"),
+        ("import os; os.kill(os.getpid(), 9)", "gave 0 and ended with -9"),
+    ],
+)
+def test_a_process_that_does_anything_else_leaves_nothing_released(
+    program: str, told: str, almost_summed: Callable, started: list, monkeypatch
+) -> None:
+    server, finish, expected = almost_summed(8)
+    monkeypatch.setattr(masks, "_PROCESS", program)
+    with pytest.raises(ChildProcessError, match=f"64 bytes and end with 0, .*{told}.*released"):
+        finish()
+    assert None not in [other.returncode for other in started]
+    _assert_nothing_released(server, expected)
     with pytest.raises(OutOfOrder):
         finish()
+
+
+def test_a_process_that_answers_before_it_was_told_all_is_not_heard(started: list, monkeypatch):
+    program = "import os; os.close(0); os.write(1, bytes(64))"
+    monkeypatch.setattr(masks, "_PROCESS", program)
+
+    def masks_of(user: int) -> bytes:
+        started[0].wait(20)
+        return _own_mask(user)
+
+    with pytest.raises(ChildProcessError, match="gave 0 and ended with 0"):
+        masks.sum_masks(8, DIGEST, SECRETS, masks_of, 2)
+
+
+def test_a_process_killed_in_the_middle_ends_all(started: list) -> None:
+    """No time is lost on masks that nobody will use, and no process stays."""
+    asked = []
+
+    def masks_of(user: int) -> bytes:
+        asked.append(user)
+        if len(asked) == 30:
+            started[0].kill()
+        return _many_masks(user)
+
+    with pytest.raises(ChildProcessError, match="gave 0 and ended with -9; nothing is released"):
+        masks.sum_masks(CHUNK_WORDS, DIGEST, SECRETS, masks_of, 3)
+    assert len(asked) < len(SECRETS)
+    assert None not in [other.returncode for other in started]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_no_secret_is_shown_to_who_lists_processes(started: list) -> None:
+    shown = []
+
+    def masks_of(user: int) -> bytes:
+        proc = Path(f"/proc/{started[0].pid}")
+        shown.append(b"".join((proc / name).read_bytes() for name in ("cmdline", "environ")))
+        return _own_mask(user)
+
+    masks.sum_masks(8, DIGEST, SECRETS, masks_of, 2)
+    assert all(b"serve()" in each for each in shown)
+    for secret in [DIGEST, *SECRETS.values()]:
+        assert not any(secret[:8] in each or secret[:8].hex().encode() in each for each in shown)
+
+
+_SERVER = """
+import os, sys
+sys.path.append(sys.argv[1])
+from train_distributed.secure_sum import masks
+
+start = masks._start
+
+def told():
+    other = start()
+    print(other.pid, flush=True)
+    return other
+
+def masks_of(user):
+    if user > 100 and sys.argv[2] == "dies":
+        os.kill(os.getpid(), 9)
+    return masks.MASK.pack(user, user, bytes(32), bytes(32))
+
+masks._start = told
+print(masks.sum_masks(8, bytes(32), range(200), masks_of, 2)[0])
+"""
+
+
+def _server(folder: Path, ending: str) -> subprocess.CompletedProcess[str]:
+    """A program without a guard, in another folder, with no variables to find modules by."""
+    (folder / "server.py").write_text(_SERVER)
+    command = [sys.executable, "-I", "server.py", str(ROOT), ending]
+    return subprocess.run(command, cwd=folder, env={}, capture_output=True, text=True, timeout=60)
+
+
+def test_a_process_finds_its_modules_wherever_the_server_was_started(tmp_path: Path) -> None:
+    done = _server(tmp_path, "lives")
+    sum_ = np.zeros(8, np.uint64)
+    for _ in range(200):
+        prg.add_stream(sum_, bytes(32))
+    assert done.stderr == ""
+    assert done.stdout.split()[1:] == [str(sum_[0])]
+
+
+def test_a_process_ends_with_its_server(tmp_path: Path) -> None:
+    done = _server(tmp_path, "dies")
+    assert done.returncode == -signal.SIGKILL
+    status, until = Path(f"/proc/{done.stdout.split()[0]}/stat"), time.monotonic() + 10
+    while status.exists() and ") Z" not in status.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)

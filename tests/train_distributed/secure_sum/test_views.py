@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from train_distributed.secure_sum import keys, prg, secagg_user, shamir, shares
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.masks import pair_seed
 from train_distributed.secure_sum.opening import combine
 from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.session import FIRST_SERVER
@@ -150,7 +151,8 @@ def _secagg_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, dro
     parties = make(inputs, keys=keys, nonce=b"n" * 32, minimum=3)
     sent = [user.start() for user in parties.users]
     pairs = {
-        (i, j): parties.setup.pair_seed(
+        (i, j): pair_seed(
+            parties.setup.session.digest,
             parties.users[i]._masking,
             parties.users[j]._masking.public_key().public_bytes_raw(),
             i,

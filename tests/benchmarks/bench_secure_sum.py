@@ -11,7 +11,7 @@ beside it. Every user submits the same vector, so that the inputs take no memory
 taken to be like all.
 
 At last it says how fast one core turns seeds into masks and adds them, how fast its AES-256 in
-counter mode is by itself, and how long masks of dropped users take one process, and as many as cores.
+counter mode is by itself, and how long the masks of dropped users take one process, and several.
 """
 
 import argparse

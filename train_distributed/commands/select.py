@@ -46,9 +46,9 @@ class Select:
     balance: Path | None = None
     """JSON of class number and share, if it is known how frequent classes are; else public tasks
     are balanced and 1:2 by turns. Either way the best is that of balanced accuracy."""
-    tasks: int = 3
+    tasks: int = 6
     """Public tasks to rehearse on."""
-    seeds: int = 2
+    seeds: int = 1
     """Partitions and noises per task."""
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""

@@ -48,7 +48,7 @@ class Conditions:
     """Methods that are compared, where the experiment does not say."""
     components: tuple[int, ...] = (32, 128)
     """Numbers of features that rivals learn from, beside the constant."""
-    tasks: int = 3
+    tasks: int = 6
     """Public tasks that a choice is rehearsed on."""
     rounds: int = 0
     """Further rounds that may be chosen beside none; frontier and selection."""

@@ -223,6 +223,7 @@ def test_a_process_killed_in_the_middle_ends_all(started: list) -> None:
         asked.append(user)
         if len(asked) == 30:
             started[0].kill()
+            started[0].wait(20)
         return _many_masks(user)
 
     with pytest.raises(ChildProcessError, match="gave 0 and ended with -9; nothing is released"):

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
-from train_distributed import accounting
 from train_distributed.flower.desk import Submission
 from train_distributed.flower.documents.document import LARGE, read_file, shown
 from train_distributed.flower.documents.federation import Federation
@@ -48,6 +48,7 @@ from train_distributed.partition import split
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease
+from train_distributed.privacy.ledger_cost import Cost
 from train_distributed.privacy.ledger_entry import Kind
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
@@ -70,12 +71,17 @@ class Facts:
     unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
 
 
-class SumTask:
+class SumTask(ABC):
     """What tasks of either kind do alike: noise, and what a report says of the sum itself."""
 
     federation: Federation
     guarantee: Guarantee
     integers: Integers
+
+    @property
+    @abstractmethod
+    def plans(self) -> list[IntegerRelease]:
+        """The noise of every sum that one session takes: one entry of a ledger."""
 
     def noised(
         self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
@@ -120,9 +126,9 @@ class SumTask:
 
     def _all_sessions(self) -> dict[str, float]:
         """What a user gives away if every agreed session is run: ε of them together, same δ."""
-        sessions, guarantee = self.federation.sessions, self.guarantee
-        together = guarantee.compositions * sessions
-        epsilon = accounting.epsilon(guarantee.privacy.delta, guarantee.noise_multiplier, together)
+        sessions = self.federation.sessions
+        together = Cost.of(plan.cost for plan in self.plans * sessions)
+        epsilon = together.at(self.guarantee.privacy.delta)
         return {"sessions": sessions, "epsilon_of_all_sessions": epsilon}
 
 

@@ -1,5 +1,6 @@
 """A model from a federation is the model of its survivors' plain sum, and what was agreed holds."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.tasks import FACTS, ROWS, K, W, embeddings_of
+from train_distributed import accounting
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import ModelTask, transform_hash
 from train_distributed.one_shot.method_options import MethodOptions
@@ -53,6 +55,9 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     assert model.class_names == ("a", "b", "c")
     assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)
     twice = ModelTask.of(replace(task.federation, sessions=2), path).released(opened, FACTS)
+    (plan,), delta = task.plans, task.guarantee.privacy.delta
+    both = accounting.epsilon(delta * math.exp(-2 * plan.zeta), plan.noise_multiplier, 2)
+    assert twice.report["epsilon_of_all_sessions"] >= both + 4 * plan.zeta
     assert 1.3 < twice.report["epsilon_of_all_sessions"] < 2
     assert model.report["noise"] == "discrete"
     assert model.report["suitable_for_release"]

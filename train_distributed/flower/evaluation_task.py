@@ -15,7 +15,8 @@ from embed import EmbeddingSet
 from train_distributed.flower.documents.document import LARGE, read_file, shown
 from train_distributed.flower.documents.evaluation_terms import KIND, EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.model_task import Facts, ModelTask, SumTask, transform_hash
+from train_distributed.flower.documents.transform import transform_hash
+from train_distributed.flower.model_task import Facts, ModelTask, SumTask
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import zero_out_report
 from train_distributed.one_shot.released.evaluate import overlap_words

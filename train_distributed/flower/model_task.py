@@ -1,6 +1,5 @@
 """What a federation computes: one private model, from what every user submits to the release."""
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed.flower.desk import Submission
-from train_distributed.flower.documents.document import LARGE, read_file, shown
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms
+from train_distributed.flower.documents.transform import check_transform, read_transform
 from train_distributed.flower.round_desk import WORD, Rounds
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.intake import admit, provenance
@@ -34,6 +33,7 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import (
     Part,
     advanced,
+    check_zeta,
     further_rounds,
     parts_of,
     round_dimension,
@@ -274,34 +274,8 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     bits = terms.word_bits
     zeta = zeta_of(parts, sizes, bits)
     integers = [Integers.of(part.submission, part.guarantee, sizes, zeta, bits) for part in parts]
+    every = zip(integers, parts, strict=True)
+    check_zeta((own for own, part in every for _ in range(part.times)), zeta)
     (first, own), *further = zip(parts, integers, strict=True)
     of_rounds = further[0] if further else None
     return ModelTask(federation, terms, transform, method, first.guarantee, own, of_rounds)
-
-
-def read_transform(path: Path) -> PublicTransform:
-    """Reads the file of a public transform.
-
-    Raises:
-        ValueError: naming the file, whatever it holds.
-    """
-    read_file(path, LARGE)
-    try:
-        return PublicTransform.load(path)
-    except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
-        words = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path} must be a public transform, got: {shown(words)}") from error
-
-
-def transform_hash(path: Path) -> str:
-    """SHA-256 of a transform's file, hexadecimal."""
-    return hashlib.sha256(read_file(path, LARGE)).hexdigest()
-
-
-def check_transform(path: Path, agreed: str) -> None:
-    """Raises ValueError unless the file is the one that was agreed on."""
-    if transform_hash(path) != agreed:
-        raise ValueError(
-            f"transform must have SHA-256 {agreed} as the federation says, got "
-            f"{transform_hash(path)}: {path}"
-        )

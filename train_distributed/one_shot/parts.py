@@ -1,7 +1,7 @@
 """The sums that keep one promise together: the first, and further rounds of gradients."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -102,7 +102,19 @@ def sums_of(
             zeta=zeta,
         )
         sums += [(part.guarantee, replace(summation)) for _ in range(part.times)]
+    check_zeta((each for _, each in sums if isinstance(each, Integers)), zeta)
     return sums
+
+
+def check_zeta(planned: Iterable[Integers], zeta: float) -> None:
+    """Refuses several integer sums that cost more than the ζ that each was planned with.
+
+    Raises:
+        ArithmeticError: their ζ is larger.
+    """
+    spent = [each.plan.zeta for each in planned]
+    if len(spent) > 1 and sum_up(spent) > zeta:
+        raise ArithmeticError(f"zeta of all sums must be <= {zeta}, got {sum_up(spent)}")
 
 
 def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | Integers]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
+from train_distributed.one_shot import parts as one_shot_parts
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.parts import mu_shares, parts_of, sums_of
 from train_distributed.one_shot.release import Rehearsal
@@ -82,6 +83,14 @@ def test_the_zeta_of_every_sum_is_charged_to_all():
     assert with_them.zeta < alone.zeta
     assert Cost.of([with_them.cost, with_them.cost, others]).at(1e-5) <= 2.0
     assert Cost.of([alone.cost, alone.cost, others]).at(1e-5) > 2.0
+
+
+def test_sums_that_cost_more_than_they_were_planned_with_are_refused(monkeypatch):
+    monkeypatch.setattr(IntegerRelease, "zeta", property(lambda each: 1e-6))
+    planned(1.0, 1e-5, 2)  # three of 10⁻⁶
+    monkeypatch.setattr(one_shot_parts, "zeta_of", lambda parts, sizes: 2e-6)
+    with pytest.raises(ArithmeticError, match="zeta of all sums must be <= 2e-06, got 3e-06"):
+        planned(1.0, 1e-5, 2)
 
 
 def test_two_discrete_sums_of_which_the_second_follows_the_first_cost_no_more_than_stated():

@@ -137,8 +137,8 @@ def _agreed(
 def _evaluation(
     folder: Path, init: "Init", users: list[Party], model: Path
 ) -> tuple[EvaluationTerms, int]:
+    from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.flower.evaluation_task import read_model
-    from train_distributed.flower.model_task import transform_hash
     from train_distributed.one_shot.released.evaluation import Evaluation
 
     init.privacy.validate()
@@ -161,7 +161,7 @@ def _evaluation(
 def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
     import torch
 
-    from train_distributed.flower.model_task import transform_hash
+    from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.one_shot.class_prior import with_shares
     from train_distributed.one_shot.defaults import Circumstances
     from train_distributed.one_shot.report import class_names
@@ -193,7 +193,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
 
 
 def _method(folder: Path, terms: Terms) -> "Method":
-    from train_distributed.flower.model_task import read_transform
+    from train_distributed.flower.documents.transform import read_transform
     from train_distributed.one_shot.methods import build_method
 
     transform = read_transform(folder / TRANSFORM)

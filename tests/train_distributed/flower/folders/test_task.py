@@ -14,7 +14,8 @@ from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.tasks import FACTS, ROWS, K, W, embeddings_of
 from train_distributed import accounting
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.model_task import ModelTask, transform_hash
+from train_distributed.flower.documents.transform import transform_hash
+from train_distributed.flower.model_task import ModelTask
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.parts import advanced

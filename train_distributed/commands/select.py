@@ -46,6 +46,9 @@ class Select:
     balance: Path | None = None
     """JSON of class number and share, if it is known how frequent classes are; else public tasks
     are balanced and 1:2 by turns. Either way the best is that of balanced accuracy."""
+    new_classes: bool = False
+    """The private classes are none of the public ones: where these are fewer than twice as many,
+    smaller tasks are rehearsed, so that transforms do not know their classes."""
     tasks: int = 6
     """Public tasks to rehearse on."""
     seeds: int = 1
@@ -70,6 +73,7 @@ class Select:
         print(f"written: {out}")
 
     def _into(self, partial: Path, sizes: "Sizes") -> None:
+        import numpy as np
         from tqdm import tqdm
 
         from embed import EmbeddingSet
@@ -85,6 +89,13 @@ class Select:
         balance = () if self.balance is None else read_shares(self.balance, numbers)
         if self.privacy.unit == "user":
             candidates = clipped(candidates, public, sizes)
+        if self.new_classes:
+            sizes = sizes.of_new_classes(len(np.unique(public.labels)))
+            if self.balance is not None and sizes.num_classes < self.num_classes:
+                raise ValueError(
+                    "balance must be left out where new_classes leaves too few of the public "
+                    f"classes for tasks of {self.num_classes}, got {self.balance}"
+                )
         rehearsals = rehearse(
             public,
             [sizes],

@@ -44,6 +44,16 @@ class Sizes:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
+    def of_new_classes(self, public: int) -> "Sizes":
+        """Of so few classes, each with as many rows, that half of the public ones are left.
+
+        For private classes that are none of the `public` ones: transforms are fitted on what a task
+        leaves over, or what separates its own labels would look better than it is.
+        """
+        classes = min(self.num_classes, max(2, public // 2))
+        rows = round(self.rows_per_user * classes / self.num_classes)
+        return replace(self, num_classes=classes, rows_per_user=max(1, rows))
+
     @property
     def name(self) -> str:
         """The `scheme` of its rehearsal's cells."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
+from embed.compress import Compression
 from embed.transform_options import TransformOptions
 from train_distributed.commands.configuration import Chosen
 from train_distributed.commands.run import Run
@@ -126,6 +127,37 @@ def test_similar_classes_are_grouped_and_half_are_left_for_the_transform():
     assert sorted(posed) == [-1] * 4 + [0, 0, 1, 1]
     one_each = pose_task(blobs(400, 8, 0), 8, np.random.default_rng(0))
     assert sorted(one_each) == list(range(8))
+
+
+def test_of_new_classes_as_many_are_left_as_are_asked():
+    """As many rows of each class: so the task is as hard as the run's, class by class."""
+    sizes = Sizes(users=100, rows_per_user=50, num_classes=100)
+    assert sizes.of_new_classes(100) == replace(sizes, num_classes=50, rows_per_user=25)
+    assert sizes.of_new_classes(250) == sizes
+    assert sizes.of_new_classes(2).num_classes == 2  # there is no smaller task
+
+
+def test_select_for_new_classes_fits_transforms_on_classes_that_no_task_asks(
+    public, tmp_path, monkeypatch
+):
+    """As many public classes as private ones: tasks have half of them, transforms the others."""
+    fitted, fit = [], Compression.fit_transform
+
+    def seen(compression, rows, **options):
+        fitted.append(set(np.unique(rows.labels).tolist()))
+        return fit(compression, rows, **options)
+
+    monkeypatch.setattr(Compression, "fit_transform", seen)
+    given = {"public": public, "users": 10, "rows_per_user": 8, "num_classes": 8, "tasks": 1}
+    Select(**given, out=tmp_path / "known").run()
+    assert max(map(len, fitted)) == 8
+    fitted.clear()
+    Select(**given, new_classes=True, out=tmp_path / "new").run()
+    assert max(map(len, fitted)) == 4
+    shares = tmp_path / "balance.json"
+    shares.write_text(json.dumps({str(number): 1 / 8 for number in range(8)}))
+    with pytest.raises(ValueError, match="balance must be left out where new_classes"):
+        Select(**given, new_classes=True, balance=shares, out=tmp_path / "told").run()
 
 
 def test_ranking_takes_the_best_mean_per_epsilon():

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def against_choice(
 
     Rivals name the paper's raw transform.
     """
-    places = placed(conditions, private)
+    places = placed(conditions, private, public)
     candidates = Candidates.default(public.dim, rounds=conditions.rounds)
     contest = Contest.of(conditions, private, public, candidates, places, conditions.promises)
     shared = {"promises": conditions.promises, "scenarios": list(contest.scenarios.values())}
@@ -47,7 +48,7 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
     best, and no moments.
     """
     promises = [replace(promise, unit="user") for promise in conditions.promises]
-    places = placed(conditions, private)
+    places = placed(conditions, private, public)
     if private.users is not None:
         writers, rows = np.unique(private.users[private.split == 0], return_counts=True)
         classes = len(private.meta["class_names"])
@@ -64,18 +65,22 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
     )
 
 
-def placed(conditions: Conditions, private: EmbeddingSet) -> list[tuple[Sizes, Scenario]]:
+def placed(
+    conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet
+) -> list[tuple[Sizes, Scenario]]:
     """One federation per number of users and scheme: what is rehearsed, and what is then run."""
-    train, classes = int((private.split == 0).sum()), len(private.meta["class_names"])
-    sizes = [(users, conditions.rows_per_user or train // users) for users in conditions.users]
-    return [
-        (
-            Sizes(users=w, rows_per_user=n, num_classes=classes, scheme=scheme),
-            Scenario(users=w, scheme=scheme, rows_per_user=n),
+    train, names = int((private.split == 0).sum()), private.meta["class_names"]
+    known = public.meta.get("class_names", ())
+    new = public.labels is not None and known and set(known).isdisjoint(names)
+    places = []
+    for users, scheme in product(conditions.users, conditions.schemes):
+        n = conditions.rows_per_user or train // users
+        sizes = Sizes(users=users, rows_per_user=n, num_classes=len(names), scheme=scheme)
+        scenario = Scenario(users=users, scheme=scheme, rows_per_user=n)
+        places.append(
+            (sizes.of_new_classes(len(np.unique(public.labels))) if new else sizes, scenario)
         )
-        for w, n in sizes
-        for scheme in conditions.schemes
-    ]
+    return places
 
 
 def few_directions(dim: int) -> Candidates:

@@ -95,8 +95,12 @@ def test_killed_sweep_equals_uninterrupted(sets, tmp_path, name):
         time.sleep(clock.uniform(0, 0.3))  # a random moment of a later job
         process.kill()
         process.wait()
+        if (tmp_path / "killed").exists():  # on a busy machine the kill may come too late
+            break
         finished.append(journalled(tmp_path))
-    subprocess.run(command("killed"), cwd=ROOT, check=True, capture_output=True)
+    else:
+        subprocess.run(command("killed"), cwd=ROOT, check=True, capture_output=True)
+    assert len(finished) > 1
     assert cells(tmp_path / "killed") == cells(tmp_path / "whole")
     for earlier, keys in itertools.pairwise(finished):
         assert len(keys) > len(earlier)

@@ -51,7 +51,7 @@ class Select:
     smaller tasks are rehearsed, so that transforms do not know their classes."""
     tasks: int = 6
     """Public tasks to rehearse on."""
-    seeds: int = 1
+    seeds: int = 2
     """Partitions and noises per task."""
     out: Path | None = None
     """Directory to write; a new one under runs/ if left out."""

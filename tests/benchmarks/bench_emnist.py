@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_emnist.py --out DIR [--write FILE] [--writers 500] [--rows 110]
 
-Writes `fed_emnist_train.h5` and `fed_emnist_test.h5` as TensorFlow Federated does, dark on white:
+With `pip install -e '.[federated-emnist]'`. Writes `fed_emnist_train.h5` and `fed_emnist_test.h5` as TensorFlow Federated does, dark on white:
 each writer has a typeface, slant, width, weight and habit of placing of its own, each letter some
 unsteadiness. Public writers use other typefaces than private ones. Then what a user of the real
 files types: `embed run --data fed-emnist:…` twice, and a sweep of what `select` chooses, each
@@ -61,7 +61,7 @@ def letters(face: str, labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
 
 def write(folder: Path, faces: tuple[str, ...], writers: int, rows: int, seed: int) -> None:
     """Both files; a ninth of each writer's letters is for testing, as in the real set."""
-    import h5py
+    import h5py  # pyright: ignore[reportMissingImports]
 
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)

@@ -3,8 +3,8 @@
     python tests/benchmarks/bench_emnist.py --out DIR [--write FILE] [--writers 500] [--rows 110]
 
 Needs `pip install -e '.[federated-emnist]'`. Writes `fed_emnist_train.h5` and `fed_emnist_test.h5`
-as TensorFlow Federated does, dark on white: each writer has a typeface, slant, width, weight and habit
-of placing of its own, each letter some unsteadiness. Public writers use other typefaces than
+as TensorFlow Federated does, dark on white: each writer has a typeface, slant, width, weight and
+habit of placing of its own, each letter some unsteadiness. Public writers use other typefaces than
 private ones. Then what a user of the real files types: `embed run --data fed-emnist:…` twice, and
 `run` with nothing but data, public set and epsilon, each writer with its own letters; test letters
 are of the same writers. O and 0, l and I and so on look alike, as in the real set.

@@ -1,106 +1,25 @@
 """`window`, `adder`, `report` and `collect` over real lines: from users' folders to the model."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from train_distributed.commands.federation import adding, reporting
-from train_distributed.commands.federation.window import Add, Collect, MakeWindow, Report
+from tests.train_distributed.flower.folders.windows import Home, running
+from train_distributed.commands.federation import reporting
+from train_distributed.commands.federation.window import Add
 from train_distributed.flower.adder_client import Adders
-from train_distributed.flower.adder_server import serve
 from train_distributed.flower.blobs import split
-from train_distributed.flower.documents.document import read_document
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import read_ledger
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
-from train_distributed.flower.evaluation_task import task_of
 from train_distributed.flower.model_task import Facts, ModelTask
-from train_distributed.flower.transport.processes import free_port
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.reports import RECEIPT_BYTES
-
-
-@contextmanager
-def running(options: Add, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An adder in a thread of this process, until the block ends; then its files are let go."""
-    loops: list[asyncio.AbstractEventLoop] = []
-    tasks: list[asyncio.Task] = []
-    listening, failed = threading.Event(), list[BaseException]()
-
-    async def stoppable(machine, window, host, port, tls, ready) -> None:
-        loops.append(asyncio.get_running_loop())
-        task = asyncio.ensure_future(
-            serve(machine, window, host, port, tls, lambda port: listening.set())
-        )
-        tasks.append(task)
-        try:
-            await task
-        except asyncio.CancelledError:
-            machine._holdings.close_file()
-
-    def work() -> None:
-        try:
-            options.run()
-        except Exception as error:
-            failed.append(error)
-            listening.set()
-
-    monkeypatch.setattr(adding, "serve", stoppable)
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert listening.wait(30)
-    assert not failed, failed
-    try:
-        yield
-    finally:
-        loops[0].call_soon_threadsafe(tasks[0].cancel)
-        thread.join(30)
-        assert not thread.is_alive()
-
-
-class Home:
-    """The folders of a federation with a window, whose adders run while the test does."""
-
-    def __init__(self, home: Path, **window: float) -> None:
-        self.home, self.window = home, home / "window"
-        ports = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-        MakeWindow(home / "fed", tuple(ports), self.window, **window).run()
-        self.adders = [home / name for name in ("fed", "server1", "server2")]
-
-    def report(self, user: int, **changes) -> Report:
-        folder = self.home / f"user{user}"
-        made = Report(
-            folder,
-            self.home / "fed" / "invitation",
-            self.window / WINDOW,
-            folder / "embeddings",
-            patience=5.0,
-        )
-        return replace(made, **changes)
-
-    def collect(self, out: str = "model", **changes) -> Collect:
-        made = Collect(self.home / "fed", self.window, self.home / out, patience=5.0)
-        return replace(made, **changes)
-
-    def task(self) -> ModelTask:
-        fed = self.home / "fed"
-        task = task_of(Federation.load(fed / "federation.json"), fed / "transform.safetensors")
-        assert isinstance(task, ModelTask)
-        return task
-
-    def used(self, user: int) -> int:
-        return sum(entry.used for entry in read_ledger(self.home / f"user{user}"))
 
 
 @pytest.fixture
@@ -264,56 +183,3 @@ def test_where_an_adder_is_gone_nothing_is_drawn(initiated) -> None:
     with pytest.raises(OSError, match=r"adder 0 at 127\.0\.0\.1:\d+ must answer"):
         home.report(0, patience=0.0).run()
     assert home.used(0) == 0
-
-
-def test_what_does_not_fit_is_refused_in_one_line(initiated, tmp_path) -> None:
-    home = Home(initiated(users=3, servers=2, protocol="shares", minimum=2))
-    with pytest.raises(ValueError, match="must be a user's"):
-        home.report(0, folder=home.home / "server1").run()
-    with pytest.raises(ValueError, match="must be those of an adder"):
-        Add(home.home / "user0", home.window).run()
-    for given, words in (
-        ({"adders": ("h:1",)}, "adders must be 3, got 1"),
-        ({"adders": ("h:1", "h:2", "h")}, "HOST:PORT"),
-        ({"adders": ("h:1", "h:2", "h:70000")}, "HOST:PORT"),
-        ({"adders": ("h:1", "h:2", "h:3"), "hours": 0.0}, "hours must be > 0"),
-    ):
-        made = MakeWindow(home.home / "fed", given["adders"], tmp_path / "no")
-        with pytest.raises(ValueError, match=words):
-            replace(made, **given).run()
-        assert not (tmp_path / "no").exists()
-    (home.window / "roll").write_bytes(bytes(96))
-    with pytest.raises(ValueError, match="roll must have SHA-256"):
-        Add(home.home / "server1", home.window).run()
-    (home.window / "roll").write_bytes(bytes(95))
-    with pytest.raises(ValueError, match="must hold keys of 32 bytes"):
-        Add(home.home / "server1", home.window).run()
-
-
-def test_a_window_is_of_shares_without_rounds(initiated) -> None:
-    with pytest.raises(ValueError, match="protocol shares without further rounds, got secagg"):
-        Home(initiated())
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("bits", 33),
-        ("minimum", 0),
-        ("minimum", 4),
-        ("closes", 1),
-        ("nonce", "00"),
-        ("roll", None),
-        ("context", "0"),
-        ("adders", []),
-        ("dimension", 2**40),
-        ("more", 1),
-    ],
-)
-def test_a_file_of_a_window_that_was_damaged_is_refused(initiated, field, value) -> None:
-    home = Home(initiated(users=3, servers=2, protocol="shares", minimum=2))
-    path = home.window / WINDOW
-    values = read_document(path).values | {field: value}
-    path.write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=str(path)):
-        WindowFile.load(path)

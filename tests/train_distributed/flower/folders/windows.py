@@ -1,0 +1,92 @@
+"""A federation's folders with a window, and adders that run while a test does."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from train_distributed.commands.federation import adding
+from train_distributed.commands.federation.window import Add, Collect, MakeWindow, Report
+from train_distributed.flower.adder_server import serve
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.ledger import read_ledger
+from train_distributed.flower.documents.window_file import WINDOW
+from train_distributed.flower.evaluation_task import task_of
+from train_distributed.flower.model_task import ModelTask
+from train_distributed.flower.transport.processes import free_port
+
+
+@contextmanager
+def running(options: Add, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An adder in a thread of this process, until the block ends; then its files are let go."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    tasks: list[asyncio.Task] = []
+    listening, failed = threading.Event(), list[BaseException]()
+
+    async def stoppable(machine, window, host, port, tls, ready) -> None:
+        loops.append(asyncio.get_running_loop())
+        task = asyncio.ensure_future(
+            serve(machine, window, host, port, tls, lambda port: listening.set())
+        )
+        tasks.append(task)
+        try:
+            await task
+        except asyncio.CancelledError:
+            machine._holdings.close_file()
+
+    def work() -> None:
+        try:
+            options.run()
+        except Exception as error:
+            failed.append(error)
+            listening.set()
+
+    monkeypatch.setattr(adding, "serve", stoppable)
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert listening.wait(30)
+    assert not failed, failed
+    try:
+        yield
+    finally:
+        loops[0].call_soon_threadsafe(tasks[0].cancel)
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+class Home:
+    """The folders of a federation with a window, whose adders run while the test does."""
+
+    def __init__(self, home: Path, **window: float) -> None:
+        self.home, self.window = home, home / "window"
+        ports = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+        MakeWindow(home / "fed", tuple(ports), self.window, **window).run()
+        self.adders = [home / name for name in ("fed", "server1", "server2")]
+
+    def report(self, user: int, **changes) -> Report:
+        folder = self.home / f"user{user}"
+        made = Report(
+            folder,
+            self.home / "fed" / "invitation",
+            self.window / WINDOW,
+            folder / "embeddings",
+            patience=5.0,
+        )
+        return replace(made, **changes)
+
+    def collect(self, out: str = "model", **changes) -> Collect:
+        made = Collect(self.home / "fed", self.window, self.home / out, patience=5.0)
+        return replace(made, **changes)
+
+    def task(self) -> ModelTask:
+        fed = self.home / "fed"
+        task = task_of(Federation.load(fed / "federation.json"), fed / "transform.safetensors")
+        assert isinstance(task, ModelTask)
+        return task
+
+    def used(self, user: int) -> int:
+        return sum(entry.used for entry in read_ledger(self.home / f"user{user}"))

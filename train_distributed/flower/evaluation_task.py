@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from embed import EmbeddingSet
-from train_distributed.flower.documents.document import LARGE, read_file, shown
+from train_distributed.flower.documents.document import load_file
 from train_distributed.flower.documents.evaluation_terms import KIND, EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
@@ -146,12 +146,7 @@ def read_model(path: Path) -> Release:
     Raises:
         ValueError: naming the file, whatever it holds.
     """
-    read_file(path, LARGE)
-    try:
-        return Release.load_file(path)
-    except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
-        words = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path} must be a released model, got: {shown(words)}") from error
+    return load_file(path, Release.load_file, "a released model")
 
 
 def task_of(federation: Federation, agreed: Path) -> ModelTask | EvaluationTask:

@@ -7,15 +7,16 @@ no unknown fields. What is read is bounded before it is parsed.
 import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 SMALL, LARGE = 1 << 20, 1 << 28  # bytes of one party's files; of a federation of 100,000 users
 DIGITS = 20  # of a whole number
 SHOWN = 60  # characters of a refused value
 ANY_TEXT = re.compile(r".{1,200}")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,20 @@ def read_file(path: Path, largest: int = SMALL) -> bytes:
     if len(content) > largest:
         raise ValueError(f"{path} must be at most {largest} bytes, got more")
     return content
+
+
+def load_file(path: Path, load: Callable[[Path], T], what: str) -> T:
+    """What `load` makes of a file from elsewhere, which may be as long as `LARGE`.
+
+    Raises:
+        ValueError: naming the file and what it must be, whatever it holds.
+    """
+    read_file(path, LARGE)
+    try:
+        return load(path)
+    except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
+        words = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} must be {what}, got: {shown(words)}") from error
 
 
 def shown(text: str) -> str:

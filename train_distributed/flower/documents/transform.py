@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from embed import PublicTransform
-from train_distributed.flower.documents.document import LARGE, read_file, shown
+from train_distributed.flower.documents.document import LARGE, load_file, read_file
 
 
 def read_transform(path: Path) -> PublicTransform:
@@ -13,12 +13,7 @@ def read_transform(path: Path) -> PublicTransform:
     Raises:
         ValueError: naming the file, whatever it holds.
     """
-    read_file(path, LARGE)
-    try:
-        return PublicTransform.load(path)
-    except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
-        words = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path} must be a public transform, got: {shown(words)}") from error
+    return load_file(path, PublicTransform.load, "a public transform")
 
 
 def transform_hash(path: Path) -> str:

@@ -18,188 +18,34 @@ and open them: the time to start, to open, and the memory of that many are measu
 """
 
 import argparse
-import hashlib
 import json
 import os
 import platform
 import random
-import secrets
 import shutil
-import ssl
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from multiprocessing import get_context
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
 import cryptography
 import numpy as np
-from numpy.typing import NDArray
+from shares_adders import Process, set_up, state_bytes
+from shares_clients import Sent, authorities, client, keys_of, share
 
 from pretrain.cli.output import new_file
 from train_distributed.flower.adder_client import Adders
-from train_distributed.flower.documents.certificates import CA, write_certificates
-from train_distributed.flower.documents.party import read_private, write_party
+from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
-from train_distributed.flower.documents.window_file import ROLL, WINDOW, WindowFile
-from train_distributed.flower.transport.processes import free_port
+from train_distributed.flower.documents.window_file import WindowFile
 from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
-from train_distributed.secure_sum.reports import Part, make_report, message_bytes
+from train_distributed.secure_sum.reports import Part, message_bytes
 from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Window
-
-GRID, NOISE = 2.0**12, 34.0  # steps in the length of a row, and of one user's noise
-AGAIN, SECOND, HALF_WAY = 100, 1000, 200  # one user in so many
-progress: "Synchronized[int] | None" = None  # of a client process
-
-
-def keys_of(user: int) -> PrivateKeys:
-    return PrivateKeys(hashlib.sha256(b"load test user %d" % user).digest(), bytes(32))
-
-
-def vector_of(user: int, components: int, classes: int) -> NDArray[np.uint64]:
-    """Class sums of one row, and noise; the same whenever it is asked for."""
-    rng = np.random.default_rng(user)
-    sums = np.rint(rng.normal(0, NOISE, (1 + components, classes)))
-    row = rng.normal(0, 1, 1 + components)
-    sums[:, rng.integers(classes)] += np.trunc(GRID * row / np.linalg.norm(row))
-    return sums.ravel().astype(np.int64).view(np.uint64)
-
-
-@dataclass
-class Sent:
-    """What a client process did."""
-
-    total: NDArray[np.uint64]
-    users: list[int] = field(default_factory=list)  # acknowledged by all
-    making: float = 0.0  # CPU seconds
-    sending: float = 0.0
-    refused: int = 0  # second reports
-    left_out: int = 0
-
-
-def client(folder: Path, users: range, shape: tuple[int, int], line_users: int) -> Sent:
-    """Makes and sends the reports of some users, of so many on one line to each adder."""
-    file = WindowFile.load(folder / WINDOW)
-    sent, tls = Sent(np.zeros(file.window.dimension, np.uint64)), authorities(folder)
-    for start in range(0, len(users), line_users):
-        some = users[start : start + line_users]
-        with Adders(file.window, file.addresses, tls, patience=120.0) as adders:
-            _chunk(adders, file.window, some, shape, sent)
-        assert progress is not None
-        with progress.get_lock():
-            progress.value += len(some)
-    return sent
-
-
-def authorities(folder: Path) -> ssl.SSLContext | None:
-    """Where the adders have TLS, what their certificate is checked with."""
-    ca = folder / "tls" / CA
-    return ssl.create_default_context(cafile=str(ca)) if ca.exists() else None
-
-
-def _chunk(
-    adders: Adders, window: Window, users: range, shape: tuple[int, int], sent: Sent
-) -> None:
-    before = time.process_time()
-    vectors = {user: vector_of(user, *shape) for user in users}
-    reports = {u: make_report(window, u, keys_of(u), vector) for u, vector in vectors.items()}
-    others = {u: make_report(window, u, keys_of(u), vectors[u]) for u in users if u % SECOND == 3}
-    sent.making += time.process_time() - before
-    before = time.process_time()
-    some = {u: reports.pop(u) for u in users if u % HALF_WAY == 7}
-    seeds, _ = adders.seeds(some)
-    assert not seeds, seeds
-    again = {u: report for u, report in reports.items() if u % AGAIN == 5}
-    for each in (reports, again):
-        refused = adders.report(each)
-        assert not refused, refused
-    refused = adders.report(others)
-    assert refused.keys() == others.keys(), refused
-    sent.sending += time.process_time() - before
-    sent.refused += len(refused)
-    sent.left_out += len(some)
-    for user in reports:
-        sent.users.append(user)
-        sent.total += vectors[user]
-
-
-@dataclass
-class Process:
-    """One adder, over all its lives."""
-
-    command: list[str]
-    log: Path
-    address: tuple[str, int]
-    cpu: float = 0.0
-    peak_kb: int = 0
-    kills: int = 0
-    restarts: list[float] = field(default_factory=list)  # seconds until it listens
-    running: "subprocess.Popen[bytes] | None" = None
-
-    def start(self) -> None:
-        before = time.monotonic()
-        with self.log.open("ab") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            self.running = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
-        while self.log.read_bytes().count(b"listening") <= self.kills:
-            if self.running.poll() is not None:
-                raise RuntimeError(f"an adder must run, ended: {self.log.read_text()[-500:]}")
-            time.sleep(0.01)
-        self.restarts.append(time.monotonic() - before)
-
-    def kill(self) -> None:
-        """SIGKILL, wherever it is; notes what this life cost."""
-        assert self.running is not None
-        status = Path(f"/proc/{self.running.pid}/status").read_text()
-        (peak,) = [int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line]
-        self.peak_kb = max(self.peak_kb, peak)
-        self.running.kill()
-        _, _, usage = os.wait4(self.running.pid, 0)
-        self.running.returncode = -9
-        self.cpu += usage.ru_utime + usage.ru_stime
-        self.kills += 1
-
-
-def set_up(
-    folder: Path, options: argparse.Namespace, roll: bytes
-) -> tuple[WindowFile, list[Process]]:
-    """Keys, roll, window; adders that run."""
-    names = range(FIRST_SERVER, FIRST_SERVER + options.adders)
-    keys = {name: write_party(folder / f"adder{name - FIRST_SERVER}") for name in names}
-    users = len(roll) // KEY_BYTES
-    window = Window(
-        nonce=secrets.token_bytes(32),
-        dimension=(1 + options.components) * options.classes,
-        bits=options.bits,
-        minimum=users // 2,
-        enrolled=users,
-        roll=hashlib.sha256(roll).digest(),
-        servers={name: pair.public for name, pair in keys.items()},
-        opens=int(time.time()) - 60,
-        closes=int(time.time()) + 10**6,
-    )
-    file = WindowFile(window=window, addresses={name: ("127.0.0.1", free_port()) for name in names})
-    file.save(folder / WINDOW)
-    (folder / ROLL).write_bytes(roll)
-    if options.tls:
-        (folder / "tls").mkdir()
-        write_certificates(folder / "tls", ["127.0.0.1"])
-    processes = []
-    for name in names:
-        own = folder / f"adder{name - FIRST_SERVER}"
-        words = f"federation adder --folder {own} --window {folder}"
-        words += f" --processes {options.processes}"
-        words += f" --tls {folder / 'tls'}" if options.tls else ""
-        command = [sys.executable, "-m", "train_distributed", *words.split()]
-        processes.append(Process(command, folder / f"{own.name}.log", file.addresses[name]))
-    return file, processes
 
 
 def measure(options: argparse.Namespace, users: int, kills: int) -> dict[str, Any]:
@@ -210,7 +56,22 @@ def measure(options: argparse.Namespace, users: int, kills: int) -> dict[str, An
     try:
         for process in processes:
             process.start()
-        return _measured(options, folder, file, processes, users, kills)
+        loads, start = [os.getloadavg()[0]], time.monotonic()
+        sent = _reported(options, folder, processes, users, kills)
+        taken = time.monotonic() - start
+        loads.append(os.getloadavg()[0])
+        opening = _opened(folder, file, processes, sent)
+        return {
+            "enrolled": users,
+            **_of_clients(sent),
+            "exact": True,
+            "kills": kills,
+            "seconds": round(taken, 2),
+            "seconds_opening": round(opening, 3),
+            **_of_adders(processes),
+            "state_bytes": state_bytes(folder, len(processes)),
+            "load_average": [round(load, 2) for load in loads],
+        }
     finally:
         for process in processes:
             if process.running is not None and process.running.returncode is None:
@@ -219,20 +80,14 @@ def measure(options: argparse.Namespace, users: int, kills: int) -> dict[str, An
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measured(
-    options: argparse.Namespace,
-    folder: Path,
-    file: WindowFile,
-    processes: list[Process],
-    users: int,
-    kills: int,
-) -> dict[str, Any]:
+def _reported(
+    options: argparse.Namespace, folder: Path, processes: list[Process], users: int, kills: int
+) -> list[Sent]:
+    """All users report, while adders are killed at random moments."""
     rng, context = random.Random(users), get_context("fork")
     counter = context.Value("q", 0)
-    start, loads = time.monotonic(), [os.getloadavg()[0]]
-    with ProcessPoolExecutor(
-        options.clients, context, initializer=_share, initargs=(counter,)
-    ) as pool:
+    pool = ProcessPoolExecutor(options.clients, context, initializer=share, initargs=(counter,))
+    with pool:
         slices = [range(part, users, options.clients) for part in range(options.clients)]
         shape = (options.components, options.classes)
         work = [pool.submit(client, folder, each, shape, options.line_users) for each in slices]
@@ -244,54 +99,54 @@ def _measured(
                 victim.kill()
                 victim.start()
             time.sleep(rng.random() / 20)
-        sent = [each.result() for each in work]
-    taken = time.monotonic() - start
-    loads.append(os.getloadavg()[0])
+        return [each.result() for each in work]
+
+
+def _opened(folder: Path, file: WindowFile, processes: list[Process], sent: list[Sent]) -> float:
+    """Seconds of the first of two openings: the second is from the disks of adders killed again.
+
+    Raises:
+        RuntimeError: either is not the sum of the acknowledged reports.
+    """
     operator = read_private(folder / "adder0")
     with Adders(file.window, file.addresses, authorities(folder)) as adders:
         told = adders.status(operator)
         start = time.monotonic()
-        opened = adders.open(operator)
-        opening = time.monotonic() - start
-        for process in processes:  # after the opening, and from their disks alone
+        openings = [adders.open(operator)]
+        taken = time.monotonic() - start
+        for process in processes:
             process.kill()
             process.start()
-        again = adders.open(operator)
+        openings.append(adders.open(operator))
     for process in processes:
         process.kill()
     acknowledged = sorted(user for each in sent for user in each.users)
     expected = np.stack([each.total for each in sent]).sum(0, np.uint64)
-    exact = np.array_equal(opened.total, expected) and sorted(opened.users) == acknowledged
-    exact = exact and np.array_equal(again.total, expected) and again.users == opened.users
-    if not exact:
-        raise RuntimeError(f"the sum of {users} reports is wrong, adders say {told}")
+    for opened in openings:
+        if not np.array_equal(opened.total, expected) or sorted(opened.users) != acknowledged:
+            raise RuntimeError(f"the sum of {file.window.enrolled} reports is wrong, adders {told}")
+    return taken
+
+
+def _of_clients(sent: list[Sent]) -> dict[str, Any]:
     return {
-        "enrolled": users,
-        "reports_in_the_sum": len(acknowledged),
+        "reports_in_the_sum": sum(len(each.users) for each in sent),
         "left_out": sum(each.left_out for each in sent),
         "second_reports_refused": sum(each.refused for each in sent),
-        "exact": True,
-        "kills": kills,
-        "seconds": round(taken, 2),
-        "seconds_opening": round(opening, 3),
         "clients_cpu_seconds_making": round(sum(each.making for each in sent), 2),
         "clients_cpu_seconds_sending": round(sum(each.sending for each in sent), 2),
-        "adders_cpu_seconds": [round(p.cpu, 2) for p in processes],
-        "adders_peak_mb": [round(p.peak_kb / 1024, 1) for p in processes],
-        "adders_lives": [p.kills for p in processes],
-        "restart_seconds_mean": round(
-            float(np.mean([s for p in processes for s in p.restarts])), 3
-        ),
-        "restart_seconds_last": [round(p.restarts[-1], 3) for p in processes],
-        "state_bytes": state_bytes(folder, len(processes)),
-        "load_average": [round(load, 2) for load in loads],
     }
 
 
-def state_bytes(folder: Path, adders: int) -> list[int]:
-    """Of each adder's state on its disk."""
-    states = [folder.glob(f"adder{j}/state/*/*") for j in range(adders)]
-    return [sum(file.stat().st_size for file in state) for state in states]
+def _of_adders(processes: list[Process]) -> dict[str, Any]:
+    starts = [seconds for process in processes for seconds in process.restarts]
+    return {
+        "adders_cpu_seconds": [round(process.cpu, 2) for process in processes],
+        "adders_peak_mb": [round(process.peak_kb / 1024, 1) for process in processes],
+        "adders_lives": [process.kills for process in processes],
+        "restart_seconds_mean": round(float(np.mean(starts)), 3),
+        "restart_seconds_last": [round(process.restarts[-1], 3) for process in processes],
+    }
 
 
 def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
@@ -331,11 +186,6 @@ def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
         "seconds_opening": round(opening, 2),
         "state_bytes": sizes,
     }
-
-
-def _share(counter: "Synchronized[int]") -> None:
-    global progress
-    progress = counter
 
 
 def extrapolated(runs: list[dict[str, Any]], million: int = 10**6) -> dict[str, Any]:

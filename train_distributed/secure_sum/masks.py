@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 
+import joblib
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
@@ -45,8 +46,8 @@ def pair_seed(
 
 
 def cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may keep busy, by its affinity and its container's quota."""
+    return joblib.cpu_count()
 
 
 def processes_for(dimension: int, own: int, shared: int) -> int:
@@ -80,9 +81,10 @@ def sum_masks(
     masks_of: Callable[[int], bytes],
     processes: int,
 ) -> NDArray[np.uint64]:
-    """(d,) the masks of all users, added up by this process and `processes - 1` others.
+    """(d,) the masks of all users, added up by this process and up to `processes - 1` others.
 
-    Whoever is ready takes the next user. When one fails, all end.
+    Whoever is ready takes the next user. Where fewer can be started, those do. When one fails, all
+    end.
 
     Args:
         dimension: d.
@@ -93,11 +95,10 @@ def sum_masks(
 
     Raises:
         ChildProcessError: a process failed or was killed.
-        OSError: none can be started.
     """
     total, left = np.zeros(dimension, np.uint64), deque(users)
     with ExitStack() as stack:
-        others = [stack.enter_context(_start()) for _ in range(processes - 1)]
+        others = [stack.enter_context(other) for other in _started(processes - 1)]
         pool = stack.enter_context(ThreadPoolExecutor(processes))
         for other in others:
             stack.callback(other.kill)  # before the pool waits for who talks to it
@@ -125,6 +126,13 @@ def serve() -> None:
     while masks := told.read(64 * MASK.size):
         add_masks(total, digest, masks)
     sys.stdout.buffer.write(total.data)
+
+
+def _started(most: int) -> Iterator[subprocess.Popen[bytes]]:
+    """As many as the machine has room for."""
+    with suppress(OSError):
+        for _ in range(most):
+            yield _start()
 
 
 def _start() -> subprocess.Popen[bytes]:

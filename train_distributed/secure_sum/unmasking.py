@@ -105,7 +105,7 @@ class Unmasking:
             secrets: of all users that shared keys, as `secrets` gives them.
 
         Raises:
-            OSError: as `sum_masks`; there is no sum then.
+            ChildProcessError: as `sum_masks`; there is no sum then.
         """
         roster, session, here = self._roster, self._setup.session, self.survivors
         among = roster.among(here)

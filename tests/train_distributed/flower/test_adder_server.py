@@ -3,13 +3,11 @@
 import argparse
 import asyncio
 import hashlib
-import importlib.util
+import importlib
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from train_distributed.secure_sum.reports import Checker, Part, make_report
 from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Enrolled, Window
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "load_shares.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 USERS, D = 12, 7
 
 
@@ -172,20 +170,13 @@ def test_slices_of_processes_check_as_one(hall: Hall) -> None:
         pass
 
 
-def _benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("load_shares", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["load_shares"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_adders_killed_again_and_again_lose_nothing(tmp_path: Path, processes: int) -> None:
+def test_adders_killed_again_and_again_lose_nothing(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`load_shares.py` in small: it raises unless the sum is that of the acknowledged reports."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
     options = argparse.Namespace(
         adders=3,
         components=20,
@@ -197,7 +188,7 @@ def test_adders_killed_again_and_again_lose_nothing(tmp_path: Path, processes: i
         tls=processes == 2,
         folder=tmp_path,
     )
-    found = _benchmark().measure(options, 4000, 15)
+    found = importlib.import_module("load_shares").measure(options, 4000, 15)
     assert found["exact"]
     assert found["kills"] == 15
     assert found["reports_in_the_sum"] == 3980

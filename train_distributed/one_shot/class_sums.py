@@ -1,5 +1,6 @@
 """Sums of rows by class, exact under any partition, and the nearest class mean made of them."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,10 @@ from embed import PublicTransform
 from heads import class_sums, class_sums_sensitivity
 from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
 from train_distributed.one_shot.users import Chunk
+
+UNEVEN = 0.5  # how far counts are from equal shares, in these, where they are not equal
+GRID = 256  # such deviations, for an integral over them
+EXACT = 1e-9  # noise in equal shares that is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +103,20 @@ class ClassSums:
 def class_counts(row: Tensor, constant: float, rows: int, noise_std: float) -> Tensor:
     """(K,) positive counts with sum N, from the noised constant row of class sums.
 
-    Their spread beyond what noise explains is kept (James and Stein 1961, positive part), so at
-    small ε all classes count alike; no class is given less than a twentieth of an equal share.
+    Their spread is kept as far as it is likely to be the classes' own. In equal shares, counts are
+    1, or N(1, c²) with c half-normal: at even odds, and c integrated out. So at small ε all classes
+    count alike; no class is given less than a twentieth of an equal share.
     """
     equal = rows / len(row)
-    spread = (row - row.mean()) / constant
-    explained = max(len(row) - 3, 1) * (noise_std / constant) ** 2
-    keep = (1 - explained / spread.square().sum().clamp(min=1e-300)).clamp(min=0)
-    counts = (equal + keep * spread).clamp(min=equal / 20)
+    spread = (row - row.mean()) / (constant * equal)
+    largest = min(math.sqrt(len(row) - 1), 4 * UNEVEN)
+    own = (largest * (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID).square()
+    odds = torch.log_softmax(-own / (2 * UNEVEN**2), 0)
+    own, odds = (torch.cat([values.new_zeros(1), values]) for values in (own, odds))
+    variance = own + max(noise_std / (constant * equal), EXACT) ** 2
+    fit = (len(row) - 1) * variance.log() + spread.square().sum() / variance
+    keep = torch.softmax(odds - fit / 2, 0) @ (own / variance)
+    counts = (equal * (1 + keep * spread)).clamp(min=equal / 20)
     return counts * (rows / counts.sum())
 
 

@@ -1,9 +1,11 @@
 """Class sums: what a record moves, and the nearest class mean made of noised sums."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from scipy.integrate import quad
 from torch import Tensor
 
 from embed import PublicTransform
@@ -135,6 +137,34 @@ def test_class_counts_are_positive_and_add_up(counts: list[float], std: float) -
         assert torch.allclose(found, true.clamp(min=1.5) * 90 / true.clamp(min=1.5).sum())
     if std == 1e6:
         assert torch.allclose(found, torch.full((3,), 30.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("std", [0.3, 3.0, 12.0, 40.0])
+@pytest.mark.parametrize("counts", [[22.0, 26, 19, 23], [30.0, 40, 15, 5]])
+def test_class_counts_are_posterior_means(counts: list[float], std: float) -> None:
+    """By quadrature: equal, or spread by c, at even odds."""
+    noised = torch.tensor(counts, dtype=torch.float64)
+    spread, noise = noised / 22.5 - 1, (std / CONSTANT / 22.5) ** 2
+    squares = float(spread.square().sum())
+
+    def likely(own: float) -> float:
+        return (own + noise) ** -1.5 * math.exp(-squares / (2 * (own + noise)))
+
+    def integral(value: Callable[[float], float]) -> float:
+        return quad(lambda c: math.exp(-2 * c**2) * value(c**2), 0, math.sqrt(3), limit=500)[0]
+
+    kept = integral(lambda own: likely(own) * own / (own + noise))
+    keep = kept / (integral(lambda _: 1.0) * likely(0.0) + integral(likely))
+    found = class_counts(CONSTANT * noised, CONSTANT, 90, std)
+    assert torch.allclose(found, 22.5 * (1 + keep * spread), rtol=1e-4, atol=1e-4)
+
+
+def test_noise_alone_is_not_taken_for_classes_that_differ() -> None:
+    """Of noise of 0.7 equal shares a tenth is left, the mean of many draws."""
+    draw = torch.Generator().manual_seed(0)
+    rows = 25 + 17.5 * torch.randn(500, 10, generator=draw, dtype=torch.float64)
+    found = torch.stack([class_counts(row, 1.0, 250, 17.5) for row in rows])
+    assert found.std(1).mean() < 0.1 * 17.5
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ COLUMNS = {
     "bytes_per_user": "sent by each user / bytes",
 }
 COST_SETTINGS = (
+    Setting("discriminant, PCA-128", "discriminant", "pca-128"),
     Setting("class sums, PCA-128", "class-sums", "pca-128"),
     Setting("least squares, PCA-128", "least-squares", "pca-128"),
     Setting("softmax, PCA-128, minimiser", "softmax", "pca-128", {"l2_reg": 0.1}),

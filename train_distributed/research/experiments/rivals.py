@@ -24,9 +24,8 @@ from train_distributed.simulation.runner import accuracies
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
 CONSTANT = 0.5  # the constant column beside features of norm 1
-LEARNERS = {
-    name: name for name in ("class-sums", "least-squares", "softmax", "svm", "logistic")
-} | {
+ONE_SUM = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
+LEARNERS = {name: name for name in ONE_SUM} | {
     "ADMM, no noise": "admm-dual",
     "ADMM, dual perturbation": "admm-dual",
     "ADMM, primal perturbation": "admm-primal",

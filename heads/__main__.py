@@ -212,6 +212,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m heads") -> i
         prog: that name, for usage lines.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for long hinder those they wait for
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
         _parse(sys.argv[1:] if arguments is None else arguments, prog).run()
     except (ValueError, OSError, ArithmeticError) as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import signal
 import sys
@@ -10,6 +11,8 @@ from types import FrameType
 from typing import Protocol
 
 USAGE_ERROR, INTERRUPTED = 2, 130
+SPINS = 3000  # about a tenth of a millisecond
+GUESSES = 200  # letters of what else may have been meant
 
 
 class Command(Protocol):
@@ -30,6 +33,7 @@ def run_command(parse: Callable[[], Command]) -> int:
         The exit code: the command's own, 2 for a bad input, 130 for an interruption.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    wait_asleep()
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -50,6 +54,17 @@ def run_command(parse: Callable[[], Command]) -> int:
         return INTERRUPTED
 
 
+def wait_asleep() -> None:
+    """OpenMP's threads soon sleep while they wait, unless the environment says otherwise.
+
+    By default they spin for milliseconds: beside a single other busy process on two cores, on the
+    core of the thread that they wait for, and what takes a second can take a minute. Read when
+    torch is loaded, which is later.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+
+
 def _message(error: ValueError | OSError | ArithmeticError) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
@@ -57,9 +72,13 @@ def _message(error: ValueError | OSError | ArithmeticError) -> str:
 
 
 def _one_line(box: str) -> str:
-    """The words of a multi-line error box, frames and rulers removed."""
+    """The words of a multi-line error box, frames, rulers and long lists of guesses removed."""
     words = re.sub(r"[\u2500-\u257f]+|-{8,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
-    return " ".join(words) or "unreadable options"
+    line = " ".join(words)
+    guesses = re.search(r"Perhaps you meant: .*?(?=For full helptext|$)", line)
+    if guesses and len(guesses[0]) > GUESSES:
+        line = line.replace(guesses[0], "")
+    return line or "unreadable options"
 
 
 def _fail(message: str) -> int:

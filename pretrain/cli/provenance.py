@@ -33,11 +33,12 @@ def public_argument(argument: str) -> str:
 
 
 def _module(program: Path) -> str:
-    """The dotted name of a file below the working directory."""
+    """The dotted name of a file below the working directory, or of what `python -m` was told."""
     try:
         relative = program.resolve().relative_to(Path.cwd())
     except ValueError:
-        return program.stem
+        spec = sys.modules["__main__"].__spec__
+        return program.stem if spec is None else spec.name.removesuffix(".__main__")
     parts = relative.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
 

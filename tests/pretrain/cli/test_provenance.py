@@ -1,7 +1,9 @@
 """The command beside a result can be typed again, and names no place of this machine."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,3 +23,17 @@ def test_the_command_as_it_is_typed(monkeypatch, tmp_path: Path, program: str, c
     place = program if program.startswith("/") else str(tmp_path / program)
     monkeypatch.setattr(sys, "argv", [place, "run", "--public", str(tmp_path / "public")])
     assert provenance()["command"] == command
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("train_distributed.__main__", "train_distributed"), ("embed.split_by_writer",) * 2],
+)
+def test_an_installed_module_is_named_as_it_was_typed(monkeypatch, tmp_path, name, told) -> None:
+    """Away from the sources its file tells no longer which package it belongs to."""
+    main = ModuleType("__main__")
+    main.__spec__ = ModuleSpec(name, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", [f"/site-packages/{name.replace('.', '/')}.py"])
+    monkeypatch.chdir(tmp_path)
+    assert provenance()["command"] == f"python -m {told}"

@@ -42,6 +42,9 @@ def run_command(parse: Callable[[], Command]) -> int:
         if stop.code != USAGE_ERROR:
             raise
         return _fail(_one_line(box.getvalue()))
+    except BrokenPipeError:  # help that `head` reads no further; what is left is written nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     try:
         return command.run() or 0
     except (ValueError, OSError, ArithmeticError) as error:

@@ -63,3 +63,17 @@ def test_openmp_is_told_before_it_is_loaded(room: str, tmp_path) -> None:
     told = re.findall(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)
     assert told, done.stderr
     assert set(told) == {"3000"}
+
+
+def test_help_may_be_left_unread() -> None:
+    """As by `| head -2`: without a word of what became of the rest."""
+    command = [sys.executable, "-m", "train_distributed", "run", "--help"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096
+    ) as helped:
+        assert helped.stdout is not None
+        helped.stdout.readline()
+        helped.stdout.close()
+        assert helped.stderr is not None
+        assert helped.stderr.read() == b""
+    assert helped.returncode == 0

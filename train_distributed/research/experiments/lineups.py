@@ -69,7 +69,10 @@ def our_settings(dim: int) -> tuple[Setting, ...]:
         for l2_reg in L2_REGS
     )
     return (
-        Setting(f"discriminant, PCA-{large}", "discriminant", f"pca-{large}"),
+        *(
+            Setting(f"discriminant, PCA-{q}", "discriminant", f"pca-{q}")
+            for q in sorted({small, large})
+        ),
         Setting(f"class sums, PCA-{small}", "class-sums", f"pca-{small}"),
         Setting(f"least squares, PCA-{large}", "least-squares", f"pca-{large}"),
         *averaged,

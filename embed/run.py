@@ -28,7 +28,8 @@ class Run(ImageOptions):
 
     encoder: str = "simclr-small"
     """timm:NAME, hf:NAME, hf:DIR, open_clip:NAME, open_clip:DIR, simclrv2:NAME, resnet50-v1, a
-    checkpoint's path, or the encoder shipped here."""
+    checkpoint's path, or the encoder shipped here; after `mirrored:` any of these, averaged over a
+    picture and its mirror image."""
     weights: str | None = None
     """Of a network named by its architecture: a file, "random" for an untrained one, "hub", or for
     timm "package". Checkpoints, hf models and the encoder shipped here have their own."""
@@ -66,10 +67,11 @@ class Run(ImageOptions):
         from embed.extract import ExtractOptions, extract
         from embed.fast import choose_batch_size
         from pretrain.encoder import build_encoder, origin, without_directory
+        from pretrain.encoders.mirrored import within
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
-        refuse_inputs(out, (self.data, self.encoder, self.weights))
+        refuse_inputs(out, (self.data, within(self.encoder), self.weights))
         device = usual_device(self.device)
         options = ExtractOptions(
             dtype=self.dtype,

@@ -12,6 +12,7 @@ from torch import nn
 
 from pretrain.cli.output import new_file
 from pretrain.encoders.base import Encoder
+from pretrain.encoders.mirrored import PREFIX, Mirrored, within
 from pretrain.encoders.weights import features, load_weights, read_tensors
 from pretrain.preprocess import Size
 from pretrain.tensor_file import write_tensors
@@ -19,7 +20,7 @@ from pretrain.tensor_file import write_tensors
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (
     *("timm:NAME", "hf:NAME", "hf:DIR", "open_clip:NAME", "open_clip:DIR", "simclrv2:NAME"),
-    *("resnet50-v1", "a checkpoint's path", *SHIPPED),
+    *("resnet50-v1", "a checkpoint's path", *SHIPPED, f"{PREFIX}any of these"),
 )
 
 
@@ -32,7 +33,8 @@ def build_encoder(
         name: an architecture, `timm:MODEL`, `open_clip:MODEL` (either with the tag of its weights
             or without), `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with weights,
             `hf:NAME` or `hf:DIR` of Hugging Face's transformers or `open_clip:DIR`; the path of a
-            checkpoint of ours, or the name of an encoder shipped here ("simclr-small").
+            checkpoint of ours, or the name of an encoder shipped here ("simclr-small"). After
+            `mirrored:` any of these, averaged over a picture and its mirror image.
         weights: what an architecture must be given, and a model may be: a file ("simclrv2": one
             written by `python -m pretrain convert`; "resnet50-v1": a state dict with torchvision's
             names), "random" for an untrained network, "hub" to download those of the name, for
@@ -47,6 +49,9 @@ def build_encoder(
     Raises:
         ValueError: unknown name, no weights, or weights that do not belong to it.
     """
+    if name.startswith(PREFIX):
+        inner = build_encoder(within(name), weights=weights, seed=seed, image_size=image_size)
+        return Mirrored(inner).eval()
     kind, _, rest = name.partition(":")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -76,6 +81,7 @@ def origin(name: str, weights: str | None) -> str:
     Returns:
         "shipped", "package", "hub", "random" or "file NAME", its directory left out.
     """
+    name = within(name)
     if name in SHIPPED:
         return "shipped"
     if weights in ("package", "hub", "random"):
@@ -87,6 +93,8 @@ def origin(name: str, weights: str | None) -> str:
 
 def without_directory(name: str) -> str:
     """An encoder's name for files that others read: of a path its last part alone."""
+    if name.startswith(PREFIX):
+        return PREFIX + without_directory(within(name))
     kind, colon, rest = name.partition(":")
     if colon and kind in BUILDERS:
         return f"{kind}:{Path(rest).name}" if Path(rest).exists() else name
@@ -227,6 +235,11 @@ def _read_open_clip(fields: dict[str, Any]) -> Encoder:
     return OpenClipEncoder(fields["tower"], fields["pixels"], _read_size(fields))
 
 
+def _read_mirrored(fields: dict[str, Any]) -> Encoder:
+    inner = fields["encoder"]
+    return Mirrored(ARCHITECTURES[inner["kind"]](inner))
+
+
 def _read_size(fields: dict[str, Any]) -> Size | None:
     size = fields["image_size"]
     return (size[0], size[1]) if isinstance(size, list) else size
@@ -244,6 +257,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
     "timm": _read_timm,
     "hf": _read_hugging_face,
     "open_clip": _read_open_clip,
+    "mirrored": _read_mirrored,
     "simclrv2": lambda fields: _simclr_v2(fields["name"], None, None),
     "resnet50-v1": lambda _: _resnet50_v1("", None, None),
 }

@@ -18,6 +18,7 @@ from embed.extract import ExtractOptions, extract
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.encoder import origin, save_encoder
+from pretrain.encoders.mirrored import within
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
@@ -47,7 +48,8 @@ def in_a_cache_of_its_own(module_cache: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def embed(images: ImageSet, name: str, out: Path, **options: Any) -> EmbeddingSet:
-    weights = None if Path(name).exists() or name == "simclr-small" else "random"
+    own = Path(within(name)).exists() or within(name) == "simclr-small"
+    weights = None if own else "random"
     defaults: dict[str, Any] = {"batch_size": 7, "shard_rows": 20, "compute": "float32"}
     done = extract(
         images,
@@ -69,10 +71,11 @@ def assert_agree(found: EmbeddingSet, expected: EmbeddingSet) -> None:
     assert np.abs(lengths[0] / lengths[1] - 1).max() < 1e-5
 
 
+@pytest.mark.parametrize("prefix", ["", "mirrored:"])
 def test_embeddings_are_those_of_torch(
-    tmp_path: Path, archive: Path, checkpoint: Path, engine: str
+    tmp_path: Path, archive: Path, checkpoint: Path, engine: str, prefix: str
 ) -> None:
-    images, name = open_npz(archive), str(checkpoint)
+    images, name = open_npz(archive), f"{prefix}{checkpoint}"
     found = embed(images, name, tmp_path / engine, engine=engine)
     expected = embed(images, name, tmp_path / "torch", engine="torch")
     assert_agree(found, expected)
@@ -89,6 +92,7 @@ def test_embeddings_are_those_of_torch(
 NAMES = [
     *("simclr-small", "timm:tf_efficientnet_lite0", "timm:resnet18", "resnet50-v1"),
     *("timm:vit_tiny_patch16_224", "simclrv2:r50_1x_sk1", "open_clip:RN50"),
+    *("mirrored:simclr-small", "mirrored:timm:tf_efficientnet_lite0"),
 ]
 
 

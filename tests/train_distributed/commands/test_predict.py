@@ -275,3 +275,29 @@ def test_run_carries_the_encoder_if_asked(call, place, tmp_path) -> None:
     assert (tmp_path / "run" / "encoder.safetensors").is_file()
     common = ["predict", "--model", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
     assert call(*common, "--data", str(place / "new_pictures"))[0] == 0
+
+
+def test_a_mirrored_encoder_is_carried_and_named(call, place, tmp_path) -> None:
+    """The prefix is of the name: it must not be lost where a file stands for the encoder."""
+    network = place / "network.safetensors"
+    for name in ("private", "public"):
+        pictures = str(place / f"{name}_pictures")
+        EmbedRun(data=pictures, encoder=f"mirrored:{network}", out=tmp_path / name).run()
+    sets = ["--embeddings", str(tmp_path / "private"), "--public", str(tmp_path / "public")]
+    sets += ["--components", "4", "--scheme", "iid", "--users", "6", "--epsilon", "9"]
+    carried = ["--with-encoder", "--encoder-weights", str(network)]
+    code, _, error = call("run", *sets, *carried, "--out", str(tmp_path / "model"))
+    assert (code, error) == (0, "")
+    common = ["--model", str(tmp_path / "model"), "--data", str(place / "new_pictures")]
+    assert call("predict", *common, "--out", str(tmp_path / "one"))[0] == 0
+    (tmp_path / "model" / "encoder.safetensors").unlink()
+    code, _, error = call("predict", *common, "--encoder", str(network))
+    assert code == 2
+    assert "encoder must be the one that the model learned with, mirrored:network.safe" in error
+    named = ["--encoder", f"mirrored:{network}", "--out", str(tmp_path / "two")]
+    assert call("predict", *common, *named)[0] == 0
+    assert table(tmp_path / "one") == table(tmp_path / "two")
+    plain = ["--embeddings", str(place / "private"), "--public", str(tmp_path / "public")]
+    code, _, error = call("run", *plain, "--epsilon", "9", "--scheme", "iid", "--users", "6")
+    assert code == 2
+    assert "must be embedded by one encoder" in error

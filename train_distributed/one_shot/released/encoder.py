@@ -5,6 +5,7 @@ from pathlib import Path
 from embed.encoding import Encoding
 from pretrain.encoder import SHIPPED, build_encoder, encoder_hash, load_encoder, save_encoder
 from pretrain.encoders.base import Encoder
+from pretrain.encoders.mirrored import PREFIX, within
 from train_distributed.one_shot.model import Release
 
 CARRIED = "encoder.safetensors"
@@ -61,7 +62,7 @@ def named_encoder(
         ValueError: the name is not enough, or it is another encoder.
     """
     called = needed.encoder if name is None else name
-    if weights is None and name is None and called not in SHIPPED:
+    if weights is None and name is None and within(called) not in SHIPPED:
         if needed.weights not in BY_NAME:
             raise ValueError(
                 f"encoder must be given by name and weights, for it is not carried, got none; "
@@ -97,7 +98,9 @@ def carry_encoder(needed: Encoding | None, directory: Path, weights: str | None)
     if needed is None:
         raise ValueError("with_encoder must be for embeddings that say what made them, got others")
     name = None
-    if weights is not None and Path(weights).is_file() and needed.encoder == Path(weights).name:
-        name, weights = weights, None  # a checkpoint, whose name is its file
+    stored = within(needed.encoder)
+    if weights is not None and Path(weights).is_file() and stored == Path(weights).name:
+        prefix = PREFIX if stored != needed.encoder else ""
+        name, weights = prefix + weights, None  # a checkpoint, whose name is its file
     encoder = named_encoder(needed, name=name, weights=weights)
     save_encoder(encoder, directory / CARRIED, note=str(needed))

@@ -67,11 +67,10 @@ class Run(ImageOptions):
         from embed.extract import ExtractOptions, extract
         from embed.fast import choose_batch_size
         from pretrain.encoder import build_encoder, origin, without_directory
-        from pretrain.encoders.mirrored import within
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
-        refuse_inputs(out, (self.data, within(self.encoder), self.weights))
+        refuse_inputs(out, (self.data, self.encoder, self.weights))
         device = usual_device(self.device)
         options = ExtractOptions(
             dtype=self.dtype,

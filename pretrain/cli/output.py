@@ -42,7 +42,8 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
 
     Args:
         out: the directory.
-        given: paths, and names of image sets or encoders, which may be KIND:PATH; None: not given.
+        given: paths, and names of image sets or encoders, which may be KIND:PATH or
+            mirrored:KIND:PATH; None: not given.
 
     Raises:
         ValueError: it does; replacing the directory would remove it.
@@ -50,8 +51,9 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
     for name in given:
         if name is None:
             continue
-        rest = name.partition(":")[2] if isinstance(name, str) else ""
-        for path in (name, rest) if rest else (name,):
+        words = name.split(":") if isinstance(name, str) else [str(name)]
+        paths = {":".join(words[start:]) for start in range(len(words))} - {""}
+        for path in sorted(paths):
             if Path(path).resolve().is_relative_to(out.resolve()):
                 raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
 

@@ -56,3 +56,13 @@ def test_pictures_stay(photos: Path, kind: str) -> None:
             with pytest.raises(ValueError, match="out must not hold what the command reads"):
                 command.run()
     assert files(photos) == before
+
+
+@pytest.mark.parametrize("kind", ["", "hf:", "mirrored:", "mirrored:hf:"])
+def test_encoders_stay(photos: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "weights").write_bytes(b"all of it")
+    run = Run(data=str(photos), encoder=f"{kind}{tmp_path}/net", out=tmp_path / "net")
+    with pytest.raises(ValueError, match="out must not hold what the command reads"):
+        run.run()
+    assert files(tmp_path / "net") == {"weights": b"all of it"}

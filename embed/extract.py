@@ -5,7 +5,7 @@ records progress; the finished set is renamed to `<out>`. A skipped image leaves
 until then, so that shards and batches are the same whether or not a run was interrupted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -93,17 +93,11 @@ def extract(
     if compiled is None:
         compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
     ends = _ends(images, skip=options.skip_unreadable)
-    meta = {
-        "data": images.name,
-        "data_hash": _data_hash(images, ends),
-        "rows": len(images),
-        "class_names": list(images.class_names),
-        "classes": _classes(images),
+    meta = _described(images, ends) | {
         "encoder": encoder_name,
         "encoder_hash": encoder_hash(encoder),
         "weights": weights,
         "preprocess": preprocess.to_json(),
-        "image_shape": list(ends.shape[1:]),
         "dtype": options.dtype,
         "engine": options.engine,
         "compute": options.compute,
@@ -111,14 +105,10 @@ def extract(
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
     }
-    meta |= {name: value for name, value in _known(images).items() if value}
     begun = plan_of(out)
     if begun is None and out.exists():
-        held = EmbeddingSet.open(out) if (out / "meta.json").exists() else None
-        if held is not None:
-            planned = as_planned(held.meta, skip=options.skip_unreadable)
-            if not changed(planned, _settled(meta, planned)):
-                return held
+        if (held := _finished(out, meta, options)) is not None:
+            return held
         refuse_existing(out, overwrite=options.overwrite)
     meta = _settled(meta, begun or {})
     engine = choose(
@@ -133,27 +123,65 @@ def extract(
     )
     meta = _settled(meta, {"engine": engine.name, "compute": engine.compute})
     partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+
+    def run(pixels: torch.Tensor) -> torch.Tensor:
+        return engine.forward(preprocess(pixels.to(device)))
+
     with partial.open(options.shard, skip=options.skip_unreadable) as shards:
-        batches = [b for s in shards for b in spans(*partial.span(s), batch_size)]
-        with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
-            block: list[np.ndarray] = []
-            skipped: dict[int, str] = {}
-            for (_, stop), rows in embedded(
-                images,
-                batches,
-                lambda pixels: engine.forward(preprocess(pixels.to(device))),
-                shape=tuple(meta["image_shape"]),
-                dtype=partial.dtype,
-                skipped=skipped if options.skip_unreadable else None,
-            ):
-                block.append(rows)
-                shard = (stop - 1) // options.shard_rows
-                if stop == partial.span(shard)[1]:
-                    partial.write(shard, np.concatenate(block), skipped)
-                    block.clear()
-                    skipped.clear()
-                progress.update(len(rows))
+        _fill(partial, shards, images, run, options)
         return partial.finish()
+
+
+def _fill(
+    partial: Partial,
+    shards: list[int],
+    images: ImageSet,
+    forward: Callable[[torch.Tensor], torch.Tensor],
+    options: ExtractOptions,
+) -> None:
+    """Embeds the shards of this process, each of which is written when it is whole."""
+    size = partial.meta["batch_size"]
+    batches = [b for s in shards for b in spans(*partial.span(s), size)]
+    with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
+        block: list[np.ndarray] = []
+        skipped: dict[int, str] = {}
+        for (_, stop), rows in embedded(
+            images,
+            batches,
+            forward,
+            shape=tuple(partial.meta["image_shape"]),
+            dtype=partial.dtype,
+            skipped=skipped if options.skip_unreadable else None,
+        ):
+            block.append(rows)
+            shard = (stop - 1) // options.shard_rows
+            if stop == partial.span(shard)[1]:
+                partial.write(shard, np.concatenate(block), skipped)
+                block.clear()
+                skipped.clear()
+            progress.update(len(rows))
+
+
+def _finished(out: Path, meta: dict[str, Any], options: ExtractOptions) -> EmbeddingSet | None:
+    """The set that is there already, if it is of the same extraction."""
+    if not (out / "meta.json").exists():
+        return None
+    held = EmbeddingSet.open(out)
+    planned = as_planned(held.meta, skip=options.skip_unreadable)
+    return None if changed(planned, _settled(meta, planned)) else held
+
+
+def _described(images: ImageSet, ends: np.ndarray) -> dict[str, Any]:
+    """What meta.json says of the images."""
+    return {
+        "data": images.name,
+        "data_hash": _data_hash(images, ends),
+        "rows": len(images),
+        "class_names": list(images.class_names),
+        "classes": _classes(images),
+        "image_shape": list(ends.shape[1:]),
+        **{name: value for name, value in _known(images).items() if value},
+    }
 
 
 def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,8 +82,8 @@ def intervals(found: Estimates, names: tuple[str, ...]) -> Iterator[tuple[str, I
     yield from ((f"recall of {n}", each) for n, each in zip(names, found.recalls, strict=True))
 
 
-def main() -> None:
-    """Reads the options; prints and writes coverage and width of every interval."""
+def options() -> argparse.Namespace:
+    """As they were given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--embeddings", type=Path, required=True, help="with evaluation rows")
@@ -93,57 +94,73 @@ def main() -> None:
     parser.add_argument("--noise", choices=("discrete", "float"), default="discrete")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--overwrite", action="store_true")
-    options = parser.parse_args()
-    refuse_existing(options.output, overwrite=options.overwrite)
-    opened = EmbeddingSet.open(options.embeddings)
-    release = Release.load(options.model)
+    return parser.parse_args()
+
+
+def repeated(
+    pool: Pool, epsilon: float, given: argparse.Namespace, draw: np.random.Generator
+) -> dict[str, list[Interval]]:
+    """Every interval of so many repetitions, or of those before an interruption."""
+    seen: dict[str, list[Interval]] = {}
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in range(given.repetitions):
+            rows = pool.drawn(given.users, given.rows, draw)
+            promise = Privacy(epsilon, DELTA)
+            found = evaluate(pool.release, rows, promise, noise=given.noise).estimates
+            for name, interval in intervals(found, pool.release.class_names):
+                seen.setdefault(name, []).append(interval)
+    return seen
+
+
+def summary(listed: list[Interval], truth: float) -> dict[str, Any]:
+    """How often intervals hold the truth, and how wide they are."""
+    halves = [(each.high - each.low) / 2 for each in listed]
+    return {
+        "repetitions": len(listed),
+        "truth": truth,
+        "coverage": float(np.mean([each.low <= truth <= each.high for each in listed])),
+        "half_width_mean": float(np.mean(halves)),
+        "half_width_largest": max(halves),
+        "intervals": [[each.low, each.high] for each in listed],
+    }
+
+
+def line(epsilon: float, name: str, found: dict[str, Any]) -> str:
+    """A row of the table, in per cent."""
+    columns = ("truth", "coverage", "half_width_mean", "half_width_largest")
+    truth, coverage, mean, largest = (100 * found[column] for column in columns)
+    return f"{epsilon:5g} {name:28} {truth:6.2f} {coverage:9.1f} {mean:10.2f} {largest:8.2f}"
+
+
+def main() -> None:
+    """Prints and writes coverage and width of every interval."""
+    given = options()
+    refuse_existing(given.output, overwrite=given.overwrite)
+    opened, release = EmbeddingSet.open(given.embeddings), Release.load(given.model)
     pool = Pool(release, opened.subset(opened.split == EVALUATION))
     truth, draw = pool.truth(), np.random.default_rng(0)
     results, lines = [], []
-    for epsilon in options.epsilons:
-        seen: dict[str, list[Interval]] = {name: [] for name in truth}
+    for epsilon in given.epsilons:
         start = time.perf_counter()
-        with contextlib.suppress(KeyboardInterrupt):
-            for _ in range(options.repetitions):
-                rows = pool.drawn(options.users, options.rows, draw)
-                promise = Privacy(epsilon, DELTA)
-                found = evaluate(release, rows, promise, noise=options.noise).estimates
-                for name, interval in intervals(found, release.class_names):
-                    seen[name].append(interval)
-        seconds = (time.perf_counter() - start) / len(seen["accuracy"])
+        seen = repeated(pool, epsilon, given, draw)
+        took = time.perf_counter() - start
         for name, listed in seen.items():
-            halves = [(each.high - each.low) / 2 for each in listed]
-            results.append(
-                {
-                    "epsilon": epsilon,
-                    "of": name,
-                    "repetitions": len(listed),
-                    "truth": truth[name],
-                    "coverage": float(np.mean([e.low <= truth[name] <= e.high for e in listed])),
-                    "half_width_mean": float(np.mean(halves)),
-                    "half_width_largest": max(halves),
-                    "seconds": seconds,
-                    "intervals": [[e.low, e.high] for e in listed],
-                }
-            )
-            lines.append(
-                f"{epsilon:5g} {name:28} {100 * truth[name]:6.2f} "
-                f"{100 * results[-1]['coverage']:9.1f} {100 * np.mean(halves):10.2f} "
-                f"{100 * max(halves):8.2f}"
-            )
+            found = summary(listed, truth[name]) | {"seconds": took / len(listed)}
+            results.append({"epsilon": epsilon, "of": name} | found)
+            lines.append(line(epsilon, name, found))
             print(lines[-1], flush=True)
+    report = provenance() | {
+        "users": given.users,
+        "rows_per_user": given.rows,
+        "pool": len(pool.rows),
+        "noise": given.noise,
+        "delta": DELTA,
+        "confidence": 0.95,
+        "of_the_model": {k: release.report[k] for k in ("epsilon", "delta", "method")},
+        "results": results,
+    }
     head = f"{'eps':>5} {'of':28} {'truth':>6} {'covered %':>9} {'half-width':>10} {'largest':>8}"
-    with new_directory(options.output, overwrite=options.overwrite) as partial:
-        report = provenance() | {
-            "users": options.users,
-            "rows_per_user": options.rows,
-            "pool": len(pool.rows),
-            "noise": options.noise,
-            "delta": DELTA,
-            "confidence": 0.95,
-            "of_the_model": {k: release.report[k] for k in ("epsilon", "delta", "method")},
-            "results": results,
-        }
+    with new_directory(given.output, overwrite=given.overwrite) as partial:
         (partial / "results.json").write_text(json.dumps(report) + "\n")
         (partial / "table.txt").write_text("\n".join([head, *lines]) + "\n")
 

@@ -162,7 +162,7 @@ def _untrained(architecture: str, path: Path) -> Encoder:
     try:
         fields = json.loads(architecture)
         build = ARCHITECTURES[fields["kind"]]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(
             f"{path}: architecture must be of kind {known}, got {architecture:.200}"
@@ -236,8 +236,9 @@ def _read_open_clip(fields: dict[str, Any]) -> Encoder:
 
 
 def _read_mirrored(fields: dict[str, Any]) -> Encoder:
+    once = {kind: build for kind, build in ARCHITECTURES.items() if kind != fields["kind"]}
     inner = fields["encoder"]
-    return Mirrored(ARCHITECTURES[inner["kind"]](inner))
+    return Mirrored(once[inner["kind"]](inner))
 
 
 def _read_size(fields: dict[str, Any]) -> Size | None:

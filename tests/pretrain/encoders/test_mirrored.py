@@ -1,7 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pretrain import build_encoder
 from pretrain.encoder import encoder_hash, load_encoder, origin, save_encoder, without_directory
@@ -73,3 +75,16 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ValueError, match=rule):
             build_encoder(name)
+
+
+def test_a_file_cannot_nest_them(tmp_path: Path, plain: SmallResNet) -> None:
+    tensors = {k: v.contiguous() for k, v in Mirrored(plain).state_dict().items()}
+    for depth in (2, 400, 100_000):
+        described = (
+            '{"kind": "mirrored", "encoder": ' * depth
+            + json.dumps(plain.architecture())
+            + "}" * depth
+        )
+        save_file(tensors, path := tmp_path / "e.safetensors", {"architecture": described})
+        with pytest.raises(ValueError, match="architecture must be"):
+            load_encoder(path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pretrain.cli.json_text import parsed
 from pretrain.preprocess import Preprocess
 
 UNKNOWN = "unknown"
@@ -80,7 +81,7 @@ class Encoding:
         if "encoding" not in metadata:
             return None
         try:
-            return cls.from_json(json.loads(metadata["encoding"]))
+            return cls.from_json(parsed(metadata["encoding"]))
         except ValueError as error:
             raise ValueError(f"{path}: encoding must be readable, got: {error}") from error
 

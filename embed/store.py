@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from embed.encoding import Encoding
+from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_directory
 from pretrain.names import decode_name, encode_names
 
@@ -265,7 +266,7 @@ def write_companions(
 
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
-        meta = json.loads(path.read_text())
+        meta = parsed(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must be a readable JSON object, got: {error}") from error
     if not isinstance(meta, dict):

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_file
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.mirrored import PREFIX, Mirrored, within
@@ -160,9 +161,9 @@ def encoder_hash(encoder: nn.Module) -> str:
 def _untrained(architecture: str, path: Path) -> Encoder:
     """The network that a file's metadata describes, its weights still to be loaded."""
     try:
-        fields = json.loads(architecture)
+        fields = parsed(architecture)
         build = ARCHITECTURES[fields["kind"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(
             f"{path}: architecture must be of kind {known}, got {architecture:.200}"

@@ -1,12 +1,12 @@
 """Federated EMNIST with its writers: TensorFlow Federated's HDF5 or LEAF's JSON files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pretrain.cli.json_text import parsed
 from pretrain.datasets import SPLITS, ImageSet, check_labels, concatenate
 
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -122,7 +122,7 @@ class _Leaf:
     def _load(self, file: Path) -> dict[str, Any]:
         if self._held[0] != file:
             try:
-                data = json.loads(file.read_text())["user_data"]
+                data = parsed(file.read_text())["user_data"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file} must be a LEAF JSON file, got: {error!r}") from error
             self._held = (file, data)

@@ -1,6 +1,5 @@
 """`parquet:FILES`: pictures as bytes, as Hugging Face writes them, or as paths; read in passing."""
 
-import json
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet
 from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.patterns import matching_files
@@ -117,7 +117,7 @@ class _File:
     def class_names(self, column: str) -> tuple[str, ...]:
         """As Hugging Face keeps them beside the table."""
         try:
-            kept = json.loads((self.schema.metadata or {})[b"huggingface"])
+            kept = parsed((self.schema.metadata or {})[b"huggingface"])
             return tuple(map(str, kept["info"]["features"][column]["names"]))
         except (KeyError, ValueError, TypeError):
             return ()

@@ -1,6 +1,5 @@
 """`wds:SHARDS`: WebDataset's tar files, indexed once and then read where a picture lies."""
 
-import json
 import tarfile
 from array import array
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.patterns import matching_files
@@ -150,7 +150,7 @@ def _note(sample: _Sample, extension: str, content: bytes, where: str) -> None:
         if extension != "json":
             sample.columns[extension] = content.decode().strip()
             return
-        fields = json.loads(content)
+        fields = parsed(content)
     except ValueError as error:
         raise ValueError(f"{where} must be text, got: {error}") from error
     if not isinstance(fields, dict):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from embed.transform_options import TransformOptions
+from pretrain.cli.json_text import parsed
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -41,7 +42,7 @@ class Chosen:
             ValueError: missing, damaged, or with other fields.
         """
         try:
-            fields = json.loads(path.read_text())
+            fields = parsed(path.read_text())
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
             public_hash = fields.pop("public_hash")
             options = dict(fields.pop("options"))

@@ -1,11 +1,11 @@
 """`ledger show|reserve|spend|limit`: what is spent on private rows, and what may be."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pretrain.cli.json_text import parsed
 from train_distributed.privacy.promise import Unit
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -249,7 +249,7 @@ def _entry_of(path: Path) -> dict[str, Any]:
     if path.is_dir():
         file = next((path / name for name in REPORTS if (path / name).exists()), path / REPORTS[0])
     try:
-        told = json.loads(file.read_bytes())["ledger"]
+        told = parsed(file.read_bytes())["ledger"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"reports must be of results with a ledger, got {file}: {error}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from pretrain.cli.json_text import parsed
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
@@ -157,7 +158,7 @@ class Plot:
             path = path.with_name(path.name + ".gz")
         try:
             content = path.read_bytes()
-            result = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+            result = parsed(gzip.decompress(content) if path.suffix == ".gz" else content)
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise ValueError(f"results must be the JSON of a sweep, got: {error}") from error
         if not isinstance(result, dict) or str(result.get("experiment")) not in EXPERIMENTS:

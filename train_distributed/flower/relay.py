@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pretrain.cli.json_text import parsed
 from train_distributed.flower.clerk import REFUSED
 from train_distributed.flower.documents.party import node_fingerprint
 from train_distributed.flower.transport import frames
@@ -126,7 +127,7 @@ class FlowerRelay:
             raise ConnectionError(f"SuperLink ended: {body.decode(errors='replace')}")
         try:
             if kind == _HERE:
-                self._here.append([node for node in json.loads(body) if node in self._keys])
+                self._here.append([node for node in parsed(body) if node in self._keys])
                 return True
             (node,) = _NODE.unpack_from(body)
         except (ValueError, TypeError, struct.error) as error:

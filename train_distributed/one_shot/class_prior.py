@@ -1,6 +1,5 @@
 """How probable every class is before a row is looked at: as counted, equal, or as somebody says."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+
+from pretrain.cli.json_text import parsed
 
 Word = Literal["empirical", "equal"]
 ClassPrior = Word | tuple[float, ...]  # or the share of every class, in the order of its number
@@ -69,7 +70,7 @@ def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
             that are no prior.
     """
     try:
-        pairs = json.loads(path.read_text("utf-8"), object_pairs_hook=list)
+        pairs = parsed(path.read_text("utf-8"), object_pairs_hook=list)
         if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
             raise ValueError("a JSON object of class and share is wanted")
         named = [name for name, _ in pairs]
@@ -83,7 +84,7 @@ def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
         shares = [found[key] for key in keys]
         checked_prior(shares, len(keys))
         return tuple(map(float, shares))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"prior must be empirical, equal or a file, got {path}: {error}"
         ) from error

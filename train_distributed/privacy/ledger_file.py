@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.cli.durable import sync_directory
+from pretrain.cli.json_text import parsed
 
 START = b'{"body": '
 CANCEL = b"\x18"  # control characters are escaped in JSON
@@ -192,7 +193,7 @@ def _read_line(raw: bytes, previous: str) -> Line | None:
     if raw != unsealed + _SEAL % digest.encode():
         return None
     try:
-        stated = json.loads(unsealed + b"}")
+        stated = parsed(unsealed + b"}")
         follows = stated["previous"] == previous
         line = Line(stated["kind"], stated["body"], stated["time"], digest)
     except (ValueError, TypeError, KeyError):

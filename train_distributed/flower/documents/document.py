@@ -4,13 +4,14 @@ Stricter than JSON: UTF-8 only, no name twice, no NaN or infinity, no number of 
 no unknown fields. What is read is bounded before it is parsed.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+
+from pretrain.cli.json_text import parsed
 
 SMALL, LARGE = 1 << 20, 1 << 28  # bytes of one party's files; of a federation of 100,000 users
 DIGITS = 20  # of a whole number
@@ -102,15 +103,13 @@ def read_document(path: Path, largest: int = SMALL) -> Document:
     """
     content = read_file(path, largest)
     try:
-        values = json.loads(
+        values = parsed(
             content.decode(),
             object_pairs_hook=_distinct,
             parse_int=_whole,
             parse_float=_finite,
             parse_constant=_finite,
         )
-    except RecursionError as error:
-        raise ValueError(f"{path} must be JSON of few levels, got too many") from error
     except ValueError as error:
         raise ValueError(f"{path} must be strict JSON, got: {_cut(str(error))}") from error
     if not isinstance(values, dict):

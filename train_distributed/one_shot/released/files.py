@@ -1,6 +1,5 @@
 """The two files of a release, read with suspicion: whoever sent them may have sent anything."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from embed import PublicTransform
+from pretrain.cli.json_text import parsed
 
 MODEL, REPORT = "model.safetensors", "report.json"
 PREFIX = "transform."  # of the public transform's tensors
@@ -80,8 +80,8 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: naming the file: unreadable, not JSON, a number that is not finite.
     """
     try:
-        found = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
-    except (OSError, ValueError, RecursionError) as error:
+        found = parsed(path.read_text("utf-8"), parse_constant=_refuse)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} must be a readable JSON object, got: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must be a JSON object, got {type(found).__name__}")
@@ -97,8 +97,8 @@ def read_field(metadata: dict[str, str], name: str, where: Path) -> Any:
     if name not in metadata:
         return None
     try:
-        return json.loads(metadata[name], parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return parsed(metadata[name], parse_constant=_refuse)
+    except ValueError as error:
         raise ValueError(f"{where}: {name} must be JSON, got: {error}") from error
 
 

@@ -15,11 +15,8 @@ def provenance() -> dict[str, object]:
 
     Files outside the working directory appear by their names: where they lie is nobody's business.
     """
-    program = Path(sys.argv[0])
-    is_file = program.suffix == ".py"
-    command = ["python", "-m", _module(program)] if is_file else [program.name]
     return {
-        "command": shlex.join([*command, *map(public_argument, sys.argv[1:])]),
+        "command": shlex.join([*_program(), *map(public_argument, sys.argv[1:])]),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version()} | {n: version(n) for n in LIBRARIES},
@@ -32,15 +29,20 @@ def public_argument(argument: str) -> str:
     return Path(argument).name if outside else argument
 
 
-def _module(program: Path) -> str:
-    """The dotted name of a file below the working directory, or of what `python -m` was told."""
+def _program() -> list[str]:
+    """What was typed before the arguments: a command, a module, or a script."""
+    program, spec = Path(sys.argv[0]), sys.modules["__main__"].__spec__
+    if program.suffix != ".py":
+        return [program.name]
     try:
         relative = program.resolve().relative_to(Path.cwd())
     except ValueError:
-        spec = sys.modules["__main__"].__spec__
-        return program.stem if spec is None else spec.name.removesuffix(".__main__")
-    parts = relative.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
+        relative = Path(program.name)
+        module = "" if spec is None else spec.name.removesuffix(".__main__")
+    else:
+        parts = relative.with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
+    return ["python", str(relative)] if spec is None else ["python", "-m", module]
 
 
 def _processor() -> str:

@@ -22,6 +22,7 @@ from train_distributed.simulation.scenario import Scenario
 
 TEST_SHARE = 0.25  # of the public rows
 GROUP = 10  # public classes in one class of a task, at most
+SHARE = 4  # a task uses one in so many public classes, at most
 ROUNDS = 20  # of balanced k-means
 COMPONENTS = (64, 128, 256, 512)
 MANY = 256  # components from which on the noise of the moments matters
@@ -222,8 +223,9 @@ class _Task:
 def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) -> np.ndarray:
     """(classes,) the task's class of each public label: groups of similar ones; −1: none.
 
-    At most half of the public classes are used, if there are 2K, so that the others are left to
-    fit transforms on.
+    At most a quarter of the public classes are used, if there are 4K, so that transforms are fitted
+    on nearly as many classes as the real one: directions that labels shape are worse, and were
+    passed over, where half of the classes were left.
 
     Raises:
         ValueError: fewer than K public classes.
@@ -233,7 +235,7 @@ def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) 
         raise ValueError(
             f"public must hold at least num_classes = {num_classes} classes, got {len(classes)}"
         )
-    each = max(1, min(GROUP, len(classes) // (2 * num_classes)))
+    each = max(1, min(GROUP, len(classes) // (SHARE * num_classes)))
     means = np.stack([public.embeddings[public.labels == c].mean(0) for c in classes])
     group = np.full(classes.max() + 1, -1)
     group[classes] = balanced_groups(means, num_classes, each, rng)

@@ -115,7 +115,7 @@ def test_the_rehearsed_noise_is_that_of_the_whole_federation():
     assert (enough.users, enough.rows_per_user) == (3, 5)
 
 
-def test_similar_classes_are_grouped_and_half_are_left_for_the_transform():
+def test_similar_classes_are_grouped_and_most_are_left_for_the_transform():
     centres = np.array([[0.0, 0], [10, 0], [0, 10]])
     rng = np.random.default_rng(0)
     means = np.concatenate([centres + rng.normal(0, 0.1, (3, 2)) for _ in range(4)])
@@ -123,8 +123,10 @@ def test_similar_classes_are_grouped_and_half_are_left_for_the_transform():
     for k in range(3):
         assert len(set(found[k::3])) == 1
     assert set(found) == {0, 1, 2}
-    posed = pose_task(blobs(400, 8, 0), 2, np.random.default_rng(0))
-    assert sorted(posed) == [-1] * 4 + [0, 0, 1, 1]
+    posed = pose_task(blobs(400, 16, 0), 2, np.random.default_rng(0))
+    assert sorted(posed) == [-1] * 12 + [0, 0, 1, 1]
+    few = pose_task(blobs(400, 8, 0), 4, np.random.default_rng(0))
+    assert sorted(few) == [-1] * 4 + [0, 1, 2, 3]
     one_each = pose_task(blobs(400, 8, 0), 8, np.random.default_rng(0))
     assert sorted(one_each) == list(range(8))
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Unit = Literal["record", "user"]
+LEAST_PROMISE = 1e-60  # of ε and δ together: below it noise of 1/ε would overflow in squares
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Privacy:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+        if max(self.epsilon, self.delta) < LEAST_PROMISE:
+            raise ValueError(
+                f"epsilon or delta must be >= {LEAST_PROMISE:g}, as squares of the noise must be "
+                f"finite, got {self.epsilon} and {self.delta}"
+            )
         if self.honest_fraction is not None and not 0 < self.honest_fraction <= 1:
             raise ValueError(f"honest_fraction must be in (0, 1], got {self.honest_fraction}")
         if self.unit not in ("record", "user"):

@@ -76,6 +76,7 @@ def test_groups_of_users():
         (Privacy(math.nan, 1e-5), "epsilon must be > 0, got nan"),
         (Privacy(1.0, 0.0), r"delta must be in \(0, 1\), got 0.0"),
         (Privacy(1.0, 1.0), r"delta must be in \(0, 1\), got 1.0"),
+        (Privacy(1e-70, 1e-65), r"epsilon or delta must be >= 1e-60, .* got 1e-70 and 1e-65"),
         (Privacy(1.0, 1e-5, 0.0), r"honest_fraction must be in \(0, 1\], got 0.0"),
         (Privacy(1.0, 1e-5, 1.5), r"honest_fraction must be in \(0, 1\], got 1.5"),
         (Privacy(1.0, 1e-5, unit="row"), "unit must be 'record' or 'user', got 'row'"),  # pyright: ignore[reportArgumentType]

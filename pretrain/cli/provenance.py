@@ -1,5 +1,6 @@
 """What a measured number needs beside it: command, hardware, versions."""
 
+import contextlib
 import os
 import platform
 import shlex
@@ -34,15 +35,11 @@ def _program() -> list[str]:
     program, spec = Path(sys.argv[0]), sys.modules["__main__"].__spec__
     if program.suffix != ".py":
         return [program.name]
-    try:
-        relative = program.resolve().relative_to(Path.cwd())
-    except ValueError:
-        relative = Path(program.name)
-        module = "" if spec is None else spec.name.removesuffix(".__main__")
-    else:
-        parts = relative.with_suffix("").parts
-        module = ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
-    return ["python", str(relative)] if spec is None else ["python", "-m", module]
+    if spec is not None:
+        return ["python", "-m", spec.name.removesuffix(".__main__")]
+    with contextlib.suppress(ValueError):
+        return ["python", str(program.resolve().relative_to(Path.cwd()))]
+    return ["python", program.name]
 
 
 def _processor() -> str:

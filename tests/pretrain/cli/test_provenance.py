@@ -18,31 +18,25 @@ def run_as(monkeypatch: pytest.MonkeyPatch, module: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "command"),
-    [
-        ("train_distributed/__main__.py", "python -m train_distributed run --public public"),
-        ("research/convergence.py", "python -m research.convergence run --public public"),
-        ("/somewhere/bin/blind-averaging", "blind-averaging run --public public"),
-    ],
-)
-def test_the_command_as_it_is_typed(monkeypatch, tmp_path: Path, program: str, command: str):
-    run_as(monkeypatch, "whatever")
-    monkeypatch.chdir(tmp_path)
-    place = program if program.startswith("/") else str(tmp_path / program)
-    monkeypatch.setattr(sys, "argv", [place, "run", "--public", str(tmp_path / "public")])
-    assert provenance()["command"] == command
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
+    ("module", "told"),
     [("train_distributed.__main__", "train_distributed"), ("embed.split_by_writer",) * 2],
 )
-def test_an_installed_module_is_named_as_it_was_typed(monkeypatch, tmp_path, name, told) -> None:
-    """Away from the sources its file tells no longer which package it belongs to."""
-    run_as(monkeypatch, name)
-    monkeypatch.setattr(sys, "argv", [f"/site-packages/{name.replace('.', '/')}.py"])
+@pytest.mark.parametrize("place", ["", ".venv/lib/", "/site-packages/"])
+def test_a_module_is_named_as_it_was_typed(
+    monkeypatch, tmp_path: Path, module: str, told: str, place: str
+) -> None:
+    """Wherever its file lies, which away from the sources tells not which package it is of."""
+    run_as(monkeypatch, module)
+    program = tmp_path / place / f"{module.replace('.', '/')}.py"
+    monkeypatch.setattr(sys, "argv", [str(program), "run", "--public", str(tmp_path / "public")])
     monkeypatch.chdir(tmp_path)
-    assert provenance()["command"] == f"python -m {told}"
+    assert provenance()["command"] == f"python -m {told} run --public public"
+
+
+def test_a_command_is_named_without_its_place(monkeypatch, tmp_path: Path) -> None:
+    run_as(monkeypatch, None)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/blind-averaging", "run", "--public", "../p"])
+    assert provenance()["command"] == "blind-averaging run --public p"
 
 
 def test_a_script_is_named_as_a_file(monkeypatch, tmp_path: Path) -> None:

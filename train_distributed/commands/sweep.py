@@ -180,7 +180,8 @@ def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     if done:
         print(f"continues: {_kept(done, work)}", file=sys.stderr)
     for path in journal.others():
-        print(f"kept: an unfinished sweep with other options, {path}", file=sys.stderr)
+        of = "other options, or of another version"
+        print(f"kept: an unfinished sweep with {of}, {path}", file=sys.stderr)
     fresh = work.jobs(done)
     try:
         for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):

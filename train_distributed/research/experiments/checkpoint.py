@@ -5,12 +5,18 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import embed
+import heads
+import pretrain
+import train_distributed
 from pretrain.cli.output import new_file
 
 SUFFIX = ".unfinished.jsonl"
+ROOMS = (pretrain, embed, heads, train_distributed)
 Rows = list[dict[str, Any]]
 
 
@@ -24,13 +30,17 @@ class Checkpoint:
 
     @classmethod
     def beside(cls, out: Path, identity: dict[str, Any]) -> "Checkpoint":
-        """That of a directory to be written: work with another identity has a file of its own."""
+        """That of a directory to be written: work with another identity has a file of its own.
+
+        So has the same work by other sources, whose rows would not go with those of these.
+        """
+        identity = {**identity, "sources": sources()}
         text = json.dumps(identity, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return cls(out.with_name(f".{out.name}.{digest}{SUFFIX}"), identity)
 
     def others(self) -> list[Path]:
-        """Files of unfinished work with other options for the same directory."""
+        """Files of unfinished work with other options or sources for the same directory."""
         stem = glob.escape(self.path.name.removesuffix(SUFFIX).rpartition(".")[0])
         found = self.path.parent.glob(f"{stem}.*{SUFFIX}")
         return sorted(path for path in found if path.name != self.path.name)
@@ -71,3 +81,16 @@ class Checkpoint:
             raise ValueError(f"{self.path} must hold a JSON line per job, got: {error}") from error
         mine = json.loads(json.dumps({"sweep": self.identity}))
         return whole if whole[:1] == [mine] else []
+
+
+@cache
+def sources() -> str:
+    """SHA-256 of all modules of this project."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        place = Path(str(room.__file__)).parent
+        for file in sorted(place.rglob("*.py")):
+            content = file.read_bytes()
+            digest.update(f"{room.__name__}/{file.relative_to(place)} {len(content)} ".encode())
+            digest.update(content)
+    return digest.hexdigest()

@@ -15,6 +15,7 @@ DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
 LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
 LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
+CACHED = 1 << 16  # numbers of an array that stays in the cache
 SCORING_STEPS, CONVERGED = 50, 1e-12
 SURE = 2.0  # standard deviations that a variance must be above 0
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
@@ -53,6 +54,10 @@ class Prior:
             scales: (m,) t.
         """
         noisy = self.vectors.T @ deviations
+        together = max(1, CACHED // noisy.numel())
+        return torch.cat([self._evidence(noisy, noise, each) for each in scales.split(together)])
+
+    def _evidence(self, noisy: Tensor, noise: Tensor, scales: Tensor) -> Tensor:
         variance = scales[:, None, None] * self.values[:, None] + noise.square()
         variance = variance.clamp(min=torch.finfo(torch.float64).tiny)
         centre, spread = weighted_mean(noisy, variance)

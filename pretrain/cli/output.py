@@ -52,8 +52,7 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
         if name is None:
             continue
         words = name.split(":") if isinstance(name, str) else [str(name)]
-        paths = {":".join(words[start:]) for start in range(len(words))} - {""}
-        for path in sorted(paths):
+        for path in filter(None, (":".join(words[start:]) for start in range(len(words)))):
             if Path(path).resolve().is_relative_to(out.resolve()):
                 raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
 

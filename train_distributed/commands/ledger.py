@@ -106,8 +106,8 @@ class Reserve(Place):
     """What makes it."""
     data: str | None = None
     """Name of the rows where no embedding set is given."""
-    part: str = ""
-    """Which rows: train, test or evaluation, which have none in common; all if left out."""
+    part: Literal["train", "test", "evaluation"] | None = None
+    """Rows of this split of the set, which no other split holds; all rows if left out."""
     result: str = ""
     """Name of what will be written."""
 
@@ -145,7 +145,7 @@ class Reserve(Place):
         from embed.store import EmbeddingSet
         from train_distributed.privacy.ledger_fields import row_fields
 
-        return row_fields(EmbeddingSet.open(self.embeddings), self.part)
+        return row_fields(EmbeddingSet.open(self.embeddings), self.part or "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train_distributed.privacy.ledger_entry import Entry, Kind, Limit
-from train_distributed.privacy.ledger_file import Chain, LedgerFile, Writer, is_ledger
+from train_distributed.privacy.ledger_entry import PARTS, Entry, Kind, Limit
+from train_distributed.privacy.ledger_file import (
+    Chain,
+    LedgerFile,
+    Writer,
+    is_ledger,
+    locked_directories,
+)
 from train_distributed.privacy.ledger_state import (
     LIMIT,
     RESERVE,
@@ -118,23 +124,30 @@ class Ledger:
             The entry's id.
 
         Raises:
-            ValueError: a limit would be passed, or the reference is another entry's; nothing is
-                reserved.
+            ValueError: a limit would be passed, the reference is another entry's, or the part is
+                none of `PARTS`; nothing is reserved.
             OSError: the ledger cannot be written: no noise may be drawn.
         """
-        self._refuse_elsewhere(entry)
-        if not self.path.exists():  # nothing is left behind where it is refused
-            self._afford(self._read(Chain(())), [entry], at_most)
-        with self._file.locked() as writer:
-            self._recover(writer)
-            state = self._read(writer.chain)
-            for record in state.records:
-                if entry.reference and record.entry.reference == entry.reference:
-                    if replace(record.entry, kind=entry.kind, result=entry.result) != entry:
-                        raise ValueError(f"reference {entry.reference} must be of the same entry")
-                    return record.id
-            self._afford(state, [entry], at_most)
-            return entry_id(writer.append(RESERVE, {"entry": entry.to_json()}))
+        if entry.part not in PARTS:
+            raise ValueError(f"part must be one of {PARTS}, got {entry.part!r}")
+        with locked_directories(self._near):
+            self._refuse_elsewhere(entry)
+            if not self.path.exists():  # nothing is left behind where it is refused
+                self._afford(self._read(Chain(())), [entry], at_most)
+            with self._file.locked() as writer:
+                return self._reserved(writer, entry, at_most)
+
+    def _reserved(self, writer: Writer, entry: Entry, at_most: Iterable[Limit]) -> str:
+        """Id of the entry, which is appended unless its reference is there already."""
+        self._recover(writer)
+        state = self._read(writer.chain)
+        for record in state.records:
+            if entry.reference and record.entry.reference == entry.reference:
+                if replace(record.entry, kind=entry.kind, result=entry.result) != entry:
+                    raise ValueError(f"reference {entry.reference} must be of the same entry")
+                return record.id
+        self._afford(state, [entry], at_most)
+        return entry_id(writer.append(RESERVE, {"entry": entry.to_json()}))
 
     def afford(self, entries: Iterable[Entry], *at_most: Limit) -> None:
         """Looks whether entries could be reserved, all of them; reserves nothing.

@@ -53,7 +53,7 @@ class Cost:
         if not left >= accounting.SMALLEST_DELTA or math.isinf(self.squared_mu):
             return math.inf
         mu = math.sqrt(self.squared_mu) * ROUND_UP
-        return accounting.epsilon(left, 1 / mu) + 2 * self.zeta + self.epsilon
+        return sum_up((accounting.epsilon(left, 1 / mu), 2 * self.zeta, self.epsilon))
 
 
 def sum_up(numbers: Iterable[float]) -> float:

@@ -10,6 +10,7 @@ from train_distributed.privacy.ledger_cost import Cost
 from train_distributed.privacy.promise import Privacy, Unit
 
 Kind = Literal["release", "evaluation", "re-release"]
+PARTS = ("", "train", "test", "evaluation")  # of the rows of a set; "": all of them
 TEXTS = (
     *("kind", "data", "part", "split", "users", "images"),
     *("method", "noise", "result", "reference"),
@@ -28,7 +29,7 @@ class Entry:
 
     kind: Kind
     data: str  # content hash of the embedding set, or another name of what was used
-    part: str = ""  # rows of the set, e.g. "train"; "": all
+    part: str = ""  # one of `PARTS`; older ledgers hold other words, which count as all rows
     split: str = ""  # hash of which row is in which part: only parts of one split are disjoint
     users: str = ""  # hash of whose rows they are; "": one user's, all of them
     images: str = ""  # hash of the images that were embedded, where it is known

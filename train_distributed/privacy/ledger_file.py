@@ -1,12 +1,17 @@
 """An append-only file of lines, each holding the hash of the one before it.
 
-    {"body": {...}, "kind": "reserve", "time": "...", "previous": <64 hex>, "hash": <64 hex>}
+    {"body": {...}, "kind": "reserve", "time": "...", "previous": <64 hex>, "salt": <32 hex>,
+     "hash": <64 hex>}
 
-The hash is SHA-256 of all of the line before it. A line counts once all of it has reached the disk;
-whoever is killed while writing leaves a torn one: without the line feed that ends every line. The
-next writer goes on behind it, never cuts it off: it ends the torn bytes with CANCEL, which occurs
-in no line, and a line of kind "torn" that holds their hash. Anything else that does not follow from
-the line before it is a broken chain, and refused.
+The hash is SHA-256 of all of the line before it. Reports name it, and a line says which rows were
+used, so every line has a salt from the operating system that never leaves the file: without it
+nobody can try which rows give the hash. Lines of older versions have none.
+
+A line counts once all of it has reached the disk; whoever is killed while writing leaves a torn
+one: without the line feed that ends every line. The next writer goes on behind it, never cuts it
+off: it ends the torn bytes with CANCEL, which occurs in no line, and a line of kind "torn" that
+holds their hash. Anything else that does not follow from the line before it is a broken chain, and
+refused.
 
 A chain cannot tell that lines are missing at its end, nor that all of it was made again: there is
 no key, and none would be safe from whoever can write the file. Compare `head` with what was printed
@@ -17,8 +22,9 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +37,7 @@ START = b'{"body": '
 CANCEL = b"\x18"  # control characters are escaped in JSON
 GENESIS = hashlib.sha256(b"blind-averaging ledger, version 1").hexdigest()
 TORN = "torn"
+SALT_BYTES = 16
 _SEAL = b', "hash": "%s"}'
 _SEAL_BYTES = len(_SEAL) - 2 + 64
 
@@ -152,6 +159,7 @@ class Writer:
         previous = self.chain.head
         now = datetime.now(UTC).isoformat(timespec="seconds")
         stated = {"body": body, "kind": kind, "time": now, "previous": previous}
+        stated |= {"salt": secrets.token_hex(SALT_BYTES)}
         unsealed = json.dumps(stated, allow_nan=False).encode()[:-1]
         digest = hashlib.sha256(unsealed).hexdigest()
         rest = before + unsealed + _SEAL % digest.encode() + b"\n"
@@ -168,6 +176,24 @@ class Writer:
 def _unwritten(error: OSError, path: Path) -> OSError:
     words = f"ledger cannot be written: {error.strerror}; --ledger names another place"
     return OSError(error.errno, words, str(path))
+
+
+@contextmanager
+def locked_directories(directories: Iterable[Path]) -> Iterator[None]:
+    """Holds a lock on each of the directories that exist, until the block ends.
+
+    Whoever looks whether a directory holds another ledger of the same rows, and then opens one, is
+    alone with it meanwhile. Locks are taken in one order, so that no two wait for each other.
+    """
+    with ExitStack() as stack:
+        for directory in sorted({place.resolve() for place in directories if place.is_dir()}):
+            try:
+                opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, opened)
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            except OSError as error:
+                raise _unwritten(error, directory) from error
+        yield
 
 
 def torn_bodies(torn: bytes) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from train_distributed.privacy.ledger_cost import Cost, sum_up
-from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.privacy.ledger_entry import PARTS, Entry
 from train_distributed.privacy.promise import Unit
 
 
@@ -72,7 +72,7 @@ def _together(entries: list[Entry], *, apart: bool) -> Cost:
     sets: dict[tuple[str, str], dict[str, list[Cost]]] = {}
     everywhere: list[Cost] = []
     for entry in entries:
-        if apart and entry.part and entry.split:
+        if apart and entry.part and entry.part in PARTS and entry.split:
             parts = sets.setdefault((entry.data, entry.split), {})
             parts.setdefault(entry.part, []).append(entry.cost)
         else:

@@ -3,14 +3,18 @@
 import json
 import math
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
 from tests.train_distributed.privacy.ledger_entries import GAUSSIAN
+from train_distributed.privacy import ledger_file
 from train_distributed.privacy.ledger import Ledger
-from train_distributed.privacy.ledger_entry import Limit
+from train_distributed.privacy.ledger_entry import Entry, Limit
 
 LIMIT = Limit(epsilon=1.5, delta=1e-5)
 
@@ -90,6 +94,74 @@ def test_further_limits_are_looked_at_too_and_leave_nothing(ledger) -> None:
     with pytest.raises(ValueError, match=r"must be >= inf, got 9"):
         ledger.reserve(GAUSSIAN, Limit(epsilon=9.0, delta=1e-5, unit="user"))
     assert not ledger.path.exists()
+
+
+def test_a_limit_of_the_ledger_takes_the_place_of_no_other(ledger) -> None:
+    ledger.limit(Limit(epsilon=9.0, delta=1e-5))
+    for count in (lambda *limits: ledger.reserve(GAUSSIAN, *limits), ledger_affords(ledger)):
+        with pytest.raises(ValueError, match=r"got 0\.5"):
+            count(Limit(epsilon=0.5, delta=1e-5))
+    assert not ledger.state().records
+
+
+def ledger_affords(ledger: Ledger) -> Callable[..., None]:
+    return lambda *limits: ledger.afford([GAUSSIAN], *limits)
+
+
+@pytest.mark.parametrize("part", ["Train", "rows", "train ", "TRAIN"])
+def test_only_parts_of_a_set_are_parts(ledger, part: str) -> None:
+    """Any other word would be a part that shares no row with those of a set."""
+    with pytest.raises(ValueError, match=f"part must be one of .*got '{part}'"):
+        ledger.reserve(replace(GAUSSIAN, part=part, split="s"))
+    assert not ledger.path.exists()
+
+
+def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monkeypatch) -> None:
+    """Who knows the entry, its time and all lines before it does not find the hash that is told."""
+    monkeypatch.setattr(ledger_file, "datetime", Frozen)
+    told = []
+    for name in ("mine", "guess"):
+        (tmp_path / name).mkdir()
+        ledger = Ledger.open(tmp_path / name / "rows.ledger")
+        report = ledger.report(ledger.reserve(GAUSSIAN))
+        told.append({report["head"], report["entry"]})
+    assert not told[0] & told[1]
+
+
+class Frozen:
+    """A clock that stands still."""
+
+    @staticmethod
+    def now(zone: tzinfo) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=zone)
+
+
+def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(
+    tmp_path, monkeypatch
+) -> None:
+    """Each would find no other ledger before the other has written: one of them must wait."""
+    counted, refused = [], []
+    look = Ledger._refuse_elsewhere
+
+    def look_and_dawdle(ledger: Ledger, entry: Entry) -> None:
+        look(ledger, entry)
+        time.sleep(0.2)
+
+    def open_and_reserve(name: str) -> None:
+        try:
+            counted.append(Ledger.open(tmp_path / name).reserve(GAUSSIAN))
+        except ValueError as error:
+            refused.append(str(error))
+
+    monkeypatch.setattr(Ledger, "_refuse_elsewhere", look_and_dawdle)
+    names = [f"{letter}.ledger" for letter in "abcd"]
+    threads = [threading.Thread(target=open_and_reserve, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counted) == 1
+    assert all("which counts these rows already" in words for words in refused)
 
 
 def test_a_limit_is_tightened_freely_and_raised_on_the_record(ledger) -> None:

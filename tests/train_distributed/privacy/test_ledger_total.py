@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import dp_accounting
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.train_distributed.privacy.ledger_entries import GAUSSIAN, STATED
 from train_distributed import accounting
 from train_distributed.privacy.integer_gaussian import plan
-from train_distributed.privacy.ledger_cost import Cost
+from train_distributed.privacy.ledger_cost import ROUND_UP, Cost
 from train_distributed.privacy.ledger_entry import Entry
 from train_distributed.privacy.ledger_total import Total
 
@@ -127,6 +128,7 @@ def test_parts_of_one_split_do_not_add_up_for_one_record() -> None:
         ("record", {"split": "another"}),
         ("record", {"data": "another"}),
         ("record", {"part": "train"}),
+        ("record", {"part": "Evaluation"}),  # of an older ledger, which took any word
         ("record", {"part": ""}),
         ("record", {"split": ""}),
         ("user", {}),
@@ -167,6 +169,16 @@ def test_no_order_and_no_further_entry_makes_the_total_smaller(drawn, random) ->
     for part in ("train", "evaluation"):  # a record of either part is covered
         of_part = [replace(e, part="") for e in entries if e.part in ("", part)]
         assert Total.of(of_part, "record").epsilon(1e-4) <= shuffled * (1 + 1e-9)
+
+
+def test_no_total_is_below_the_exact_sum() -> None:
+    """What is added to the Gaussian part is rounded up too."""
+    for k in range(1, 2000):
+        cost = Cost(squared_mu=0.01, zeta=k * 1e-17, epsilon=k * 0.1)
+        left = (1e-5 / ROUND_UP) * math.exp(-cost.zeta) / ROUND_UP
+        gaussian = accounting.epsilon(left, 1 / (0.1 * ROUND_UP))
+        exact = Fraction(gaussian) + 2 * Fraction(cost.zeta) + Fraction(cost.epsilon)
+        assert Fraction(cost.at(1e-5)) >= exact
 
 
 def test_no_noise_is_no_privacy() -> None:

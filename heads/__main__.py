@@ -21,7 +21,7 @@ import tyro
 
 if TYPE_CHECKING:  # torch is imported by a command that runs
     import numpy as np
-    from torch import Tensor
+    from torch import Generator, Tensor
 
     from heads import Head
 
@@ -47,7 +47,7 @@ class Fit:
     radius: float | None = None
     """Ball that SGD projects the weights onto (per class for one-vs-rest)."""
     solver: Literal["exact", "sgd"] = "exact"
-    """Certified minimiser, or projected SGD in the given order."""
+    """Certified minimiser, or projected SGD in an order that the operating system draws."""
     epochs: int = 150
     """Passes over the data, SGD only."""
     batch_size: int = 20
@@ -89,12 +89,17 @@ class Fit:
         print(f"wrote {self.out}: {report['release']}")
 
     def _fit(self, head: "Head", x: "Tensor", y: "Tensor") -> tuple["Tensor", float]:
+        import torch
+
         from heads import fit_exact, fit_sgd, sgd_sensitivity
 
         if self.solver == "exact":
             solution = fit_exact(head, x, y)
             return solution.weights, solution.sensitivity(len(y))
-        weights = fit_sgd(head, x.double(), y, epochs=self.epochs, batch_size=self.batch_size)
+        order = torch.randperm(len(y), generator=_system_generator())  # files may follow the labels
+        weights = fit_sgd(
+            head, x[order].double(), y[order], epochs=self.epochs, batch_size=self.batch_size
+        )
         sensitivity = sgd_sensitivity(
             head, *x.shape, epochs=self.epochs, batch_size=self.batch_size
         )
@@ -164,8 +169,14 @@ def _normal(like: "Tensor") -> "Tensor":
     """Standard normal numbers from a generator that the operating system seeded, float64."""
     import torch
 
-    generator = torch.Generator().manual_seed(secrets.randbits(63))
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    return torch.randn(like.shape, generator=_system_generator(), dtype=torch.float64)
+
+
+def _system_generator() -> "Generator":
+    """A generator that the operating system seeded; the seed is kept nowhere."""
+    import torch
+
+    return torch.Generator().manual_seed(secrets.randbits(63))
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ def fit_sgd(
         epochs: whole passes, at least 1.
         batch_size: nominal b, at least 1.
         smoothness: β of the step size; None: head.smoothness.
-        generator: draws a new order for every user and epoch; None: the given order.
+        generator: draws a new order for every user and epoch; None: the given order, which must
+            not follow from what the rows are, as that of rows sorted by label does.
         counts: (users,) true rows of each user where `x` is padded at the end.
         method: "gram" keeps coefficients A (n, K) with W = XᵀA; "primal" keeps W; "auto" takes
             the smaller, unless the radius is so far below L/Λ or the steps are so many that the

@@ -143,32 +143,38 @@ class BlindAveraging:
     def record_reach(self, sizes: Tensor) -> float:
         """u: L2 movement of one part of a submission when one record is replaced.
 
-        n s(n), s rising from 2L/(Λn) by what the solver leaves: the certificate and the cast to
-        float32, and the projection's own rounding (exact), or what float64 adds to all steps
-        (`heads.sgd_rounding`).
+        The largest n s(n) of all sizes, s being 2L/(Λn) and what the solver leaves: the certificate
+        and the cast to float32, and the projection's own rounding (exact), or what float64 adds to
+        all steps (`heads.sgd_rounding`), which is more for a small user in the Gram form than for a
+        large one on the weights.
         """
-        n = int(sizes.max())  # rounding grows with n, the rest of n s(n) is constant
+        largest = max(self._moved_by_record(n) for n in sizes.unique().tolist())
+        if self.labels is None:
+            return largest
+        return math.hypot(largest, self.label_scale * self.labels.record_reach(sizes)) * ROUND_UP
+
+    def _moved_by_record(self, n: int) -> float:
+        """L2 movement of one part of a head's submission, of a user of n rows."""
         if self.solver == "exact":
             tolerance = default_tolerance(self.head, n)
-            tight = n * certified_sensitivity(self.head, n, tolerance, torch.float32)
+            moved = n * certified_sensitivity(self.head, n, tolerance, torch.float32)
             if self.head.radius is not None:
                 margin = ball_margin(self.dim + self.num_classes, torch.float64)
-                tight += 4 * n * margin * self.weight_bound(n)
+                moved += 4 * n * margin * self.weight_bound(n)
         else:
-            tight = n * self._of_steps(sgd_sensitivity, n)
+            moved = n * self._of_steps(sgd_sensitivity, n)
         if self.bound == "paper":
-            tight = max(tight, n * self.head.sensitivity(n, bound="paper"))
-        if self.labels is None:
-            return tight
-        return math.hypot(tight, self.label_scale * self.labels.record_reach(sizes)) * ROUND_UP
+            moved = max(moved, n * self.head.sensitivity(n, bound="paper"))
+        return moved
 
     def user_reach(self, sizes: Tensor) -> Tensor:
         """(users,) r_i: movement of one part when all of a user's records are replaced, 2 R n_i.
 
         Without projection ‖W‖ ≤ L/Λ all the same: from zero, W ← (1 − αΛ)W − αg with ‖g‖ ≤ L.
         """
-        bound = max(self.weight_bound(int(n)) for n in (sizes.min(), sizes.max()))
-        reach = 2 * sizes.double() * bound
+        distinct, user = sizes.unique(return_inverse=True)
+        bounds = [self.weight_bound(n) for n in distinct.tolist()]
+        reach = 2 * sizes.double() * torch.tensor(bounds, dtype=torch.float64)[user]
         if self.labels is None:
             return reach
         return torch.hypot(reach, self.label_scale * self.labels.user_reach(sizes)) * ROUND_UP

@@ -22,6 +22,7 @@ from train_distributed.privacy.promise import Privacy
 
 NO_ROWS, COMPARED = "none: it is the identity", "hashes of the public rows, compared"
 VOUCHED, UNKNOWN = "unknown, vouched for", "unknown"
+SEEDED = "a seed says which rows are held out"
 SPLIT = "users that the set names are spread over several users: none is protected as a whole"
 STREAMED = "not compared: users stream in with rows that somebody else has transformed"
 
@@ -69,7 +70,8 @@ def admit(
     Raises:
         ValueError: rows of another encoder than those the transform was fitted on, rows that are
             not finite or that it has seen, labels out of range, and under discrete noise classes
-            that nobody declared or a transform of unknown origin.
+            that nobody declared, a split drawn by a seed, a transform of unknown origin, or one
+            whose public rows were chosen by looking at private ones.
     """
     refuse_other(transform.encoding, embeddings.encoding, ("transform", "embeddings"))
     _check_names(embeddings, class_names)
@@ -80,15 +82,41 @@ def admit(
             "num_classes must be given for discrete noise where the set's classes were counted "
             f"from the labels that occur, got None and {classes} such classes"
         )
+    if discrete:
+        _refuse_shaped(transform)
+        refuse_seeded_split(embeddings)
     origin = _origin(embeddings, transform, discrete=discrete, vouched=vouched)
     reasons = {
         "its classes were counted from the private labels that occur": inferred,
         "nobody knows which rows the public transform has seen": origin == UNKNOWN,
+        "private rows were taken out of the public set": transform.dropped > 0,
+        SEEDED: embeddings.held_out_seed is not None,
     }
     report = provenance(transform) | {"public_transform": origin}
     report |= _admit_rows(embeddings, transform)
     report |= {"classes": INFERRED if inferred else "declared"}
     return Admission(report, tuple(reason for reason, holds in reasons.items() if holds))
+
+
+def _refuse_shaped(transform: PublicTransform) -> None:
+    if transform.dropped:
+        raise ValueError(
+            "transform must be fitted on a whole public set for discrete noise, got one out of "
+            f"which {transform.dropped} private rows were taken, so that it depends on them"
+        )
+
+
+def refuse_seeded_split(embeddings: EmbeddingSet) -> None:
+    """Raises ValueError if a seed says which rows are held out.
+
+    A record that takes another place in the set, as one of another class folder does, then moves
+    other records between the parts.
+    """
+    if (seed := embeddings.held_out_seed) is not None:
+        raise ValueError(
+            "rows must be held out by the operating system's draw for discrete noise "
+            f"(`embed hold-out` without --seed), got those of seed {seed}"
+        )
 
 
 def admit_stream(
@@ -162,10 +190,10 @@ def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
 
 
 def provenance(transform: PublicTransform) -> dict[str, Any]:
-    """How many public rows a transform has seen, and how many were kept from it."""
+    """How many public rows a transform has seen."""
     if transform.seen is None:
         return {}
-    return {"public_rows": len(transform.seen), "public_rows_dropped": transform.dropped}
+    return {"public_rows": len(transform.seen)}
 
 
 def _origin(
@@ -211,8 +239,8 @@ def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[st
     if scan.shared:
         raise ValueError(
             f"transform must not have seen private rows, got {scan.shared} of {len(embeddings)} "
-            f"among its {len(seen)} public ones (`python -m embed exclude` drops them before a "
-            "transform is fitted); nothing is released"
+            f"among its {len(seen)} public ones (`embed exclude` writes the private set without "
+            "them); nothing is released"
         )
     return {
         "private_rows_compared": len(embeddings),

@@ -191,14 +191,24 @@ def _build(
     return BlindAveraging(head=head, dim=transform.dim, constant=transform.constant, **options)
 
 
-def submissions(method: Submitted, chunk: Chunk, grid: float | None) -> Tensor:
+def submissions(
+    method: Submitted, chunk: Chunk, grid: float | None, generator: torch.Generator | None = None
+) -> Tensor:
     """(u, D) float64 scaled submissions of these users, before their noise.
+
+    SGD's sensitivity is that of rows whose order does not depend on what they are, as the order of
+    class folders does: where it is the solver, every user's rows are shuffled first.
 
     Args:
         method: what they submit.
         chunk: their rows.
         grid: to whose multiples rows are rounded first, towards zero; None: rows as they are.
+        generator: makes that order reproducible, for simulations; None: the operating system draws
+            it.
     """
+    own = method.method if isinstance(method, UserClip) else method
+    if isinstance(own, BlindAveraging) and own.solver == "sgd":
+        chunk = chunk.shuffled(generator)
     return method.submit(chunk.rounded(grid)) * method.scale
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
 from embed.encoding import Encoding
+from embed.project import in_blocks, product
 from embed.store import TEST
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
@@ -59,8 +59,8 @@ class Release:
         p = len(self.transform.mean)
         if embeddings.ndim != 2 or embeddings.shape[1] != p:
             raise ValueError(f"embeddings must be (n, {p}), got {tuple(embeddings.shape)}")
-        parts = [self._scores(block, start) for start, block in _blocks(embeddings)]
-        return torch.cat([torch.empty(0, self.weights.shape[1], dtype=torch.float64), *parts])
+        out = torch.empty(len(embeddings), self.weights.shape[1], dtype=torch.float64)
+        return in_blocks(embeddings, self._scores, out)
 
     def predict(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n,) int64 classes of raw (n, p) embeddings: those of the largest score."""
@@ -75,9 +75,9 @@ class Release:
 
     def _scores(self, block: Tensor, first_row: int) -> Tensor:
         transform = self.transform
-        features = transform.features(block, first_row=first_row, dtype=torch.float64)
+        features = transform.features(block, first_row=first_row)
         rows = add_constant_and_clip(features, transform.clip_norm, transform.constant)
-        return rows @ self.weights
+        return product(rows, self.weights)
 
     def confusion(self, embeddings: EmbeddingSet, split: int = TEST) -> Tensor:
         """(K, K) int64: rows of a split by label and predicted class.
@@ -174,9 +174,3 @@ class Release:
         write_tensors(directory / MODEL, tensors, metadata)
         text = json.dumps(self.report, indent=2, allow_nan=False)
         (directory / REPORT).write_text(text + "\n")
-
-
-def _blocks(rows: np.ndarray | Tensor) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(rows), BLOCK):
-        block = rows[start : start + BLOCK]
-        yield start, block if isinstance(block, Tensor) else torch.from_numpy(np.array(block))

@@ -244,12 +244,14 @@ def add_chunk(summation: FloatSum | IntegerSum, method: Submitted, chunk: Chunk)
     drawn at the end, those of all rows are taken at once.
     """
     statistics = method.grid_powers is not None
-    if statistics and isinstance(summation, FloatSum) and not isinstance(method, UserClip):
+    generator = summation.generator if isinstance(summation, FloatSum) else None
+    if statistics and generator is not None and not isinstance(method, UserClip):
         summation.add(chunk.users, submissions(method, chunk.pooled(), summation.grid))
         return
     portions = chunk.portions(max(1, BLOCK // method.dimension)) if statistics else [chunk]
     for portion in portions:
-        summation.add(portion.users, submissions(method, portion, summation.grid))
+        sent = submissions(method, portion, summation.grid, generator)
+        summation.add(portion.users, sent)
 
 
 def one_sum(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from embed.draws import random_keys
 from embed.store import TRAIN
 from heads.rows import SLACK, check_rows, row_norms
 from train_distributed.partition import Partition, split
@@ -49,6 +50,23 @@ class Chunk:
             part = slice(start, start + users)
             x, y = self.x[part], self.y[part]
             yield Chunk(self.users[part], x, y, self.counts[part], self.grid)
+
+    def shuffled(self, generator: torch.Generator | None = None) -> "Chunk":
+        """Every user's true rows in a random order; padding stays at the end.
+
+        Args:
+            generator: makes the order reproducible, for simulations; None: the operating system
+                draws it.
+        """
+        if generator is None:
+            keys = torch.from_numpy(random_keys(self.y.numel()).view(np.int64)).view_as(self.y)
+        else:
+            keys = torch.randint(2**62, self.y.shape, generator=generator)
+        own = torch.arange(self.y.shape[1]) < self.counts[:, None]
+        keys = keys.where(own, torch.iinfo(torch.int64).max)
+        order = keys.argsort(dim=1, stable=True)
+        x = self.x.gather(1, order[..., None].expand_as(self.x))
+        return replace(self, x=x, y=self.y.gather(1, order))
 
     def rounded(self, grid: float | None) -> "Chunk":
         """Every entry rounded towards zero to a multiple of `grid`, float64.

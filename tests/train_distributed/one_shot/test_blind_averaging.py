@@ -93,12 +93,27 @@ def rows(chunk: Chunk) -> tuple[Tensor, Tensor]:
     return chunk.x[0], chunk.y[0]
 
 
-def test_the_largest_user_decides() -> None:
-    """Rounding grows with the rows; all else of n s(n) is the same for all."""
+def test_the_size_whose_rounding_is_largest_decides() -> None:
+    """Neither always the largest user nor the smallest: the Gram form may round more."""
     sgd = averaging("softmax", **SGD)
     sizes = torch.tensor([1, 500, 20])
     assert sgd.record_reach(sizes) == sgd.record_reach(torch.tensor([500]))
     assert sgd.record_reach(sizes) > sgd.record_reach(torch.tensor([20]))
+    head = SoftmaxHead(num_classes=10, l2_reg=0.1, clip_norm=2**0.5, radius=0.02)
+    sgd = BlindAveraging(head=head, dim=1281, solver="sgd", epochs=10, batch_size=20)
+    small, large = (sgd.record_reach(torch.tensor([n])) for n in (640, 1281))
+    assert small > 1.009 * large
+    assert sgd.record_reach(torch.tensor([3, 1281, 640, 1281])) == small
+
+
+@pytest.mark.parametrize("solver", [{}, SGD])
+def test_every_user_reaches_as_far_as_its_own_size_says(solver: dict) -> None:
+    """The bound on ‖W‖ depends on n: neither the first nor the smallest user's is all users'."""
+    method, sizes = averaging("softmax", **solver), torch.tensor([1, 500, 20, 500])
+    alone = [float(method.user_reach(sizes[k : k + 1])) for k in range(len(sizes))]
+    assert method.user_reach(sizes).tolist() == alone
+    bounds = {method.weight_bound(n) for n in (1, 20, 500)}
+    assert len(bounds) == 3
 
 
 @pytest.mark.parametrize("solver", [{}, SGD])

@@ -134,16 +134,33 @@ def test_the_paper_s_transform_knows_its_rows() -> None:
 
 
 def test_the_report_counts_what_was_compared() -> None:
-    public = replace(rows(1), meta=DECLARED | {"dropped_rows": 3})
-    report = release(rows(), "class-sums", PROMISE, transform=fitted(public)).report
+    report = release(rows(), "class-sums", PROMISE, transform=fitted(rows(1))).report
     assert report["public_transform"] == "hashes of the public rows, compared"
     assert (report["public_rows"], report["private_rows_compared"]) == (N, N)
-    assert (report["shared_rows"], report["public_rows_dropped"]) == (0, 3)
+    assert report["shared_rows"] == 0
     assert report["shared_rows_by_chance"] == N * N / 2**64
     assert report["suitable_for_release"] is True
     bare = release(rows(), "class-sums", PROMISE).report
     assert bare["public_transform"] == "none: it is the identity"
     assert bare["suitable_for_release"] is True
+
+
+@pytest.mark.parametrize(
+    ("public", "private", "words", "reason"),
+    [
+        ({"dropped_rows": 3}, {}, "transform must be fitted on a whole public set", "taken out"),
+        ({}, {"held_out": {"seed": 0}}, "rows must be held out by the operating", "a seed says"),
+    ],
+)
+def test_what_private_rows_or_a_seed_have_shaped_is_not_released(
+    public: dict, private: dict, words: str, reason: str
+) -> None:
+    transform = fitted(replace(rows(1), meta=DECLARED | public))
+    given = replace(rows(), meta=DECLARED | private)
+    with pytest.raises(ValueError, match=words):
+        release(given, "class-sums", PROMISE, transform=transform)
+    report = release(given, "class-sums", PROMISE, transform=transform, noise="float").report
+    assert any(reason in why for why in report["unsuitable_because"])
 
 
 def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:

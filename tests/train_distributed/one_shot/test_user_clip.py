@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from embed import PublicTransform
+from heads.projection import ball_margin
 from train_distributed import Privacy
 from train_distributed.one_shot import Method, build_method
 from train_distributed.one_shot.methods import (
@@ -270,3 +271,22 @@ def test_an_integer_path_without_the_clip_refuses_what_is_too_long() -> None:
     with pytest.raises(ValueError, match=r"x must be finite and \|x\| <= bound=0\.1"):
         summation.encode(long.numpy())
     summation.encode(method.clipped_(long[None])[0].numpy())
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_what_the_clip_rounds_is_charged_to_the_method_s_own_bounds(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Where the clip is too long to bind, a submission that it scales is still off by 2 C_u m."""
+    bare, sizes = made(name, None, options), torch.tensor([ROWS, 2])
+    longest = float(bare.user_removal(sizes).max()) * math.sqrt(bare.compositions)
+    for norm in (1.5 * longest, 0.9 * longest):
+        method = made(name, norm, options)
+        part = min(norm, longest) / math.sqrt(method.compositions)
+        charge = 4 * ball_margin(method.dimension + 1, torch.float64) * part
+        for reach, own in (
+            (method.record_reach(sizes), bare.record_reach(sizes)),
+            (float(method.user_reach(sizes)[1]), float(bare.user_reach(sizes)[1])),
+        ):
+            assert own < reach < 2 * norm
+            assert reach - own == pytest.approx(charge, rel=1e-2)

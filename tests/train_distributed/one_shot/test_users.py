@@ -1,5 +1,6 @@
 """Users that stream in: who is in a chunk, what rounding does to rows, who holds what."""
 
+import itertools
 import math
 
 import numpy as np
@@ -105,3 +106,28 @@ def test_users_are_those_that_the_set_names() -> None:
     train = np.flatnonzero(data.split == 0)
     assert [set(named[train[held.rows(user).numpy()]]) for user in (0, 1)] == [{3}, {7}]
     assert own_partition(embedding_set()).users == 1
+
+
+def test_shuffled_users_keep_their_own_rows_and_padding_its_place() -> None:
+    chunk = chunk_of(torch.randn(3, 40, 4, generator=torch.Generator().manual_seed(0)), [40, 7, 1])
+    for generator in (None, torch.Generator().manual_seed(1)):
+        shuffled = chunk.shuffled(generator)
+        assert torch.equal(shuffled.counts, chunk.counts)
+        for user, count in enumerate(chunk.counts.tolist()):
+            pairs = [
+                sorted((*row, label) for row, label in zip(x.tolist(), y.tolist(), strict=True))
+                for x, y in (
+                    (each.x[user, :count], each.y[user, :count]) for each in (chunk, shuffled)
+                )
+            ]
+            assert pairs[0] == pairs[1]
+            assert torch.equal(shuffled.x[user, count:], chunk.x[user, count:])
+        assert not torch.equal(shuffled.x[0], chunk.x[0])
+
+
+def test_every_order_of_a_user_s_rows_is_drawn_alike() -> None:
+    chunk = chunk_of(torch.arange(3.0)[None, :, None])
+    drawn = [tuple(chunk.shuffled().x.flatten().tolist()) for _ in range(3000)]
+    counts = [drawn.count(order) for order in itertools.permutations([0.0, 1.0, 2.0])]
+    assert sum(counts) == 3000
+    assert max(abs(count - 500) for count in counts) < 5 * math.sqrt(500 * 5 / 6)

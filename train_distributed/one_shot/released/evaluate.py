@@ -10,7 +10,12 @@ from torch import Tensor
 
 from embed import EmbeddingSet
 from embed.store import EVALUATION
-from train_distributed.one_shot.intake import check_partition, spread_users
+from train_distributed.one_shot.intake import (
+    SEEDED,
+    check_partition,
+    refuse_seeded_split,
+    spread_users,
+)
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import zero_out_report
 from train_distributed.one_shot.release import Rehearsal
@@ -23,7 +28,6 @@ from train_distributed.one_shot.released.evaluation_estimates import (
     estimate,
 )
 from train_distributed.one_shot.released.evaluation_rows import (
-    HeldOut,
     Overlap,
     held_out,
     submissions,
@@ -40,7 +44,7 @@ from train_distributed.privacy.ledger_fields import Reserve, gaussian_fields, si
 from train_distributed.privacy.promise import Privacy
 
 APART = "no row of these sets is in both: for one replaced record the promises do not add up"
-ADDED = "rows that were trained on are among them: the promises add up"
+ADDED = "rows that were trained on may be among them: the promises add up"
 OF_GROUPS = "users, and groups of records, may have rows in both: for them the promises add up"
 
 
@@ -147,9 +151,11 @@ def summed(
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
     method = Evaluation(num_classes=release.weights.shape[1], bins=bins)
     method.validate()
-    found = held_out(embeddings, release, training=training, overlap=overlap)
+    if noise == "discrete" and privacy.private:
+        refuse_seeded_split(embeddings)
+    rows = held_out(embeddings, release, training=training, overlap=overlap)
     partition = own_partition(embeddings, EVALUATION) if partition is None else partition
-    check_partition(partition, len(found.rows))
+    check_partition(partition, len(rows))
     sizes = partition.counts
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     played = Rehearsal() if rehearsal is None else rehearsal
@@ -166,7 +172,7 @@ def summed(
         exact = isinstance(summation, Integers)
         reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     grid = FINEST_GRID if summation.grid is None else summation.grid
-    for users, sent in submissions(method, release, embeddings, found.rows, partition, grid):
+    for users, sent in submissions(method, release, embeddings, rows, partition, grid):
         present = kept[users]
         if present.any():
             summation.add(users[present], sent[present])
@@ -176,21 +182,20 @@ def summed(
         noise,
         seeded=generator is not None,
         rehearsed=None if rehearsal is None else rehearsal.reason,
-        others=spread_users(embeddings, partition, privacy, EVALUATION),
+        others=(
+            *spread_users(embeddings, partition, privacy, EVALUATION),
+            *([] if embeddings.held_out_seed is None else [SEEDED]),
+        ),
     )
     report = guarantee.report() | zero_out_report(guarantee, summation) | summation.report()
     report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
-    report |= {"rounds": 1} | overlap_report(found, privacy) | verdict
+    report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
     noise_std = summation.local_std * math.sqrt(len(survivors))
     return Sum(method, opened, survivors, noise_std, grid, report)
 
 
-def overlap_report(found: HeldOut, privacy: Privacy) -> dict[str, Any]:
-    """Whether the evaluation's promise and that of the training add up, and for whom."""
-    words = overlap_words(privacy) if found.disjoint else ADDED
-    return {"training_rows_among_them": found.shared, "with_the_training": words}
-
-
-def overlap_words(privacy: Privacy) -> str:
-    """For whom promises add up though no row was trained on and evaluated on."""
+def overlap_words(privacy: Privacy, overlap: Overlap = "refuse") -> str:
+    """Whether the promises of the evaluation and of the training add up, and for whom."""
+    if overlap == "add":
+        return ADDED
     return OF_GROUPS if privacy.unit == "user" or privacy.group_size > 1 else APART

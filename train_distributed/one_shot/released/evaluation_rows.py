@@ -5,7 +5,6 @@ for the set as a whole, and no ε covers them.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -26,33 +25,24 @@ GROUP = 1 << 22  # numbers that users' submissions hold at a time
 BLOCK = 8192  # rows predicted at a time
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """What was found of the rows of split `evaluation`."""
-
-    rows: np.ndarray  # (N,) their places in the set
-    shared: int  # how many of them are training rows as well
-
-    @property
-    def disjoint(self) -> bool:
-        """Whether no row was trained on, as far as hashes of the rows at hand tell."""
-        return not self.shared
-
-
 def held_out(
     embeddings: EmbeddingSet,
     release: Release,
     *,
     training: Iterable[EmbeddingSet] = (),
     overlap: Overlap = "refuse",
-) -> HeldOut:
-    """Checks the rows of split `evaluation` and compares them with all training rows at hand.
+) -> np.ndarray:
+    """Places of the rows of split `evaluation`, (N,), checked and compared with training rows.
+
+    A set's own training rows are looked at unless `embed hold-out` has divided it: then no record
+    is in both parts, and equal rows are two records.
 
     Args:
         embeddings: raw rows, of the encoder that the model was trained on.
         release: what is to be evaluated.
         training: further sets, whose training rows the model has seen.
-        overlap: whether rows that were trained on are refused or, counted, let in.
+        overlap: "refuse" refuses rows that were trained on; "add" compares nothing, and says
+            nothing of how many there are.
 
     Raises:
         ValueError: no such rows, rows of another width, not finite or unlabelled, labels or class
@@ -64,19 +54,20 @@ def held_out(
     if not len(rows):
         raise ValueError(f"embeddings must hold evaluation rows (split 2), got none; {HOW}")
     _check(embeddings, rows, release)
-    shared = 0
-    sets = (embeddings, *training)
-    if any((each.split == TRAIN).any() for each in sets):
+    sets = [*([] if "held_out" in embeddings.meta else [embeddings]), *training]
+    sets = [each for each in sets if (each.split == TRAIN).any()]
+    if overlap == "refuse" and sets:
         trained = (block for each in sets for block in _blocks(each, each.split == TRAIN))
         known = known_rows(block[np.isfinite(block).all(1)] for block in trained)
         chosen = _blocks(embeddings, embeddings.split == EVALUATION)
-        shared = sum(int(found(row_hashes(block), known).sum()) for block in chosen)
-    if shared and overlap == "refuse":
-        raise ValueError(
-            f"evaluation rows must not be training rows, got {shared} of {len(rows)} that are "
-            "(overlap='add' lets them in, and their two promises add up); nothing is sent"
-        )
-    return HeldOut(rows, shared)
+        shared = np.concatenate([found(row_hashes(block), known) for block in chosen])
+        if shared.any():
+            raise ValueError(
+                "evaluation rows must not be training rows, got "
+                f"{embeddings.place(int(rows[shared.argmax()]))} and {int(shared.sum()) - 1} more "
+                "(overlap='add' lets them in, and their two promises add up); nothing is sent"
+            )
+    return rows
 
 
 def submissions(

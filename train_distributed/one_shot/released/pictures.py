@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from embed.engines.choice import choose
+from embed.engines.trial import trial_pictures
 from embed.fast import choose_batch_size
-from embed.stream import Span, decoded, embedded, spans
+from embed.stream import Span, embedded, spans
 from pretrain.datasets import ImageSet
 from pretrain.sources import open_images
 from train_distributed.one_shot.model import BLOCK, Release
@@ -66,12 +67,12 @@ def picture_rows(
     """
     preprocess = encoding_of(released).preprocess
     device = torch.device(computing.device)
-    size = computing.batch_size or choose_batch_size(device)
-    first = (0, min(size, len(images)))
+    size = min(computing.batch_size or choose_batch_size(device), len(images))
+    shape = images.images(slice(0, 1)).shape[2:]
     engine = choose(
         encoder,
         device,
-        lambda: preprocess(torch.from_numpy(decoded(images, first)[0])),
+        lambda: preprocess(trial_pictures(size, *shape).to(device)),
         rows=len(images),
         batch_size=size,
         compute=computing.compute,

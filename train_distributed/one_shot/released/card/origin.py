@@ -107,8 +107,6 @@ def _compared(report: dict[str, Any]) -> str:
     words = str(report.get("public_transform", "not recorded"))
     if (rows := report.get("private_rows_compared")) is not None:
         words += f"; {counted(int(rows), 'row')} looked at, {int(report['shared_rows'])} shared"
-    if dropped := report.get("public_rows_dropped"):
-        words += f"; {counted(int(dropped), 'public row')} left out, being private as well"
     return words
 
 

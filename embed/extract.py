@@ -17,10 +17,11 @@ from torch import nn
 
 from embed.encoding import UNKNOWN
 from embed.engines.choice import ENGINES, choose
+from embed.engines.trial import trial_pictures
 from embed.fast import COMPILE_FROM, DTYPES, choose_batch_size
 from embed.partial import Partial, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
-from embed.stream import decoded, embedded, spans
+from embed.stream import embedded, spans
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
@@ -44,6 +45,7 @@ class ExtractOptions:
     compiled: bool | None = None  # None: on a GPU, for large sets
     overwrite: bool = False  # replace a finished set of another extraction
     skip_unreadable: bool = False  # leave out images that cannot be decoded, and say which
+    test_share: float | None = None  # of the training records, drawn for testing at the end
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -88,7 +90,7 @@ def extract(
         OSError: no space left; finished shards are kept.
     """
     device = torch.device(options.device)
-    batch_size = options.batch_size or choose_batch_size(device)
+    batch_size = min(options.batch_size or choose_batch_size(device), len(images))
     compiled = options.compiled
     if compiled is None:
         compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
@@ -105,6 +107,8 @@ def extract(
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
     }
+    if options.test_share is not None:
+        meta |= {"test_share": options.test_share}
     begun = plan_of(out)
     if begun is None and out.exists():
         if (held := _finished(out, meta, options)) is not None:
@@ -114,7 +118,7 @@ def extract(
     engine = choose(
         encoder,
         device,
-        lambda: preprocess(_first_batch(images, batch_size, tuple(ends.shape[1:]), options)),
+        lambda: preprocess(trial_pictures(batch_size, *ends.shape[2:]).to(device)),
         rows=len(images),
         batch_size=batch_size,
         engine=meta["engine"],
@@ -190,14 +194,6 @@ def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
     choices = {k: begun.get(k, v) if v == "auto" else v for k, v in asked.items()}
     packages = ("torch", "timm", "numpy", "pillow", choices["engine"])
     return meta | choices | {"versions": {n: version(n) for n in packages if n != "auto"}}
-
-
-def _first_batch(
-    images: ImageSet, size: int, shape: tuple[int, ...], options: ExtractOptions
-) -> torch.Tensor:
-    span = (0, min(size, len(images)))
-    skipping = shape if options.skip_unreadable else None
-    return torch.from_numpy(decoded(images, span, skipping)[0])
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:

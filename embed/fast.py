@@ -48,6 +48,22 @@ def fast_forward(
     return forward
 
 
+def filled_up(forward: Callable[[Tensor], Tensor], batch: int) -> Callable[[Tensor], Tensor]:
+    """The same function, which only ever sees batches of one size: smaller ones end in black.
+
+    Kernels sum in another order for another number of pictures, and rows would then differ by how
+    many others are in their batch.
+    """
+
+    def full(images: Tensor) -> Tensor:
+        if len(images) == batch:
+            return forward(images)
+        black = images.new_zeros(batch - len(images), *images.shape[1:])
+        return forward(torch.cat([images, black]))[: len(images)]
+
+    return full
+
+
 def _refusal(error: Exception, shape: tuple[int, ...]) -> str:
     """Why a network refused a batch: too little memory, or a shape that it does not take."""
     words = " ".join(str(error).split())[:200]

@@ -17,7 +17,7 @@ from pretrain.cli.output import new_directory
 
 def shared_rows(public: EmbeddingSet, private: EmbeddingSet) -> int:
     """Number of public rows that are among the private ones; see `embed.identity`."""
-    return sum(int(mask.sum()) for mask in _private(public, private))
+    return sum(int(mask.sum()) for mask in _shared(public, private))
 
 
 def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
@@ -31,57 +31,63 @@ def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
     if shared:
         raise ValueError(
             "public must be another set than the one it is applied to, without any of its rows "
-            f"(`python -m embed exclude` drops them), got {shared} of {len(public)} rows in both"
+            "(`embed exclude` takes them out of the private set), "
+            f"got {shared} of {len(public)} rows in both"
         )
 
 
 def exclude(
-    public_directory: Path, private: Sequence[Path], out: Path, *, overwrite: bool = False
+    directory: Path, public: Sequence[Path], out: Path, *, overwrite: bool = False
 ) -> tuple[EmbeddingSet, int]:
-    """Writes a public set without the rows of others, streamed.
+    """Writes a private set without the rows that public sets hold too, streamed.
 
-    That one of the public rows is gone says that it is among the private ones: whoever holds the
-    public set as it was can see that of those rows, and no ε covers it.
+    Whether a row stays depends on that row and on public ones alone. The public sets stay whole: a
+    transform fitted on what private rows have left of them would be another one for every record.
+
+    Args:
+        directory: the private set.
+        public: sets that are nobody's secret.
+        out: directory to write.
+        overwrite: replace `out`.
 
     Returns:
         The set written, and how many rows it lacks.
 
     Raises:
         ValueError: another encoder, preprocessing or width, none of whose rows could be found
-            again, or fewer than two rows are left.
+            again, or no row is left.
     """
-    public = EmbeddingSet.open(public_directory)
-    kept = np.ones(len(public), bool)
-    for directory in private:
-        other = EmbeddingSet.open(directory)
-        refuse_other(public.encoding, other.encoding, ("public", "private"))
-        if other.dim != public.dim:
+    private = EmbeddingSet.open(directory)
+    kept = np.ones(len(private), bool)
+    for place in public:
+        other = EmbeddingSet.open(place)
+        refuse_other(private.encoding, other.encoding, ("embeddings", "public"))
+        if other.dim != private.dim:
             raise ValueError(
-                f"private must have {public.dim} columns as public, got {other.dim} in {directory}"
+                f"public must have {private.dim} columns as embeddings, got {other.dim} in {place}"
             )
-        kept &= ~np.concatenate(list(_private(public, other)))
-    count, dropped = int(kept.sum()), int((~kept).sum())
-    if count < 2:
-        raise ValueError(f"public must hold rows that are not private, got {count} such rows")
-    meta = {k: v for k, v in public.meta.items() if k != "content_hash"}
-    meta["dropped_rows"] = public.dropped_rows + dropped
+        kept &= ~np.concatenate(list(_shared(private, other)))
+    count = int(kept.sum())
+    if not count:
+        raise ValueError("embeddings must hold rows that are not public, got 0 such rows")
+    meta = {k: v for k, v in private.meta.items() if k != "content_hash"}
     with new_directory(out, overwrite=overwrite) as partial:
-        write_rows(partial / "embeddings.npy", _kept(public, kept), (count, public.dim))
+        write_rows(partial / "embeddings.npy", _kept(private, kept), (count, private.dim))
         write_companions(
             partial,
-            labels=public.labels[kept],
-            users=None if public.users is None else public.users[kept],
-            split=public.split[kept],
-            names=None if public.names is None else public.names[kept],
+            labels=private.labels[kept],
+            users=None if private.users is None else private.users[kept],
+            split=private.split[kept],
+            names=None if private.names is None else private.names[kept],
             meta=meta,
         )
-    return EmbeddingSet.open(out), dropped
+    return EmbeddingSet.open(out), len(private) - count
 
 
-def _private(public: EmbeddingSet, private: EmbeddingSet) -> Iterator[np.ndarray]:
-    """By blocks of public rows, (b,) bool: which are among the private ones."""
-    known = known_rows(private.blocks())
-    for block in public.blocks():
+def _shared(rows: EmbeddingSet, others: EmbeddingSet) -> Iterator[np.ndarray]:
+    """By blocks of rows, (b,) bool: which are among the others."""
+    known = known_rows(others.blocks())
+    for block in rows.blocks():
         yield found(row_hashes(block), known)
 
 
@@ -125,7 +131,6 @@ def fit_and_apply(
         "public": public.meta.get("data"),
         "public_rows": len(public),
         "public_hash": transform.fitted_on,
-        "public_rows_dropped": transform.dropped,
         "options": options,
         "dim": transform.dim,
         "leaks": leak,

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from embed.draws import greatest, random_keys
 from embed.store import EVALUATION, TRAIN, EmbeddingSet
 from pretrain.cli.output import default_directory, refuse_existing, refuse_inputs
 
@@ -19,17 +20,18 @@ class HoldOut:
 
     blind-averaging embed hold-out --embeddings mine --share 0.2 --out held
 
-    Which ones is drawn by numbers of rows alone, never by what is in them.
+    The operating system draws which ones; what is in the rows, and in which order they are, has no
+    influence.
     """
 
     embeddings: Path
     """Embedding set whose training rows are divided; test rows stay."""
     share: float
-    """Of every user's training rows, or of the users."""
+    """Share of every user's training rows to hold out, or with `--by user` of the users."""
     by: By = "record"
     """`record`: every user keeps one row to train on at least. `user`: all rows of some users."""
-    seed: int = 0
-    """Of the draw."""
+    seed: int | None = None
+    """Makes the draw reproducible, for simulations; no model of the set is suitable for release."""
     out: Path | None = None
     """Directory to write."""
     overwrite: bool = False
@@ -41,30 +43,34 @@ class HoldOut:
         refuse_inputs(out, (self.embeddings,))
         refuse_existing(out, overwrite=self.overwrite)
         source = EmbeddingSet.open(self.embeddings)
-        held, dropped = hold_out(source, self.share, by=self.by, seed=self.seed)
+        held = hold_out(source, self.share, by=self.by, seed=self.seed)
         held.save(out, overwrite=self.overwrite)
         train, evaluation = (int((held.split == part).sum()) for part in (TRAIN, EVALUATION))
-        print(f"{train} rows to train on, {evaluation} held out, {dropped} dropped, in {out}")
+        print(f"{train} rows to train on, {evaluation} held out, in {out}")
 
 
 def hold_out(
-    embeddings: EmbeddingSet, share: float, *, by: By = "record", seed: int = 0
-) -> tuple[EmbeddingSet, int]:
+    embeddings: EmbeddingSet,
+    share: float,
+    *,
+    by: By = "record",
+    seed: int | None = None,
+    keys: np.ndarray | None = None,
+) -> EmbeddingSet:
     """The same rows, some training rows moved to split `evaluation`.
 
-    The draw looks at numbers of rows only, so that replacing a record changes no other's place.
-    A row that was drawn while an equal one was not is dropped, for what was trained on says nothing
-    about new rows: that it is gone says that the set held it twice, and no ε covers it.
+    Which ones is independent of all rows and of their order. So whatever record is replaced, both
+    parts stay as they are but for that record in one of them, and promises for the two parts do not
+    add up for one record. Equal rows are counted as the records that they are.
 
     Args:
         embeddings: with training rows.
         share: in (0, 1), of every user's training rows, rounded to the nearest number, or of the
             users.
         by: "record" or "user".
-        seed: of the draw.
-
-    Returns:
-        The set, and how many rows it lacks.
+        seed: of the draw, for simulations; None: the operating system draws.
+        keys: (N,) uint64 random numbers of the set's rows, or of its users in ascending order, the
+            greatest of which are held out, instead of a draw: for tests that replace a record.
 
     Raises:
         ValueError: a setting out of range, no training row, rows held out already, or a share by
@@ -74,7 +80,7 @@ def hold_out(
         raise ValueError(f"share must be in (0, 1), got {share}")
     if by not in ("record", "user"):
         raise ValueError(f"by must be 'record' or 'user', got {by!r}")
-    if seed < 0:
+    if seed is not None and seed < 0:
         raise ValueError(f"seed must be >= 0, got {seed}")
     if (embeddings.split == EVALUATION).any():
         raise ValueError("embeddings must hold no evaluation rows yet, got a set that does")
@@ -82,46 +88,27 @@ def hold_out(
     if not len(train):
         raise ValueError("embeddings must hold training rows (split 0), got none")
     users = np.zeros(len(train), np.int64) if embeddings.users is None else embeddings.users[train]
-    drawn = train[_drawn(users, Fraction(repr(float(share))), by, seed)]
+    names, owner = np.unique(users, return_inverse=True)
+    exact = Fraction(repr(float(share)))
+    if by == "user":
+        keys = random_keys(len(names), seed) if keys is None else keys
+        chosen = greatest(keys, np.zeros(len(names), np.int64), _share(len(names), exact))
+        drawn = train[chosen[owner]]
+    else:
+        keys = random_keys(len(embeddings), seed) if keys is None else keys
+        rows = np.bincount(owner)
+        drawn = train[greatest(keys[train], owner, np.minimum(rows - 1, _share(rows, exact)))]
     if not 0 < len(drawn) < len(train):
         raise ValueError(
-            f"share must hold out some of {len(train)} training rows of {len(np.unique(users))} "
+            f"share must hold out some of {len(train)} training rows of {len(names)} "
             f"users and leave some, got {share} by {by}, which is {len(drawn)}"
         )
     split = np.array(embeddings.split)
     split[drawn] = EVALUATION
-    twins = _twins(embeddings, split)
-    held = replace(embeddings, split=split)
-    if not twins.any():
-        return held, 0
-    if twins.sum() == len(drawn):
-        raise ValueError(f"rows must differ, got {len(drawn)} to hold out that all occur twice")
-    return held.subset(~twins), int(twins.sum())
+    told = {"share": share, "by": by, "seed": seed}
+    return replace(embeddings, split=split, meta=embeddings.meta | {"held_out": told})
 
 
-def _drawn(users: np.ndarray, share: Fraction, by: By, seed: int) -> np.ndarray:
-    """Places among the training rows, ascending; a half is rounded up."""
-    names, owner = np.unique(users, return_inverse=True)
-    if by == "user":
-        count = int(len(names) * share + Fraction(1, 2))
-        chosen = np.random.default_rng(seed).permutation(len(names))[:count]
-        return np.flatnonzero(np.isin(owner, chosen))
-    order = np.argsort(owner, kind="stable")
-    found = []
-    for user, rows in enumerate(np.split(order, np.cumsum(np.bincount(owner))[:-1])):
-        count = min(len(rows) - 1, int(len(rows) * share + Fraction(1, 2)))
-        found.append(np.random.default_rng([seed, user]).permutation(rows)[:count])
-    return np.sort(np.concatenate(found))
-
-
-def _twins(embeddings: EmbeddingSet, split: np.ndarray) -> np.ndarray:
-    """(N,) bool: rows to evaluate on that are among those to train on; see `embed.identity`."""
-    from embed.identity import found, row_hashes
-
-    finite, hashes = [], []
-    for block in embeddings.blocks():
-        finite.append(np.isfinite(block).all(1))
-        hashes.append(row_hashes(np.where(finite[-1][:, None], block, 0)))
-    sound, seen = np.concatenate(finite), np.concatenate(hashes)
-    known = np.unique(seen[(split == TRAIN) & sound])
-    return (split == EVALUATION) & sound & found(seen, known)
+def _share(counts: "np.ndarray | int", share: Fraction) -> np.ndarray:
+    """That share of each number, a half rounded up."""
+    return np.array([int(count * share + Fraction(1, 2)) for count in np.atleast_1d(counts)])

@@ -33,7 +33,8 @@ class ImageOptions:
     test_share: float | None = None
     """Share of the users that become test users, by a hash of their names."""
     split_by: Literal["user", "record"] = "user"
-    """What test_share divides; records of one user may then be in train and test."""
+    """What test_share divides. `record`: the operating system draws records, and those of one user
+    may then be in train and test."""
     allow_users_in_both_splits: bool = False
     """Take data whose own split has users in train and test; the accuracy is not that on new
     users."""
@@ -64,7 +65,12 @@ class ImageOptions:
             raise ValueError(f"limit must be >= 1, got {self.limit}")
         from pretrain.datasets import declared_classes
         from pretrain.intake.reading import ColumnNames
-        from pretrain.intake.shares import hold_out, refuse_users_in_both
+        from pretrain.intake.shares import (
+            check_test_share,
+            count_of_tests,
+            hold_out_users,
+            refuse_users_in_both,
+        )
         from pretrain.sources import open_images
 
         columns = ColumnNames(
@@ -83,12 +89,18 @@ class ImageOptions:
             layout=self.layout,
             columns=columns,
         )
-        if self.test_share is not None:
-            images = hold_out(images, self.test_share, self.split_by)
-        elif not (self.allow_users_in_both_splits or self.data.startswith(BY_DESIGN)):
+        if self.test_share is not None and self.split_by == "user":
+            images = hold_out_users(images, self.test_share)
+        elif self.test_share is None and not (
+            self.allow_users_in_both_splits or self.data.startswith(BY_DESIGN)
+        ):
             refuse_users_in_both(images)
         if images.skipped:
             shown = ", ".join(images.skipped[:SHOWN]) + ", ..." * (len(images.skipped) > SHOWN)
             files = "1 file" if len(images.skipped) == 1 else f"{len(images.skipped)} files"
             print(f"{files} skipped: {shown}", file=sys.stderr)
-        return images.take(slice(0, self.limit))
+        images = images.take(slice(0, self.limit))
+        if self.test_share is not None and self.split_by == "record":  # drawn in the end
+            check_test_share(images, self.test_share)
+            count_of_tests(len(images), self.test_share, "records")
+        return images

@@ -11,7 +11,10 @@ from typing import IO, Any
 
 import numpy as np
 
+from embed.draws import greatest, random_keys
 from embed.store import (
+    TEST,
+    TRAIN,
     EmbeddingSet,
     hash_rows,
     read_blocks,
@@ -21,6 +24,7 @@ from embed.store import (
 )
 from pretrain.cli.output import new_file
 from pretrain.datasets import ImageSet
+from pretrain.intake.shares import count_of_tests
 
 WITHOUT_ENGINE = {"engine": "torch"}  # of descriptions that older versions wrote
 
@@ -178,6 +182,10 @@ class Partial:
     def _readable(self, unreadable: dict[int, str]) -> Path:
         """The directory of the finished set: all rows, or a copy without those skipped."""
         if not unreadable:
+            if "test_share" in self.meta:
+                split = self._split(self.images.split)
+                with new_file(self.rows.parent / "split.npy") as part, part.open("wb") as file:
+                    np.save(file, split)
             self._describe(self.rows.parent, {})
             return self.rows.parent
         kept = np.ones(len(self.images), bool)
@@ -190,7 +198,7 @@ class Partial:
             copy,
             labels=self.images.labels[kept],
             users=None if self.images.users is None else self.images.users[kept],
-            split=self.images.split[kept],
+            split=self._split(self.images.split[kept]),
             names=None if self.images.names is None else self.images.names[kept],
             meta=self.meta,
         )
@@ -198,6 +206,19 @@ class Partial:
         (copy / "unreadable.txt").write_text("".join(lines), errors="surrogateescape")
         self._describe(copy, {"rows": count, "unreadable": len(unreadable)})
         return copy
+
+    def _split(self, split: np.ndarray) -> np.ndarray:
+        """(N,) the split, with a share of the training records drawn for testing if one is asked.
+
+        The operating system draws once all are embedded, so that nothing of it needs to be kept for
+        a run that is resumed, and no record has a say in it.
+        """
+        if (share := self.meta.get("test_share")) is None:
+            return split
+        train = np.flatnonzero(split == TRAIN)
+        count = np.array([count_of_tests(len(train), share, "records")])
+        drawn = greatest(random_keys(len(train)), np.zeros(len(train), np.int64), count)
+        return np.where(np.isin(np.arange(len(split)), train[drawn]), TEST, split).astype(np.uint8)
 
     def _kept(self, kept: np.ndarray) -> Iterator[np.ndarray]:
         start = 0

@@ -83,6 +83,7 @@ class Run(ImageOptions):
             compiled=self.compiled,
             overwrite=self.overwrite,
             skip_unreadable=self.skip_unreadable,
+            test_share=self.test_share if self.split_by == "record" else None,
         )
         crop = 1.0 if self.crop is None else self.crop
         asked = Preprocess(image_size=self.image_size, crop=crop, invert=self.invert)
@@ -199,15 +200,20 @@ class FitTransform(TransformOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Exclude:
-    """Write a public set without the rows that are private ones too, before anything is fitted.
+    """Write a private set without the rows that are public too, such as a blank picture in both.
 
-    What is missing then shows which public rows are among the private ones; no epsilon covers that.
+    blind-averaging embed exclude --embeddings mine --public public --out mine-only
+
+    How many rows are left is public. The public set stays whole: what private rows take out of it
+    would tell who they are.
     """
 
-    public: Path
-    """Embedding set that is nobody's secret."""
-    private: tuple[Path, ...]
-    """Embedding sets whose rows, training and test, are to go."""
+    public: tuple[Path, ...]
+    """Embedding sets that are nobody's secret."""
+    embeddings: Path | None = None
+    """Private embedding set, whose rows that are public are left out."""
+    private: tuple[Path, ...] = ()
+    """No longer taken: earlier versions took private rows out of the public set."""
     out: Path | None = None
     """Directory to write."""
     overwrite: bool = False
@@ -217,11 +223,17 @@ class Exclude:
         """Writes the rest; prints how many rows were in both."""
         from embed.fit import exclude
 
+        if self.private or self.embeddings is None:
+            given = f"--private {self.private[0]}" if self.private else "none"
+            raise ValueError(
+                "embeddings must be the private set, of which exclude writes the rows that are not "
+                f"public (private rows may not shape the public set), got {given}"
+            )
         out = self.out or default_directory("exclude")
-        refuse_inputs(out, (self.public, *self.private))
+        refuse_inputs(out, (self.embeddings, *self.public))
         refuse_existing(out, overwrite=self.overwrite)
-        kept, dropped = exclude(self.public, self.private, out, overwrite=self.overwrite)
-        print(f"{len(kept)} rows in {out}, {dropped} dropped")
+        kept, dropped = exclude(self.embeddings, self.public, out, overwrite=self.overwrite)
+        print(f"{len(kept)} rows in {out}, {dropped} left out")
 
 
 @dataclass(frozen=True, kw_only=True)

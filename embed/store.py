@@ -138,8 +138,14 @@ class EmbeddingSet:
         return Encoding.of(self.meta)
 
     @property
+    def held_out_seed(self) -> int | None:
+        """Seed that says which rows were held out; None: no seed does."""
+        told = self.meta.get("held_out")
+        return told.get("seed") if isinstance(told, dict) else None
+
+    @property
     def dropped_rows(self) -> int:
-        """Rows left out of a public set because they were private ones; see `embed.fit.exclude`."""
+        """Private rows that an earlier version has taken out of a public set; see `admit`."""
         return self.meta.get("dropped_rows", 0)
 
     @property

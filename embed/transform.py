@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from embed.class_scatter import scatter_of
-from embed.clip import CHUNK, add_constant_and_clip, check_bounds, check_finite
+from embed.clip import add_constant_and_clip, check_bounds, check_finite
 from embed.directions import Directions, fitted_directions
 from embed.encoding import Encoding
 from embed.identity import known_rows
 from embed.moments import moments, norm_quantile
-from embed.project import project
-from embed.public_rows import as_tensor, checked_blocks, content_hash
+from embed.project import in_blocks, project
+from embed.public_rows import checked_blocks, content_hash
 from embed.store import EmbeddingSet
 from embed.transform_file import read_transform_file
 from pretrain.cli.output import new_file
@@ -52,7 +52,7 @@ class PublicTransform:
     between_class: Tensor | None = None  # (q, q) covariance of public class means
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
-    dropped: int = 0  # rows left out of the public set because they were private ones
+    dropped: int = 0  # private rows that an earlier version has taken out of the public set
     encoding: Encoding | None = None  # what made the public rows; None: nobody says
 
     def __post_init__(self) -> None:
@@ -211,24 +211,21 @@ class PublicTransform:
         """
         if x.ndim != 2 or x.shape[1] != len(self.mean):
             raise ValueError(f"x must be (n, {len(self.mean)}), got {tuple(x.shape)}")
-        out = torch.empty(len(x), self.dim, dtype=dtype)
-        for start in range(0, len(x), CHUNK):
-            rows = slice(start, start + CHUNK)
-            features = self.features(as_tensor(x[rows]), first_row=start)
-            out[rows] = add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
-        return out
 
-    def features(
-        self, x: Tensor, *, first_row: int = 0, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
-        """Pᵀ(x - m)/s before clipping, (n, q), finite, computed in `dtype`.
+        def rows(block: Tensor, start: int) -> Tensor:
+            features = self.features(block, first_row=start)
+            return add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
+
+        return in_blocks(x, rows, torch.empty(len(x), self.dim, dtype=dtype))
+
+    def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
+        """Pᵀ(x - m)/s before clipping, (n, q) float64, finite.
 
         `first_row` is where x starts, for errors. See `embed.project.project` for rows whose
         features no float holds.
         """
         check_finite(x, "x", first_row)
-        basis = self.basis.to(dtype) if self._rotates else None
-        return project(x, self.mean.to(dtype), basis, self.scale.to(dtype))
+        return project(x, self.mean, self.basis if self._rotates else None, self.scale)
 
     @cached_property
     def _rotates(self) -> bool:

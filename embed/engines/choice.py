@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embed.engines.compiled import COMPILERS, Check, Forward, compiled_forward, refusal
-from embed.fast import DTYPES, choose_dtype, fast_forward
+from embed.fast import DTYPES, choose_dtype, fast_forward, filled_up
 
 ENGINES = (*COMPILERS, "torch")  # fastest first
 FEW = 1_000  # images below which torch is done before a network is converted
@@ -30,7 +30,7 @@ class Engine:
 def choose(
     encoder: nn.Module,
     device: torch.device,
-    first_batch: Callable[[], Tensor],
+    trial: Callable[[], Tensor],
     *,
     rows: int,
     batch_size: int,
@@ -40,16 +40,17 @@ def choose(
 ) -> Engine:
     """Builds the engine that was asked for, or the fastest one that is installed.
 
-    torch runs on a GPU, and for few images, then in float32. Else what torch makes of the first
-    batch in float32 is the measure: an engine or a precision that does not agree is not taken, and
-    stderr says why.
+    torch runs on a GPU, and for few images, then in float32. Else what torch makes of generated
+    pictures in float32 is the measure: an engine or a precision that does not agree is not taken,
+    and stderr says why. Nor is one taken that makes other bits of a picture at another place of
+    its batch or beside other pictures. Where torch does, it takes them one by one.
 
     Args:
         encoder: in evaluation mode.
         device: where to compute.
-        first_batch: gives (b, 3, h, w) pixels.
+        trial: gives (b, 3, h, w) pixels on that device that are nobody's secret, b the batch size.
         rows: images to embed in all.
-        batch_size: most that go through the network together.
+        batch_size: how many go through the network together; fewer are filled up with black.
         engine: "auto", or one of `ENGINES`.
         compute: "auto", "float32", "bfloat16" or "float16".
         compiled: by torch.compile.
@@ -63,21 +64,22 @@ def choose(
     def in_torch(precision: str) -> Forward:
         return fast_forward(encoder, device, DTYPES[precision], compiled=compiled)
 
-    if engines == ("torch",) and len(precisions) == 1:
-        return Engine(name="torch", compute=precisions[0], forward=in_torch(precisions[0]))
-    pixels = first_batch()
-    check = _agreement(pixels, in_torch("float32")(pixels), 1 if compute == "auto" else ROUGHLY)
+    pixels, agrees, last_precision = trial(), None, precisions[-1]
+    if engines != ("torch",) or len(precisions) > 1:
+        scale = 1 if compute == "auto" else ROUGHLY
+        agrees = _agreement(pixels, in_torch("float32")(pixels), scale)
     shape = (batch_size, *pixels.shape[1:])
     refused: dict[str, str] = {}  # an engine, or one in a precision, and why
     for precision, name in itertools.product(precisions, engines):
         lacks = name in COMPILERS and precision not in COMPILERS[name].computes
         if name in refused or lacks:
             continue
+        last = name == "torch" and precision == last_precision
+        check = _checks(pixels, None if last else agrees)
         try:
             if name == "torch":
                 forward = in_torch(precision)
-                if precision != precisions[-1]:
-                    check(forward)
+                check(forward)
             else:
                 if why := refusal(name, precision):
                     raise ValueError(why)
@@ -86,11 +88,19 @@ def choose(
             rough = isinstance(error, Disagreement) and precision != "float32"
             what = f"{name} in {precision}" if rough else name
             refused[what] = " ".join(str(error).split())[:200]
-        else:
+            if not (last and isinstance(error, Disagreement)):
+                continue
+            forward = one_by_one(in_torch(precision))
+        if engines != ("torch",) or refused:
             words = "".join(f"; not {what}: {why}" for what, why in refused.items())
             print(f"engine: {name} {version(name)}, {precision}{words}", file=sys.stderr)
-            return Engine(name=name, compute=precision, forward=forward)
+        return Engine(name=name, compute=precision, forward=filled_up(forward, batch_size))
     raise ValueError(f"engine {engine} must run this encoder, got: {'; '.join(refused.values())}")
+
+
+def one_by_one(forward: Forward) -> Forward:
+    """The same function, picture by picture: no other one can change a picture's embedding."""
+    return lambda images: torch.cat([forward(image[None]) for image in images])
 
 
 class Disagreement(ValueError):
@@ -118,6 +128,23 @@ def _candidates(
     if device.type != "cpu":
         return engines, (native,)
     return engines, ("float32",) if few or native == "float32" else (native, "float32")
+
+
+def _checks(pixels: Tensor, agrees: Check | None) -> Check:
+    """A function that raises where embeddings are wrong, or not those of each picture alone."""
+
+    def check(forward: Forward) -> None:
+        if agrees is not None:
+            agrees(forward)
+        moved = pixels.roll(1, 0)
+        moved[0] = 1 - moved[0]
+        if not torch.equal(forward(pixels)[:-1], forward(moved)[1:]):
+            raise Disagreement(
+                "embeddings must not depend on a picture's place in its batch nor on the others, "
+                "got others elsewhere"
+            )
+
+    return check
 
 
 def _agreement(pixels: Tensor, expected: Tensor, scale: int) -> Check:

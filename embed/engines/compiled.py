@@ -48,10 +48,7 @@ def refusal(engine: str, compute: str) -> str | None:
 def compiled_forward(
     engine: str, encoder: nn.Module, compute: str, shape: tuple[int, ...], check: Check
 ) -> Forward:
-    """A function from (n, 3, h, w) float32 pixels to (n, p) float32 embeddings, n <= b.
-
-    A smaller batch is filled up with black, so that there is one network, and a row does not depend
-    on how many others are in its batch.
+    """A function from (b, 3, h, w) float32 pixels to (b, p) float32 embeddings.
 
     Args:
         engine: its name in `COMPILERS`.
@@ -78,7 +75,10 @@ def compiled_forward(
 
     def load(directory: Path) -> Forward:
         run = compiler.load(directory, compute, torch.get_num_threads())
-        forward = _filled_up(run, shape)
+
+        def forward(images: Tensor) -> Tensor:
+            return torch.from_numpy(run(images.contiguous().numpy()))
+
         if compute == "float32":
             check(forward)
         return forward
@@ -86,17 +86,6 @@ def compiled_forward(
     forward = from_cache(made_of, write, load)
     if compute != "float32":
         check(forward)
-    return forward
-
-
-def _filled_up(run: Run, shape: tuple[int, ...]) -> Forward:
-    def forward(images: Tensor) -> Tensor:
-        given = images.contiguous().numpy()
-        if len(given) < shape[0]:
-            rest = np.zeros((shape[0] - len(given), *shape[1:]), np.float32)
-            given = np.concatenate([given, rest])
-        return torch.from_numpy(run(given)[: len(images)])
-
     return forward
 
 

@@ -2,13 +2,11 @@
 
 import hashlib
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from pretrain.datasets import TEST, TRAIN, ImageSet
 
-By = Literal["user", "record"]
 SHOWN = 3
 
 
@@ -34,48 +32,56 @@ def users_in_both(images: ImageSet) -> list[int]:
     return np.intersect1d(train, test).tolist()
 
 
-def hold_out(images: ImageSet, share: float, by: By = "user") -> ImageSet:
-    """The set with a share of its users, or of its records, as test images.
+def hold_out_users(images: ImageSet, share: float) -> ImageSet:
+    """The set with all images of a share of its users as test images.
 
-    Who tests is settled by hashes of names, so that it is the same whenever it is asked for: those
-    with the least ones.
+    Who tests is settled by hashes of users' names, which are public, so that it is the same
+    whenever it is asked for: those with the least ones.
 
     Args:
         images: training images only.
-        share: in (0, 1), of the users or records; at least one tests and one does not.
-        by: whole users, or records whoever they belong to.
+        share: in (0, 1), of the users; at least one tests and one does not.
 
     Raises:
         ValueError: a share out of range, test images already, or users that nobody named.
     """
-    if not 0 < share < 1:
-        raise ValueError(f"test_share must lie in (0, 1), got {share}")
-    if (images.split == TEST).any():
-        raise ValueError(f"test_share must be left out for {images.name}, which has test images")
-    if by == "user" and images.users is None:
+    check_test_share(images, share)
+    if images.users is None:
         raise ValueError(
             f"test_share must have users to divide (or pass --split-by record), got {images.name} "
             "without any"
         )
-    train = np.flatnonzero(images.split == TRAIN)
-    owners = train if by == "record" or images.users is None else images.users[train]
-    each = np.unique(owners)
-    if len(each) < 2:
-        raise ValueError(f"test_share must have two or more {by}s to divide, got {len(each)}")
-    count = min(len(each) - 1, max(1, round(share * len(each))))
-    order = np.argsort([_hash(images, by, int(k)) for k in each], kind="stable")
+    each = np.unique(images.users[images.split == TRAIN])
+    count = count_of_tests(len(each), share, "users")
+    order = np.argsort([_hash(images, int(user)) for user in each], kind="stable")
     split = images.split.copy()
-    split[train[np.isin(owners, each[order[:count]])]] = TEST
+    split[(images.split == TRAIN) & np.isin(images.users, each[order[:count]])] = TEST
     return replace(images, split=split)
+
+
+def check_test_share(images: ImageSet, share: float) -> None:
+    """Raises ValueError for a share outside (0, 1), or where the set has test images already."""
+    if not 0 < share < 1:
+        raise ValueError(f"test_share must lie in (0, 1), got {share}")
+    if (images.split == TEST).any():
+        raise ValueError(f"test_share must be left out for {images.name}, which has test images")
+
+
+def count_of_tests(of: int, share: float, what: str) -> int:
+    """How many of so many users or records are for testing: at least one, and not all.
+
+    Raises:
+        ValueError: there are fewer than two.
+    """
+    if of < 2:
+        raise ValueError(f"test_share must have two or more {what} to divide, got {of}")
+    return min(of - 1, max(1, round(share * of)))
 
 
 def _name(images: ImageSet, user: int) -> str:
     return images.user_names[user] if images.user_names else str(user)
 
 
-def _hash(images: ImageSet, by: By, number: int) -> int:
-    if by == "user":
-        name = _name(images, number)
-    else:
-        name = str(number) if images.names is None else images.image_name(number)
-    return int.from_bytes(hashlib.sha256(f"{by} {name}".encode()).digest()[:7], "big")
+def _hash(images: ImageSet, user: int) -> int:
+    name = f"user {_name(images, user)}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")

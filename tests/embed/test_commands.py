@@ -89,12 +89,22 @@ def test_neither_may_a_single_row_of_it(tmp_path: Path, public: Path, private: P
         refuse_leak(mixed, random_set(1))
     mixed.save(tmp_path / "mixed")
     command: dict[str, Any] = {"apply_to": private, "components": 4, "out": tmp_path / "out"}
-    with pytest.raises(ValueError, match=r"without any of its rows .*embed exclude.* drops them"):
+    with pytest.raises(ValueError, match=r"without any of its rows .*embed exclude.* takes them"):
         FitTransform(public=tmp_path / "mixed", **command).run()
-    Exclude(public=tmp_path / "mixed", private=(private,), out=tmp_path / "rest").run()
-    FitTransform(public=tmp_path / "rest", **command).run()
+    Exclude(embeddings=private, public=(tmp_path / "mixed",), out=tmp_path / "rest").run()
+    command["apply_to"] = tmp_path / "rest"
+    FitTransform(public=tmp_path / "mixed", **command).run()
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert (report["public_rows"], report["public_rows_dropped"]) == (200, 1)
+    assert report["public_rows"] == 201
+    assert len(EmbeddingSet.open(tmp_path / "rest")) == 199
+
+
+def test_private_rows_are_not_taken_out_of_a_public_set(public: Path, private: Path) -> None:
+    """As an earlier version did: what is fitted on the rest would depend on every private row."""
+    with pytest.raises(ValueError, match=r"embeddings must be the private set.* got --private"):
+        Exclude(public=(public,), private=(private,)).run()
+    with pytest.raises(ValueError, match=r"embeddings must be the private set.* got none"):
+        Exclude(public=(public,)).run()
 
 
 def test_transformed_rows_say_whether_they_were_compared(

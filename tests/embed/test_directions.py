@@ -60,7 +60,7 @@ def test_rows_are_those_of_the_directions_and_bounded(kind: Directions) -> None:
     assert torch.linalg.vector_norm(rows.double(), dim=1).max() <= 2.0
     assert torch.allclose(transform.basis.double().norm(dim=0), torch.ones(4).double())
     assert transform.within_class is not None  # in the units of its rows
-    inner = transform.features(torch.from_numpy(public.embeddings), dtype=torch.float64)
+    inner = transform.features(torch.from_numpy(public.embeddings))
     assert torch.allclose(inner.mean(0), torch.zeros(4).double(), atol=1e-5)
 
 

@@ -17,6 +17,7 @@ from pretrain.datasets import ImageSet
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all
+from tests.embed.conftest import rows_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +90,41 @@ def test_shares_of_several_processes_make_the_same_set(
         assert (done is None) == (index != 1)
     assert sorted(row_numbers.seen[100:]) == list(range(100))
     assert files(tmp_path / "one") == files(tmp_path / "three")
+
+
+def test_test_records_are_drawn_once_all_are_embedded(
+    tmp_path: Path, archive: Path, row_numbers: Any
+) -> None:
+    """By the operating system, whichever process is last, and never again for a finished set."""
+    images = open_npz(archive, ["train"])
+    done = [
+        embed(images, row_numbers, tmp_path / "out", shard=(index, 3), test_share=0.25)
+        for index in (2, 0, 1, 0)
+    ]
+    assert done[:2] == [None, None]
+    assert done[3] is not None
+    drawn = EmbeddingSet.open(tmp_path / "out")
+    assert (drawn.split == 1).sum() == 20
+    assert np.array_equal(done[3].split, drawn.split)
+    assert drawn.embeddings[:, 0].tolist() == list(range(80))
+    other = embed(images, row_numbers, tmp_path / "other", test_share=0.25)
+    assert other is not None
+    assert not np.array_equal(other.split, drawn.split)
+    with pytest.raises(FileExistsError):
+        embed(images, row_numbers, tmp_path / "out", test_share=0.5)
+
+
+def test_the_command_divides_records(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
+    options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint)}
+    with pytest.raises(ValueError, match="test_share must be left out for images"):
+        Run(**options, test_share=0.2, split_by="record").run()
+    options["splits"] = ("train",)
+    Run(**options, test_share=0.2, split_by="record", out=tmp_path / "out").run()
+    assert (EmbeddingSet.open(tmp_path / "out").split == 1).sum() == 16
+    for share, words in ((2.0, r"test_share must lie in \(0, 1\)"), (0.2, "two or more records")):
+        with pytest.raises(ValueError, match=words):
+            Run(**options, test_share=share, split_by="record", limit=1, out=tmp_path / "no").run()
+    assert not list(tmp_path.glob("no*"))
 
 
 def test_another_extraction_in_the_same_place_is_refused(
@@ -165,7 +201,7 @@ class Refusing(nn.Module):
         self.batches, self.error = batches, error
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.batches -= 1
+        self.batches -= bool(rows_in(images))  # generated pictures are looked at first
         if self.batches < 0:
             raise self.error("another size")
         return images.mean((2, 3)) + self.weight
@@ -202,7 +238,7 @@ def test_a_failure_leaves_the_directory_to_others_at_work_in_it(
 
     class Meeting(Refusing):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            if not met:
+            if rows_in(images) and not met:
                 with pytest.raises(ValueError, match="another size"):
                     embed(open_npz(archive), Refusing(), out, shard=(1, 2))
                 met.append((tmp_path / "out.partial" / "meta.json").exists())

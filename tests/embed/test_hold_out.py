@@ -1,4 +1,4 @@
-"""Rows are held out by numbers of rows alone."""
+"""Rows are held out by a draw on which no row has any influence."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
+from embed.draws import random_keys
 from embed.hold_out import HoldOut, hold_out
 
 
@@ -30,16 +31,15 @@ def counts(rows: EmbeddingSet, of: np.ndarray) -> list[int]:
 
 def test_every_user_gives_its_share() -> None:
     source = rows([10, 3, 1, 2])
-    held, dropped = hold_out(source, 0.5)
-    assert dropped == 0
+    held = hold_out(source, 0.5)
     assert counts(source, held.split == 2) == [5, 2, 0, 1]
     assert np.array_equal(held.split == 1, source.split == 1)
     assert np.array_equal(held.embeddings, source.embeddings)
-    assert hold_out(rows([10], tests=0), 0.25)[0].split.sum() == 2 * 3  # 2.5, rounded up
+    assert hold_out(rows([10], tests=0), 0.25).split.sum() == 2 * 3  # 2.5, rounded up
 
 
 def test_whole_users() -> None:
-    held, _ = hold_out(rows([4] * 10), 0.3, by="user")
+    held = hold_out(rows([4] * 10), 0.3, by="user")
     assert counts(held, held.split == 2).count(4) == 3
     assert int((held.split == 2).sum()) == 12
 
@@ -48,24 +48,39 @@ def test_whole_users() -> None:
 def test_what_is_in_the_rows_changes_nothing(by: Any) -> None:
     first, second = rows([6, 9, 5]), rows([6, 9, 5], seed=1)
     assert not np.array_equal(first.labels, second.labels)
-    drawn = hold_out(first, 0.4, by=by)[0].split
-    assert np.array_equal(drawn, hold_out(second, 0.4, by=by)[0].split)
-    assert not np.array_equal(drawn, hold_out(first, 0.4, by=by, seed=1)[0].split)
+    drawn = hold_out(first, 0.4, by=by, seed=0).split
+    assert np.array_equal(drawn, hold_out(second, 0.4, by=by, seed=0).split)
+    assert not np.array_equal(drawn, hold_out(first, 0.4, by=by, seed=1).split)
 
 
-def test_a_row_that_is_trained_on_too_is_dropped() -> None:
+def test_nor_does_the_order_in_which_they_are() -> None:
+    """A record that another class folder puts at another place takes its number with it."""
+    source, draw = rows([6, 9, 5]), np.random.default_rng(5)
+    keys, moved = random_keys(len(source)), draw.permutation(len(source))
+    held = hold_out(source, 0.4, keys=keys)
+    shuffled = hold_out(source.subset(moved), 0.4, keys=keys[moved])
+    assert np.array_equal(shuffled.split, held.split[moved])
+
+
+def test_the_operating_system_draws_every_row_alike() -> None:
+    """Nobody can say beforehand which rows are held out: each is in a fifth of the draws."""
+    source = rows([10], tests=0)
+    found = np.stack([hold_out(source, 0.2).split == 2 for _ in range(2000)])
+    assert (found.sum(1) == 2).all()
+    assert np.abs(found.mean(0) - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / 2000)
+    together = found[:, :, None] & found[:, None]  # pairs: 1 of 45
+    pairs = together.mean(0)[np.triu_indices(10, 1)]
+    assert np.abs(pairs - 1 / 45).max() < 5 * np.sqrt(1 / 45 / 2000)
+
+
+def test_equal_rows_are_records_like_others() -> None:
+    """Were one dropped for what another is, a copy of it would change how many there are."""
     source = rows([8, 8])
-    split = hold_out(source, 0.5)[0].split
-    x = np.array(source.embeddings)
-    held, train = np.flatnonzero(split == 2), np.flatnonzero(split == 0)
-    x[held[0]] = x[train[0]]
-    x[held[1]] = x[held[2]]  # both are held out: nothing was trained on either
-    found, dropped = hold_out(replace(source, embeddings=x), 0.5)
-    assert (dropped, len(found)) == (1, len(source) - 1)
-    assert np.array_equal(found.split, np.delete(split, held[0]))
-    x[held] = x[train[0]]
-    with pytest.raises(ValueError, match="rows must differ, got 8 to hold out that all occur"):
-        hold_out(replace(source, embeddings=x), 0.5)
+    same = replace(source, embeddings=np.broadcast_to(source.embeddings[0], (20, 5)))
+    keys = random_keys(20)
+    held = hold_out(same, 0.5, keys=keys)
+    assert len(held) == len(source)
+    assert np.array_equal(held.split, hold_out(source, 0.5, keys=keys).split)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +100,7 @@ def test_bad_settings(settings: dict[str, Any], words: str) -> None:
 
 
 def test_sets_that_cannot_be_divided() -> None:
-    once = hold_out(rows([5, 5]), 0.4)[0]
+    once = hold_out(rows([5, 5]), 0.4)
     with pytest.raises(ValueError, match="must hold no evaluation rows yet"):
         hold_out(once, 0.4)
     with pytest.raises(ValueError, match=r"must hold training rows \(split 0\), got none"):
@@ -95,7 +110,9 @@ def test_sets_that_cannot_be_divided() -> None:
 def test_the_command_writes_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows([10, 10]).save(tmp_path / "mine")
     HoldOut(embeddings=tmp_path / "mine", share=0.2, out=tmp_path / "held").run()
-    assert "16 rows to train on, 4 held out, 0 dropped" in capsys.readouterr().out
+    assert "16 rows to train on, 4 held out, in" in capsys.readouterr().out
+    told = EmbeddingSet.open(tmp_path / "held").meta["held_out"]
+    assert told == {"share": 0.2, "by": "record", "seed": None}
     assert EmbeddingSet.open(tmp_path / "held").content_hash() == (
         EmbeddingSet.open(tmp_path / "mine").content_hash()
     )

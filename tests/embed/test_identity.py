@@ -1,6 +1,7 @@
 """What the hashes of rows catch, and what they cannot."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,21 +112,24 @@ def test_hashes_out_of_order_are_refused(seen: np.ndarray) -> None:
         PublicTransform.from_tensors(PublicTransform.identity(3).tensors(), seen=seen)
 
 
-def test_exclude_writes_the_rest_and_says_how_many_went(tmp_path: Path) -> None:
-    private, public = rows(1), np.concatenate([rows(0), rows(1)[::3].astype(np.float16)])
-    for name, x in (("private", private), ("public", public), ("blank", rows(0)[:4])):
+def test_exclude_writes_private_rows_that_are_not_public(tmp_path: Path) -> None:
+    private = np.concatenate([rows(0), rows(1)[::3].astype(np.float16)])
+    for name, x in (("private", private), ("public", rows(1)), ("blank", rows(0)[:4])):
         held(x).save(tmp_path / name)
     out = tmp_path / "out"
-    kept, dropped = exclude(tmp_path / "public", [tmp_path / "private", tmp_path / "blank"], out)
+    kept, dropped = exclude(tmp_path / "private", [tmp_path / "public", tmp_path / "blank"], out)
     assert (len(kept), dropped) == (46, 21)
     assert np.array_equal(kept.embeddings, rows(0)[4:])
-    assert shared_rows(kept, held(private)) == 0
-    assert kept.dropped_rows == PublicTransform.fit(kept).dropped == 21
-    PublicTransform.fit(kept).save(tmp_path / "t.safetensors")
-    assert PublicTransform.load(tmp_path / "t.safetensors").dropped == 21
-    with pytest.raises(ValueError, match="public must hold rows that are not private, got 0"):
-        exclude(tmp_path / "private", [tmp_path / "private"], tmp_path / "none")
+    assert shared_rows(kept, held(rows(1))) == 0
+    with pytest.raises(ValueError, match="embeddings must hold rows that are not public, got 0"):
+        exclude(tmp_path / "public", [tmp_path / "public"], tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_transform_says_what_earlier_versions_took_out_of_its_public_set(tmp_path: Path) -> None:
+    public = replace(held(rows(1)), meta={"dropped_rows": 21})
+    PublicTransform.fit(public).save(tmp_path / "t.safetensors")
+    assert PublicTransform.load(tmp_path / "t.safetensors").dropped == 21
 
 
 def test_hashing_is_no_slower_than_reading_the_rows_for_their_content_hash() -> None:

@@ -35,7 +35,7 @@ def test_embedding_sets_stay(rows: Path) -> None:
     before = files(rows.parent)
     for command in (
         HoldOut(embeddings=rows, share=0.5, out=rows, overwrite=True),
-        Exclude(public=rows, private=(rows,), out=rows, overwrite=True),
+        Exclude(embeddings=rows, public=(rows,), out=rows, overwrite=True),
         FitTransform(public=rows, out=rows, overwrite=True),
         FitTransform(public=rows, out=rows.parent, overwrite=True),
         Plot(embeddings=rows, out=rows, overwrite=True),

@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.datasets import ImageSet, concatenate
 from pretrain.intake.archive import open_npz
-from pretrain.intake.shares import hold_out, refuse_users_in_both, users_in_both
+from pretrain.intake.shares import hold_out_users, refuse_users_in_both, users_in_both
 
 
 def a_set(users: list[int] | None, split: list[int] | None = None, **changes) -> ImageSet:
@@ -26,43 +26,36 @@ def a_set(users: list[int] | None, split: list[int] | None = None, **changes) ->
 
 def test_whole_users_are_held_out() -> None:
     users = [k // 3 for k in range(60)]
-    held = hold_out(a_set(users), 0.25)
+    held = hold_out_users(a_set(users), 0.25)
     assert not users_in_both(held)
     assert held.users is not None
     tested = set(held.users[held.split == 1].tolist())
     assert len(tested) == 5
     assert (held.split == 1).sum() == 15
     order = np.random.default_rng(0).permutation(60)
-    again = hold_out(a_set([users[k] for k in order]), 0.25)
+    again = hold_out_users(a_set([users[k] for k in order]), 0.25)
     assert (again.split == held.split[order]).all()  # whatever order the rows are in
 
 
 def test_it_is_names_that_decide_not_their_numbers() -> None:
     names = tuple(f"clinic {k}" for k in range(20))
     users = [k % 20 for k in range(60)]
-    first = hold_out(a_set(users, user_names=names), 0.3)
-    other = hold_out(a_set([19 - k for k in users], user_names=names[::-1]), 0.3)
+    first = hold_out_users(a_set(users, user_names=names), 0.3)
+    other = hold_out_users(a_set([19 - k for k in users], user_names=names[::-1]), 0.3)
     assert (first.split == other.split).all()
     assert (first.split == 1).sum() == 18
-    numbered = hold_out(a_set(users), 0.3)
+    numbered = hold_out_users(a_set(users), 0.3)
     assert (numbered.split != first.split).any()
-
-
-def test_by_record() -> None:
-    held = hold_out(a_set([0] * 60), 0.2, "record")
-    assert (held.split == 1).sum() == 12
-    assert users_in_both(held) == [0]
-    assert (hold_out(a_set(None), 0.2, "record").split == held.split).all()
 
 
 def test_a_share_leaves_somebody_on_either_side() -> None:
     for share in (0.001, 0.999):
-        held = hold_out(a_set([0, 0, 1]), share)
+        held = hold_out_users(a_set([0, 0, 1]), share)
         assert set(held.split.tolist()) == {0, 1}
 
 
 def test_rows_held_out_for_evaluation_stay_so() -> None:
-    held = hold_out(a_set([0, 1, 2, 3], [0, 0, 2, 2]), 0.5)
+    held = hold_out_users(a_set([0, 1, 2, 3], [0, 0, 2, 2]), 0.5)
     assert held.split.tolist()[2:] == [2, 2]
     assert sorted(held.split.tolist()[:2]) == [0, 1]
 
@@ -79,7 +72,7 @@ def test_rows_held_out_for_evaluation_stay_so() -> None:
 )
 def test_shares_that_cannot_be(images: ImageSet, share: float, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        hold_out(images, share)
+        hold_out_users(images, share)
 
 
 def test_users_in_both_splits_are_named() -> None:

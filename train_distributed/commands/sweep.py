@@ -72,8 +72,10 @@ class Sweep:
         self.conditions.validate()
         private, public = self._sets()
         work = EXPERIMENTS[self.experiment](self.conditions, private, public)
-        configuration = self._identity(private, public)
-        journal = Checkpoint.beside(out, configuration)
+        identity = self._identity(private, public)
+        journal = Checkpoint.beside(out, identity)
+        # A hash of private rows stays in the journal: who knows all but one could try that one.
+        configuration = {name: told for name, told in identity.items() if name != "embeddings"}
         result = {
             **provenance(),
             "experiment": self.experiment,

@@ -17,6 +17,7 @@ from train_distributed.flower.documents.evaluation_terms import KIND, Evaluation
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import Facts, ModelTask, SumTask
+from train_distributed.one_shot.intake import refuse_seeded_split
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import zero_out_report
 from train_distributed.one_shot.released.evaluate import overlap_words
@@ -99,12 +100,13 @@ class EvaluationTask(SumTask):
                 refuses: training rows among them, rows that are not finite, another encoder.
         """
         self._check_user(identity)
-        found, agreed = held_out(embeddings, self.model), self.terms.sizes[identity]
-        if len(found.rows) != agreed:
-            raise ValueError(f"evaluation rows must be {agreed} as agreed, got {len(found.rows)}")
+        rows, agreed = held_out(embeddings, self.model), self.terms.sizes[identity]
+        refuse_seeded_split(embeddings)
+        if len(rows) != agreed:
+            raise ValueError(f"evaluation rows must be {agreed} as agreed, got {len(rows)}")
         partition = split(torch.zeros(agreed, dtype=torch.int64), 1)
         grid = self._grid
-        given = (self.method, self.model, embeddings, found.rows, partition, grid)
+        given = (self.method, self.model, embeddings, rows, partition, grid)
         ((_, (sent,)),) = submissions(*given)
         return self.integers.encode(sent.numpy())
 

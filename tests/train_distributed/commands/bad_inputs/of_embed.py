@@ -49,14 +49,23 @@ CASES = table(
     ),
     (
         "exclude from nothing",
-        "embed exclude --public nowhere --private private",
+        "embed exclude --public nowhere --embeddings private",
         r"existing directory, got nowhere",
     ),
-    ("exclude of another width", "embed exclude --public narrow --private private", r"must .* got"),
-    ("exclude everything", "embed exclude --public public --private public", r"must .* got"),
+    (
+        "exclude of another width",
+        "embed exclude --public narrow --embeddings private",
+        r"must .* got",
+    ),
+    ("exclude everything", "embed exclude --public public --embeddings public", r"must .* got 0"),
+    (
+        "exclude as it was",
+        "embed exclude --public public --private private",
+        r"embeddings must be the private set.* got --private private",
+    ),
     (
         "exclude of itself",
-        "embed exclude --public public --private private --out public --overwrite",
+        "embed exclude --public public --embeddings private --out public --overwrite",
         r"out must not hold what the command reads",
     ),
     ("transform of NaN", f"{FIT} public_nan", NAN_ROW.format("public_nan")),

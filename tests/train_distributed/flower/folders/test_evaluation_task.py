@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
+from embed.draws import random_keys
 from embed.hold_out import hold_out
 from train_distributed import Privacy, Release, release
 from train_distributed.commands.federation import Init, Join
@@ -28,7 +29,7 @@ def of_user(user: int) -> EmbeddingSet:
     labels = draw.integers(0, 3, EACH)
     x = (2 * np.eye(3, 6)[labels] + draw.standard_normal((EACH, 6))).astype(np.float32)
     rows = EmbeddingSet(embeddings=x, labels=labels, meta={"class_names": ["a", "b", "c"]})
-    return hold_out(rows, 0.25, seed=user)[0]
+    return hold_out(rows, 0.25, keys=random_keys(EACH, seed=user))
 
 
 @pytest.fixture
@@ -95,8 +96,11 @@ def test_another_model_or_other_rows_are_refused(operator: Path, tmp_path: Path)
         task.encoded(0, rows.subset(np.arange(EACH) != np.flatnonzero(rows.split == 2)[0]))
     x = np.array(rows.embeddings)
     x[np.flatnonzero(rows.split == 2)[0]] = x[np.flatnonzero(rows.split == 0)[0]]
-    with pytest.raises(ValueError, match="must not be training rows, got 1 of 10"):
-        task.encoded(0, replace(rows, embeddings=x))
+    task.encoded(0, replace(rows, embeddings=x))  # equal rows of a drawn split are two records
+    with pytest.raises(ValueError, match="must not be training rows, got row"):
+        task.encoded(0, replace(rows, embeddings=x, meta={"class_names": ["a", "b", "c"]}))
+    with pytest.raises(ValueError, match="held out by the operating system's draw"):
+        task.encoded(0, replace(rows, meta=rows.meta | {"held_out": {"seed": 1}}))
     with pytest.raises(ValueError, match="identity must be one of"):
         task.encoded(7, rows)
 

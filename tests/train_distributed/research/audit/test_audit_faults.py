@@ -26,6 +26,7 @@ from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.one_shot.user_clip import UserClip
+from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import guarantee
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
@@ -64,6 +65,7 @@ def short_batch_over_its_own_size(patch: pytest.MonkeyPatch) -> None:
         return shrink, rate * (self.batch_size / own)
 
     patch.setattr(Schedule, "_rates", rates)
+    patch.setattr(Chunk, "shuffled", lambda chunk, generator: chunk)  # an order that may be drawn
 
 
 def projection_after_the_noise(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,148 @@
+"""Neighbours through whole commands: nothing else changes, and planted faults are found."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet
+from embed.engines import choice
+from embed.engines.compiled import Forward
+from embed.engines.trial import trial_pictures
+from pretrain.datasets import ImageSet
+from pretrain.encoder import save_encoder
+from pretrain.resnet import ResNetConfig, SmallResNet
+from train_distributed.research.audit.pipeline import neighbours
+from train_distributed.research.audit.pipeline.neighbours import (
+    Laboratory,
+    aligned,
+    checks,
+    of_draws,
+    of_rows,
+    told,
+)
+from train_distributed.research.audit.pipeline.records import Record, records_of, replacements
+from train_distributed.research.audit.pipeline.sources import ARRAYS, SOURCES
+
+CLASSES = ("cat", "dog", "owl")
+KINDS = 8
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    pixels = trial_pictures(17, 40, 32).permute(0, 2, 3, 1).numpy()
+    images = ImageSet(
+        name="set",
+        labels=np.arange(17) % 3,
+        split=np.zeros(17, np.uint8),
+        class_names=CLASSES,
+        read=lambda rows: pixels[rows],
+    )
+    return records_of(images, 17)
+
+
+@pytest.fixture
+def laboratory(tmp_path: Path, records: list[Record]) -> Laboratory:
+    """With an encoder of 128 numbers: products of fewer do not show where a row was."""
+    network = SmallResNet(ResNetConfig((8, 128), (1, 1)), torch.Generator().manual_seed(0))
+    save_encoder(network, tmp_path / "encoder.safetensors")
+    (tmp_path / "made").mkdir()
+    encoder = {"encoder": str(tmp_path / "encoder.safetensors")}
+    return Laboratory(records, CLASSES, tmp_path / "made", encoder)
+
+
+def test_every_kind_of_record_is_another_one(records: list[Record]) -> None:
+    found = dict(replacements(records, 0, CLASSES))
+    assert len(found) == KINDS
+    assert len(set(found.values()) | {records[0]}) == KINDS + 1
+    assert {record.user for record in found.values()} == {records[0].user}
+    assert len(found["largest file"].data) > max(len(record.data) for record in records)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_one_record_changes_no_other_row_of_any_source(source: str, laboratory: Laboratory) -> None:
+    found = list(of_rows(laboratory, source, source, batch_size=5))
+    assert len(found) == KINDS - (source in ARRAYS)
+    assert not [check.found for check in found if check.broken]
+    assert max(check.moved for check in found) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda forward, batch: lambda pixels: forward(pixels) + len(pixels) * 2.0**-20,
+        lambda forward, batch: lambda pixels: forward(pixels) - 1e-3 * forward(pixels).mean(0),
+    ],
+)
+def test_faults_on_the_way_to_the_rows_are_found(
+    fault: Callable[..., Forward], laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that show how many others are in their batch, and rows less the mean of their batch."""
+    monkeypatch.setattr(choice, "filled_up", fault)
+    found = list(of_rows(laboratory, "class folders", "", batch_size=16))
+    assert any(check.broken for check in found)
+    assert "BROKEN by" in told(found)
+
+
+def test_a_draw_by_places_is_found(laboratory: Laboratory) -> None:
+    first = laboratory.embedded("class folders", laboratory.records)
+    changed = dict(replacements(laboratory.records, 0, CLASSES))["another class"]
+    second = laboratory.embedded("class folders", [changed, *laboratory.records[1:]])
+    assert not any(check.broken for check in of_draws(first, aligned(first, second), ""))
+    (by_place,) = of_draws(first, second, "")
+    assert by_place.broken
+
+
+def test_sums_and_reports_hold_for_every_method(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "SOURCES", {})
+    monkeypatch.setattr(neighbours, "COMPUTED", ())
+    found = list(checks(laboratory))
+    assert not [check for check in found if check.broken]
+    assert {check.command for check in found} == {
+        "embed hold-out",
+        "embed exclude",
+        "run",
+        "evaluate",
+    }
+    of_sums = [check.moved for check in found if check.command == "run"]
+    assert len(of_sums) == 2 * (KINDS - 1) * len(neighbours.METHODS)
+    assert max(of_sums) > 0.8  # the bound is not idle
+
+
+def test_a_sensitivity_of_half_is_found(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "SOURCES", {})
+    monkeypatch.setattr(neighbours, "COMPUTED", ())
+    monkeypatch.setattr(neighbours, "METHODS", (("class-sums", {}),))
+    monkeypatch.setattr(
+        "train_distributed.one_shot.class_sums.class_sums_sensitivity", lambda *_: 1.0
+    )
+    found = [check for check in checks(laboratory) if check.command == "run"]
+    assert any(check.broken for check in found)
+
+
+def test_rows_are_put_where_the_first_set_has_them() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    first = EmbeddingSet(embeddings=x, labels=np.arange(6) % 2)
+    other = x[[3, 1, 5, 0, 2, 4]].copy()
+    other[1] = 99  # takes the place of row 1
+    second = EmbeddingSet(embeddings=other, labels=np.array([1, 0, 1, 0, 0, 0]))
+    found = aligned(first, second)
+    assert np.array_equal(found.embeddings[[0, 2, 3, 4, 5]], x[[0, 2, 3, 4, 5]])
+    assert found.embeddings[1].tolist() == [99, 99]
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline(laboratory: Laboratory) -> None:
+    """Every source, engine, draw, method and report, with the encoder that is shipped."""
+    shipped = Laboratory(
+        laboratory.records, CLASSES, laboratory.folder, {"encoder": "simclr-small"}
+    )
+    found = list(checks(shipped))
+    assert not [check for check in found if check.broken]
+    assert len(found) > 400

@@ -1,0 +1,1 @@
+"""Neighbours through whole commands: one record is replaced, and everything else is compared."""

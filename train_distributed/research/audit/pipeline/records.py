@@ -1,0 +1,86 @@
+"""Pictures as their owners hold them, and what may stand in the place of one."""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from PIL import Image
+
+from pretrain.datasets import ImageSet
+
+LARGE = 600  # pixels of a side of the picture whose file is the largest
+
+
+@dataclass(frozen=True)
+class Record:
+    """One picture."""
+
+    name: str  # of its file, without a suffix
+    label: str
+    user: str
+    data: bytes  # of the file
+
+
+def records_of(images: ImageSet, count: int) -> list[Record]:
+    """The first pictures of a set as PNG files; without users each third is one of three users'.
+
+    Args:
+        images: labelled.
+        count: most of them, taken evenly from the whole set.
+
+    Raises:
+        ValueError: no labels, or fewer than twelve pictures.
+    """
+    images.need_labels()
+    if len(images) < 12:
+        raise ValueError(f"pictures must be 12 or more, got {len(images)} in {images.name}")
+    rows = np.unique(np.linspace(0, len(images) - 1, count).astype(np.int64))
+    return [
+        Record(
+            name=f"{place:04d}",
+            label=images.class_names[images.labels[row]],
+            user="abc"[place % 3] if images.users is None else _user(images, int(row)),
+            data=as_png(images.images(slice(row, row + 1))[0].transpose(1, 2, 0)),
+        )
+        for place, row in enumerate(rows.tolist())
+    ]
+
+
+def replacements(
+    records: Sequence[Record], place: int, classes: Sequence[str]
+) -> Iterator[tuple[str, Record]]:
+    """Kinds of records by which one may be replaced: its user stays, as numbers of rows are public.
+
+    Args:
+        records: of the set.
+        place: which of them.
+        classes: that there are.
+    """
+    old, draw = records[place], np.random.default_rng(0)
+    side = Image.open(io.BytesIO(old.data)).size
+    noise = draw.integers(0, 256, (side[1], side[0], 3), dtype=np.uint8)
+    yield "another picture", replace(old, data=as_png(noise))
+    other = classes[(classes.index(old.label) + 1) % len(classes)]
+    yield "another class", replace(old, label=other)
+    yield "another name", replace(old, name="zzzz")
+    tall = np.asarray(Image.open(io.BytesIO(old.data)).convert("RGB").resize((side[0] * 2, 90)))
+    yield "another size", replace(old, data=as_png(tall))
+    yield "unreadable", replace(old, data=b"no picture")
+    yield "a duplicate", replace(old, data=records[place - 1].data)
+    yield "all black", replace(old, data=as_png(np.zeros_like(noise)))
+    large = draw.integers(0, 256, (LARGE, LARGE, 3), dtype=np.uint8)
+    yield "largest file", replace(old, data=as_png(large))
+
+
+def as_png(pixels: np.ndarray) -> bytes:
+    """The file of an (h, w, 3) uint8 picture."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _user(images: ImageSet, row: int) -> str:
+    assert images.users is not None
+    user = int(images.users[row])
+    return images.user_names[user] if images.user_names else str(user)

@@ -19,7 +19,7 @@ from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import Facts, ModelTask, SumTask
 from train_distributed.one_shot.intake import refuse_seeded_split
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import zero_out_report
+from train_distributed.one_shot.parts import promise_report
 from train_distributed.one_shot.released.evaluate import overlap_words
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.released.evaluation_estimates import estimate
@@ -28,7 +28,6 @@ from train_distributed.one_shot.report import suitability, versions
 from train_distributed.one_shot.summation import Integers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import IntegerRelease
 from train_distributed.privacy.ledger_entry import Kind
 from train_distributed.secure_sum.opening import Opened
 
@@ -111,9 +110,9 @@ class EvaluationTask(SumTask):
         return self.integers.encode(sent.numpy())
 
     @property
-    def plans(self) -> list[IntegerRelease]:
-        """The noise of the one sum."""
-        return [self.integers.plan]
+    def sums(self) -> list[tuple[Guarantee, Integers]]:
+        """The one sum."""
+        return [(self.guarantee, self.integers)]
 
     def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Answer:
         """Estimates with their intervals, from the sum of the survivors; there are no rounds."""
@@ -127,7 +126,7 @@ class EvaluationTask(SumTask):
             sampling="rows",
             grid=self._grid,
         )
-        report = self.guarantee.report() | zero_out_report(self.guarantee, self.integers)
+        report = promise_report(self.guarantee, self.integers)
         report |= self.integers.report() | {"rows": int(sizes.sum()), "rounds": 1}
         report |= {"model": self.terms.model, "method": self.terms.method}
         report |= {"with_the_training": overlap_words(self.terms.privacy)}

@@ -34,11 +34,12 @@ from train_distributed.one_shot.parts import (
     Part,
     advanced,
     check_zeta,
+    epsilon_if_all_others_collude,
     further_rounds,
     parts_of,
+    promise_report,
     round_dimension,
     rounds_report,
-    zero_out_report,
     zeta_of,
 )
 from train_distributed.one_shot.report import class_names, reported, suitability
@@ -80,8 +81,25 @@ class SumTask(ABC):
 
     @property
     @abstractmethod
+    def sums(self) -> list[tuple[Guarantee, Integers]]:
+        """Every sum that one session takes."""
+
+    @property
     def plans(self) -> list[IntegerRelease]:
         """The noise of every sum that one session takes: one entry of a ledger."""
+        return [integers.plan for _, integers in self.sums]
+
+    @property
+    def epsilon_of_all_sessions(self) -> float:
+        """What a user gives away if every agreed session is run: ε of them together, same δ."""
+        together = Cost.of(plan.cost for plan in self.plans * self.federation.sessions)
+        return together.at(self.guarantee.privacy.delta)
+
+    @property
+    def epsilon_if_all_others_collude(self) -> float:
+        """The same where all other users tell a server what they sent."""
+        together = self.sums * self.federation.sessions
+        return epsilon_if_all_others_collude(together, self.guarantee.privacy.delta)
 
     def noised(
         self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
@@ -125,11 +143,10 @@ class SumTask(ABC):
         return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
 
     def _all_sessions(self) -> dict[str, float]:
-        """What a user gives away if every agreed session is run: ε of them together, same δ."""
-        sessions = self.federation.sessions
-        together = Cost.of(plan.cost for plan in self.plans * sessions)
-        epsilon = together.at(self.guarantee.privacy.delta)
-        return {"sessions": sessions, "epsilon_of_all_sessions": epsilon}
+        return {
+            "sessions": self.federation.sessions,
+            "epsilon_of_all_sessions": self.epsilon_of_all_sessions,
+        }
 
 
 @dataclass(frozen=True)
@@ -206,10 +223,12 @@ class ModelTask(SumTask):
         return chunk
 
     @property
-    def plans(self) -> list[IntegerRelease]:
-        """The noise of every sum that one session takes: one entry of a ledger."""
-        further = [] if self.further is None else [self.further[1].plan] * self.federation.rounds
-        return [self.integers.plan, *further]
+    def sums(self) -> list[tuple[Guarantee, Integers]]:
+        """The first sum, and those of further rounds."""
+        first = (self.guarantee, self.integers)
+        if self.further is None:
+            return [first]
+        return [first, *[(self.further[0].guarantee, self.further[1])] * self.federation.rounds]
 
     def publish(self, opened: Sequence[Opened]) -> bytes:
         """The weights that the next round is asked at, after all sums so far."""
@@ -242,12 +261,8 @@ class ModelTask(SumTask):
         else:
             weights, temperature = self._descent([opened, *further]).released, 1.0
         names = class_names(self.terms.class_names, self.method.num_classes)
-        sums = [(self.guarantee, self.integers)]
-        if self.further is not None:
-            sums += [(self.further[0].guarantee, self.further[1])] * self.federation.rounds
-        report = self.guarantee.report()
-        report |= zero_out_report(self.guarantee, self.integers, sums[1:])
-        report |= self.integers.report() | {"rows": rows} | rounds_report(sums)
+        report = promise_report(self.guarantee, self.integers, self.sums[1:])
+        report |= self.integers.report() | {"rows": rows} | rounds_report(self.sums)
         report |= method_report(self.method)
         report |= prior_report(self.method, total, rows, std, names)
         if self.further is not None:  # a round that failed was the last

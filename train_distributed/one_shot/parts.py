@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
 from train_distributed.one_shot.methods import Method, Submission
 from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, one_sum
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
+from train_distributed.privacy.integer_gaussian import TAU
 from train_distributed.privacy.ledger_cost import Cost, sum_up
 from train_distributed.privacy.promise import Privacy
 
@@ -157,6 +159,57 @@ def advanced(
     return method.descent(total / method.scale, rows, noise_std)
 
 
+def promise_report(
+    guarantee: Guarantee,
+    summation: FloatSum | Integers,
+    further: Sequence[tuple[Guarantee, FloatSum | Integers]] = (),
+) -> dict[str, Any]:
+    """The promise, and what the same noise is worth under two other assumptions.
+
+    Args:
+        guarantee: of the first sum.
+        summation: the first sum.
+        further: those that share the promise with it.
+
+    Returns:
+        `Guarantee.report`, `epsilon_if_all_others_collude` and `zero_out_report`.
+    """
+    report = guarantee.report()
+    if guarantee.privacy.private:
+        sums = [(guarantee, summation), *further]
+        epsilon = epsilon_if_all_others_collude(sums, guarantee.privacy.delta)
+        shown = epsilon if math.isfinite(epsilon) else "not private"
+        report |= {"epsilon_if_all_others_collude": shown}
+    return report | zero_out_report(guarantee, summation, further)
+
+
+def epsilon_if_all_others_collude(
+    sums: Iterable[tuple[Guarantee, FloatSum | Integers]], delta: float
+) -> float:
+    """ε of an honest user where all others tell a server what they sent: its own noise is left.
+
+    The theorem of `privacy.integer_gaussian` with H = 1; a group of records that lies with several
+    users moves their submissions by no more in all, so one user with all of it is the worst case.
+
+    Args:
+        sums: all that are released.
+        delta: δ at which ε is stated.
+
+    Returns:
+        ε, rounded up; infinity where one user's noise is too few steps for the theorem.
+    """
+    return Cost.of(_alone(*each) for each in sums).at(delta)
+
+
+def _alone(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
+    if isinstance(summation, Integers):
+        plan = summation.plan
+        if plan.local_std <= TAU * np.max(plan.step):
+            return Cost(squared_mu=math.inf)
+        return replace(plan, honest=1).cost
+    return _gaussian(guarantee.joint_sensitivity, summation.local_std)
+
+
 def zero_out_report(
     guarantee: Guarantee,
     summation: FloatSum | Integers,
@@ -189,5 +242,8 @@ def zero_out_report(
 def _removed(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
     if isinstance(summation, Integers):
         return replace(summation.plan, sensitivity=guarantee.joint_removal).cost
-    std = summation.local_std * math.sqrt(guarantee.honest)
-    return Cost(squared_mu=(guarantee.joint_removal / std * ROUND_UP) ** 2)
+    return _gaussian(guarantee.joint_removal, summation.local_std * math.sqrt(guarantee.honest))
+
+
+def _gaussian(moved: float, std: float) -> Cost:
+    return Cost(squared_mu=(moved / std * ROUND_UP) ** 2)

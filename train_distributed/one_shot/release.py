@@ -25,9 +25,9 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import (
     advanced,
     parts_of,
+    promise_report,
     rounds_report,
     sums_of,
-    zero_out_report,
 )
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
@@ -200,7 +200,7 @@ def release(
         weights, temperature = weights_of(method, opened[0], rows, first_std), 1.0
     declared = () if source.embeddings is None else source.embeddings.declared_classes
     names = class_names(declared, method.num_classes)
-    facts = guarantee.report() | zero_out_report(guarantee, summation, further)
+    facts = promise_report(guarantee, summation, further)
     facts |= summation.report() | admitted.report
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
     facts |= rounds_report(sums) | method_report(method)

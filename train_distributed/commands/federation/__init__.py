@@ -131,14 +131,21 @@ class Init:
         Raises:
             ValueError: a party file that is bad or given twice, or a setting out of range.
         """
+        from train_distributed.one_shot.released.card.content import rounded_up
+
         if not self.hosts:
             raise ValueError("hosts must hold the operator's names or addresses, got none")
         if not 0 < self.port < 2**16:
             raise ValueError(f"port must be from 1 to 65535, got {self.port}")
         with new_directory(self.folder) as partial:
             partial.chmod(0o700)
-            federation = fill(partial, self)
+            task = fill(partial, self)
+        federation, delta = task.federation, task.guarantee.privacy.delta
         print(f"{len(federation.users)} users, sums of {federation.minimum} and more")
+        print(
+            f"all agreed sums: epsilon {rounded_up(task.epsilon_of_all_sessions)} at delta "
+            f"{delta:g}, {rounded_up(task.epsilon_if_all_others_collude)} if all others collude"
+        )
         print(f"hand {self.folder / INVITATION} to every party")
         print(f"tell them by another way: digest {federation.digest.hex()}")
 

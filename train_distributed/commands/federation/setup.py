@@ -30,14 +30,18 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
+    from train_distributed.flower.model_task import SumTask
     from train_distributed.one_shot.methods import Method
 
 ProtocolName = Literal["secagg", "shares", "shares-replicated"]
 TLS, INVITATION, NODES = "tls", "invitation", "nodes"
 
 
-def fill(folder: Path, init: "Init") -> Federation:
+def fill(folder: Path, init: "Init") -> "SumTask":
     """Writes an operator's files into an empty directory.
+
+    Returns:
+        What every party will compute from them.
 
     Raises:
         ValueError: a party file that is bad or given twice, or a setting out of range.
@@ -61,7 +65,7 @@ def fill(folder: Path, init: "Init") -> Federation:
         names={number: party.name for number, party in numbered.items()},
         **dict(zip(ROUNDS, rounds, strict=True)),
     )
-    _check(folder, federation)
+    task = _checked(folder, federation)
     federation.save(folder / FEDERATION)
     (folder / NODES).mkdir()
     for party in numbered.values():
@@ -71,7 +75,7 @@ def fill(folder: Path, init: "Init") -> Federation:
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]
     invitation = Invitation(folder / INVITATION, federation, f"{host}:{init.port}")
     invitation.write(folder / TLS / CA, folder / agreed_file(federation.task))
-    return federation
+    return task
 
 
 def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Party], list[Party]]:
@@ -205,12 +209,13 @@ def _method(folder: Path, terms: Terms) -> "Method":
     return build_method(terms.method, transform, terms.num_classes, terms.options)
 
 
-def _check(folder: Path, federation: Federation) -> None:
+def _checked(folder: Path, federation: Federation) -> "SumTask":
     """What every party will check, before anything is handed out."""
     from train_distributed.flower.evaluation_task import task_of
 
-    task_of(federation, folder / agreed_file(federation.task))
+    task = task_of(federation, folder / agreed_file(federation.task))
     federation.session(bytes(32))
+    return task
 
 
 def _keys(party: Party) -> dict[str, str]:

@@ -17,7 +17,7 @@ from train_distributed.one_shot.intake import (
     spread_users,
 )
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import zero_out_report
+from train_distributed.one_shot.parts import promise_report
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.released.evaluation_bounds import FINEST_GRID
@@ -187,7 +187,7 @@ def summed(
             *([] if embeddings.held_out_seed is None else [SEEDED]),
         ),
     )
-    report = guarantee.report() | zero_out_report(guarantee, summation) | summation.report()
+    report = promise_report(guarantee, summation) | summation.report()
     report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
     report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
     noise_std = summation.local_std * math.sqrt(len(survivors))

@@ -13,6 +13,7 @@ from train_distributed.one_shot.released.card.content import (
     Words,
     counted,
     percent,
+    rounded_up,
     shortened,
 )
 
@@ -129,6 +130,12 @@ def _collusion(report: dict[str, Any]) -> list[Block]:
     )
     if (fraction := report.get("honest_fraction")) is not None:
         words += f" Assumed is that {percent(float(fraction))} of all users are honest."
+    if (alone := report.get("epsilon_if_all_others_collude")) is not None:
+        shown = alone if isinstance(alone, str) else f"ε = {rounded_up(float(alone))}"
+        words += (
+            " Against all other users together with whoever opened the sum, an honest user has its "
+            f"own noise alone: {shown}."
+        )
     if least < users:
         words += f" No sum of fewer than {least:,} users was to be opened."
     return [Words(words)]

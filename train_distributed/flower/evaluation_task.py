@@ -16,7 +16,8 @@ from train_distributed.flower.documents.document import load_file
 from train_distributed.flower.documents.evaluation_terms import KIND, EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
-from train_distributed.flower.model_task import Facts, ModelTask, SumTask
+from train_distributed.flower.model_task import ModelTask
+from train_distributed.flower.sum_task import Facts, SumTask
 from train_distributed.one_shot.intake import refuse_seeded_split
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import promise_report
@@ -99,7 +100,7 @@ class EvaluationTask(SumTask):
                 refuses: training rows among them, rows that are not finite, another encoder.
         """
         self._check_user(identity)
-        rows, agreed = held_out(embeddings, self.model), self.terms.sizes[identity]
+        rows, agreed = held_out(embeddings, self.model), self.sizes[identity]
         refuse_seeded_split(embeddings)
         if len(rows) != agreed:
             raise ValueError(f"evaluation rows must be {agreed} as agreed, got {len(rows)}")
@@ -110,13 +111,18 @@ class EvaluationTask(SumTask):
         return self.integers.encode(sent.numpy())
 
     @property
+    def sizes(self) -> dict[int, int]:
+        """User -> rows, as agreed."""
+        return self.terms.sizes
+
+    @property
     def sums(self) -> list[tuple[Guarantee, Integers]]:
         """The one sum."""
         return [(self.guarantee, self.integers)]
 
     def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Answer:
         """Estimates with their intervals, from the sum of the survivors; there are no rounds."""
-        sizes = torch.tensor([self.terms.sizes[user] for user in sorted(opened.users)])
+        sizes = torch.tensor([self.sizes[user] for user in sorted(opened.users)])
         read = estimate(
             self.method,
             self.integers.decode(opened.total),
@@ -132,7 +138,8 @@ class EvaluationTask(SumTask):
         report |= {"with_the_training": overlap_words(self.terms.privacy)}
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= {"sampling": "rows"} | read.as_dict(self.terms.class_names)
-        report |= suitability(self.guarantee.privacy, "discrete", seeded=False)
+        odd = self._unreachable(opened, self.method, self.integers)
+        report |= suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         return Answer(report | {"versions": versions()})
 
     @property

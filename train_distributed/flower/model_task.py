@@ -1,11 +1,10 @@
 """What a federation computes: one private model, from what every user submits to the release."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms
 from train_distributed.flower.documents.transform import check_transform, read_transform
 from train_distributed.flower.round_desk import WORD, Rounds
+from train_distributed.flower.sum_task import Facts, SumTask
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.methods import (
@@ -34,7 +34,6 @@ from train_distributed.one_shot.parts import (
     Part,
     advanced,
     check_zeta,
-    epsilon_if_all_others_collude,
     further_rounds,
     parts_of,
     promise_report,
@@ -46,107 +45,9 @@ from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.summation import Integers
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
-from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import IntegerRelease
-from train_distributed.privacy.ledger_cost import Cost
 from train_distributed.privacy.ledger_entry import Kind
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.replicated import FEWEST_SERVERS
-
-SUMS = {
-    "secagg": "SecAgg+ among the users, one server",
-    "shares": "additive shares among the computation servers",
-    "shares-replicated": "additive shares, each held by all computation servers but one",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What is known of one session beside its sum; a model's report cannot be made without."""
-
-    session: str  # its digest, hexadecimal: the same in every party's messages
-    bytes_per_user: int  # sent by the user that sent most
-    missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
-    bytes_per_round: tuple[int, ...] = ()  # of those bytes, where there are several rounds
-    unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
-
-
-class SumTask(ABC):
-    """What tasks of either kind do alike: noise, and what a report says of the sum itself."""
-
-    federation: Federation
-    guarantee: Guarantee
-    integers: Integers
-
-    @property
-    @abstractmethod
-    def sums(self) -> list[tuple[Guarantee, Integers]]:
-        """Every sum that one session takes."""
-
-    @property
-    def plans(self) -> list[IntegerRelease]:
-        """The noise of every sum that one session takes: one entry of a ledger."""
-        return [integers.plan for _, integers in self.sums]
-
-    @property
-    def epsilon_of_all_sessions(self) -> float:
-        """What a user gives away if every agreed session is run: ε of them together, same δ."""
-        together = Cost.of(plan.cost for plan in self.plans * self.federation.sessions)
-        return together.at(self.guarantee.privacy.delta)
-
-    @property
-    def epsilon_if_all_others_collude(self) -> float:
-        """The same where all other users tell a server what they sent."""
-        together = self.sums * self.federation.sessions
-        return epsilon_if_all_others_collude(together, self.guarantee.privacy.delta)
-
-    def noised(
-        self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
-    ) -> NDArray[np.uint64]:
-        """A submission with this user's fresh share of the noise."""
-        return self.integers.noised(encoded, sampler)
-
-    def _check_user(self, identity: int) -> None:
-        """Raises ValueError for a number that is none of the users'."""
-        if identity not in self.federation.users:
-            raise ValueError(
-                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
-            )
-
-    def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
-        """Who is in the sum, how it was taken, and what it cost a user."""
-        federation = self.federation
-        replicated = federation.protocol == "shares-replicated"
-        unchecked = {"unchecked_parts": list(facts.unchecked)} if replicated else {}
-        return unchecked | {
-            "protocol": federation.protocol,
-            "secure_sum": SUMS[federation.protocol],
-            "federation": federation.digest.hex(),
-            "session": facts.session,
-            "users": len(federation.users),
-            "survivors": len(opened.users),
-            "surviving_users": [federation.call(user) for user in sorted(opened.users)],
-            "missing": {federation.call(u): step for u, step in sorted(facts.missing.items())},
-            "bytes_per_user": facts.bytes_per_user,
-        }
-
-    def _collusion(self) -> dict[str, str]:
-        """With whom the operator may collude, beside the honest fraction that the noise assumes."""
-        if self.federation.protocol == "shares":
-            return {"holds_against": "all computation servers but one"}
-        share = self.federation.corrupt_fraction
-        if self.federation.protocol == "shares-replicated":
-            witnessed = len(self.federation.servers) == FEWEST_SERVERS
-            users = f", colluding with at most {share:g} of the users" if witnessed else ""
-            return {"holds_against": f"any one computation server{users}; two see every submission"}
-        return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
-
-    def _all_sessions(self) -> dict[str, float]:
-        return {
-            "sessions": self.federation.sessions,
-            "epsilon_of_all_sessions": self.epsilon_of_all_sessions,
-        }
 
 
 @dataclass(frozen=True)
@@ -215,12 +116,17 @@ class ModelTask(SumTask):
         self._check_user(identity)
         train, names = embeddings.split == TRAIN, self.terms.class_names
         admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)
-        agreed = self.terms.sizes[identity]
+        agreed = self.sizes[identity]
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
         partition = split(torch.from_numpy(embeddings.labels[train]), 1)
         (chunk,) = EmbeddingUsers(embeddings, self.transform, partition).chunks()
         return chunk
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """User -> rows, as agreed."""
+        return self.terms.sizes
 
     @property
     def sums(self) -> list[tuple[Guarantee, Integers]]:
@@ -243,7 +149,7 @@ class ModelTask(SumTask):
         return descent
 
     def _decoded(self, integers: Integers, opened: Opened) -> tuple[Tensor, int, float]:
-        rows = sum(self.terms.sizes[user] for user in opened.users)
+        rows = sum(self.sizes[user] for user in opened.users)
         std = integers.local_std * math.sqrt(len(opened.users))
         return integers.decode(opened.total), rows, std
 
@@ -270,7 +176,11 @@ class ModelTask(SumTask):
             report |= {"bytes_per_round": list(facts.bytes_per_round)}
         report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
         report |= provenance(self.transform)
-        verdict = suitability(self.guarantee.privacy, "discrete", seeded=False)
+        odd = self._unreachable(opened, self.method, self.integers)
+        for each in further:
+            part, integers = self._round
+            odd += self._unreachable(each, part.submission, integers)
+        verdict = suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         model = Release(weights, self.transform, names, temperature=temperature)
         return reported(model, report, verdict)
 

@@ -21,7 +21,8 @@ from train_distributed.flower.documents.window_file import (
     window_of,
 )
 from train_distributed.flower.evaluation_task import EvaluationTask, task_of
-from train_distributed.flower.model_task import Facts, ModelTask
+from train_distributed.flower.model_task import ModelTask
+from train_distributed.flower.sum_task import Facts
 from train_distributed.secure_sum.keys import KEY_BYTES
 from train_distributed.secure_sum.reports import RECEIPT_BYTES, message_bytes
 from train_distributed.secure_sum.session import FIRST_SERVER
@@ -84,6 +85,8 @@ def collect(options: "Collect") -> None:
             released.report["ledger"] = entry.report()
             released.write(partial)
         entry.spend()
+    for reason in released.report.get("unsuitable_because", ()):
+        print(f"not suitable for release: {reason}")
     print(f"{len(opened.users)} of {window.enrolled} users in {options.out}")
 
 

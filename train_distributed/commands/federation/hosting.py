@@ -18,9 +18,10 @@ from train_distributed.flower.documents.party import public_keys, read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.evaluation_task import EvaluationTask, task_of
-from train_distributed.flower.model_task import Facts, ModelTask
+from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
+from train_distributed.flower.sum_task import Facts
 from train_distributed.flower.superlink import Operation, operate
 from train_distributed.privacy.ledger import NONE, SUFFIX, Ledger
 from train_distributed.privacy.ledger_entry import Entry
@@ -76,6 +77,8 @@ def run_session(start: "Start") -> int:
         log.keep(f"refused: {line}")
     for user, step in sorted(told.missing.items()):
         log.say(f"{federation.call(user)} was lost at: {step}")
+    for reason in released.report.get("unsuitable_because", ()):
+        log.say(f"not suitable for release: {reason}")
     log.say(f"{len(opened.users)} of {len(federation.users)} users in {out}")
     return 0
 

@@ -30,7 +30,7 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
-    from train_distributed.flower.model_task import SumTask
+    from train_distributed.flower.sum_task import SumTask
     from train_distributed.one_shot.methods import Method
 
 ProtocolName = Literal["secagg", "shares", "shares-replicated"]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from embed import EmbeddingSet
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.model_task import Facts, ModelTask
+from train_distributed.flower.model_task import ModelTask
+from train_distributed.flower.sum_task import Facts
 from train_distributed.privacy.promise import Privacy
 
 W, ROWS, K = 4, 12, 3

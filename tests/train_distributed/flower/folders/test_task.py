@@ -95,6 +95,35 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
     assert ("one server alone" in text) == (servers == 2)
 
 
+@pytest.mark.parametrize("round_of_liar", [0, 1])
+def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
+    round_of_liar: int, make: Callable[..., ModelTask]
+) -> None:
+    task = make("discriminant", options=MethodOptions(rounds=1))
+    silent = [np.zeros(sum_.plan.dimension, np.uint64) for _, sum_ in task.sums]
+    users = frozenset(range(W))
+    honest = [Opened(words, users) for words in silent]
+    assert task.released(honest[0], FACTS, honest[1:]).report["suitable_for_release"]
+    integers = task.sums[round_of_liar][1]
+    far = np.int64(1e4 * integers.local_std / np.min(integers.plan.step))
+    silent[round_of_liar][:] = np.uint64(far)
+    model = task.released(honest[0], FACTS, honest[1:])
+    assert not model.report["suitable_for_release"]
+    (why,) = model.report["unsuitable_because"]
+    assert why.startswith("an entry of the sum is ")
+    assert "NOT SUITABLE FOR RELEASE" in as_markdown(card_of(model))
+    assert why in as_markdown(card_of(model))
+
+
+def test_what_all_others_could_learn_stands_beside_epsilon(make: Callable[..., ModelTask]) -> None:
+    task = make(sessions=2)
+    words = np.zeros(task.federation.dimension, np.uint64)
+    model = task.released(Opened(words, frozenset(range(W))), FACTS)
+    alone = model.report["epsilon_if_all_others_collude"]
+    assert model.report["epsilon"] < alone < task.epsilon_if_all_others_collude
+    assert "an honest user has its own noise alone: ε = " in as_markdown(card_of(model))
+
+
 def test_with_rounds_the_model_is_that_of_the_plain_sums_one_after_another(
     make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:

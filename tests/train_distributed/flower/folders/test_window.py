@@ -16,7 +16,8 @@ from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.blobs import split
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
-from train_distributed.flower.model_task import Facts, ModelTask
+from train_distributed.flower.model_task import ModelTask
+from train_distributed.flower.sum_task import Facts
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.reports import RECEIPT_BYTES

@@ -1,0 +1,126 @@
+"""What every task of a federation does: one noised sum, and what a report says of it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.one_shot.methods import Submission
+from train_distributed.one_shot.parts import epsilon_if_all_others_collude
+from train_distributed.one_shot.reachable import unreachable
+from train_distributed.one_shot.summation import Integers
+from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.integer_gaussian import IntegerRelease
+from train_distributed.privacy.ledger_cost import Cost
+from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.replicated import FEWEST_SERVERS
+
+SUMS = {
+    "secagg": "SecAgg+ among the users, one server",
+    "shares": "additive shares among the computation servers",
+    "shares-replicated": "additive shares, each held by all computation servers but one",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of one session beside its sum; a model's report cannot be made without."""
+
+    session: str  # its digest, hexadecimal: the same in every party's messages
+    bytes_per_user: int  # sent by the user that sent most
+    missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
+    bytes_per_round: tuple[int, ...] = ()  # of those bytes, where there are several rounds
+    unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
+
+
+class SumTask(ABC):
+    """What tasks of either kind do alike: noise, and what a report says of the sum itself."""
+
+    federation: Federation
+    guarantee: Guarantee
+    integers: Integers
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[int, int]:
+        """User -> rows, as agreed."""
+
+    @property
+    @abstractmethod
+    def sums(self) -> list[tuple[Guarantee, Integers]]:
+        """Every sum that one session takes."""
+
+    @property
+    def plans(self) -> list[IntegerRelease]:
+        """The noise of every sum that one session takes: one entry of a ledger."""
+        return [integers.plan for _, integers in self.sums]
+
+    @property
+    def epsilon_of_all_sessions(self) -> float:
+        """What a user gives away if every agreed session is run: ε of them together, same δ."""
+        together = Cost.of(plan.cost for plan in self.plans * self.federation.sessions)
+        return together.at(self.guarantee.privacy.delta)
+
+    @property
+    def epsilon_if_all_others_collude(self) -> float:
+        """The same where all other users tell a server what they sent."""
+        together = self.sums * self.federation.sessions
+        return epsilon_if_all_others_collude(together, self.guarantee.privacy.delta)
+
+    def noised(
+        self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
+    ) -> NDArray[np.uint64]:
+        """A submission with this user's fresh share of the noise."""
+        return self.integers.noised(encoded, sampler)
+
+    def _check_user(self, identity: int) -> None:
+        """Raises ValueError for a number that is none of the users'."""
+        if identity not in self.federation.users:
+            raise ValueError(
+                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
+            )
+
+    def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
+        """Who is in the sum, how it was taken, and what it cost a user."""
+        federation = self.federation
+        replicated = federation.protocol == "shares-replicated"
+        unchecked = {"unchecked_parts": list(facts.unchecked)} if replicated else {}
+        return unchecked | {
+            "protocol": federation.protocol,
+            "secure_sum": SUMS[federation.protocol],
+            "federation": federation.digest.hex(),
+            "session": facts.session,
+            "users": len(federation.users),
+            "survivors": len(opened.users),
+            "surviving_users": [federation.call(user) for user in sorted(opened.users)],
+            "missing": {federation.call(u): step for u, step in sorted(facts.missing.items())},
+            "bytes_per_user": facts.bytes_per_user,
+        }
+
+    def _unreachable(self, opened: Opened, submission: Submission, integers: Integers) -> list[str]:
+        """Why honest users cannot have made a sum, if so."""
+        sizes = torch.tensor([self.sizes[user] for user in sorted(opened.users)])
+        found = unreachable(integers.decode(opened.total), submission, integers, sizes)
+        return [] if found is None else [found]
+
+    def _collusion(self) -> dict[str, str]:
+        """With whom the operator may collude, beside the honest fraction that the noise assumes."""
+        if self.federation.protocol == "shares":
+            return {"holds_against": "all computation servers but one"}
+        share = self.federation.corrupt_fraction
+        if self.federation.protocol == "shares-replicated":
+            witnessed = len(self.federation.servers) == FEWEST_SERVERS
+            users = f", colluding with at most {share:g} of the users" if witnessed else ""
+            return {"holds_against": f"any one computation server{users}; two see every submission"}
+        return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
+
+    def _all_sessions(self) -> dict[str, float]:
+        return {
+            "sessions": self.federation.sessions,
+            "epsilon_of_all_sessions": self.epsilon_of_all_sessions,
+        }

@@ -1,0 +1,57 @@
+"""Can honest users have made this sum? If not, somebody sent what no pictures give.
+
+A submission is no longer than all of its user's records together move it, ‖v_i‖ ≤ √C
+`user_removal(n_i)`, and none of its entries is larger than `entry_bound(n_i)`; rounding moves an
+entry by less than a step. The noise of m users, discrete Gaussians of standard deviation s, is
+sub-Gaussian with m s² (Canonne, Kamath and Steinke 2020, Fact 16), so except with probability e^-t
+it is no longer than s √m √(d + 2 √(d t) + 2 t) (Hsu, Kakade and Zhang 2012, Thm 2.1), and except
+with probability e^-t no entry of it is larger than s √(2 m (t + ln 2d)). Both together raise a
+false alarm once in `1 / FALSE_ALARM` sums. A liar that stays within these bounds is not found: it
+moves the sum no further than other pictures of all users would have.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train_distributed.one_shot.methods import Submission
+from train_distributed.one_shot.summation import Integers
+
+FALSE_ALARM = 2.0**-40
+_T = -math.log(FALSE_ALARM / 2)  # of either test
+
+
+def unreachable(
+    total: Tensor, submission: Submission, integers: Integers, sizes: Tensor
+) -> str | None:
+    """Why honest users cannot have made a sum; None: they can.
+
+    Args:
+        total: (D,) float64, as `Integers.decode` gives it.
+        submission: what every user submits.
+        integers: its grid and noise.
+        sizes: (m,) n_i of the users in the sum.
+    """
+    users, step = len(sizes), np.broadcast_to(integers.plan.step, (len(total),))
+    noise = integers.local_std * math.sqrt(users)
+    bounds = [submission.entry_bound(int(n)) for n in sizes]
+    largest = sum(bounds) + users * step.max() + noise * _entry_tail(len(total))
+    reach = math.sqrt(submission.compositions) * submission.user_removal(sizes).sum().item()
+    longest = reach + users * math.sqrt((step**2).sum()) + noise * _length_tail(len(total))
+    for what, found, most in (
+        ("an entry of the sum", total.abs().max().item(), largest),
+        ("the length of the sum", torch.linalg.vector_norm(total).item(), longest),
+    ):
+        if not found <= most:
+            return f"{what} is {found:.3g}, and honest users and their noise reach {most:.3g}"
+    return None
+
+
+def _entry_tail(dimension: int) -> float:
+    return math.sqrt(2 * (_T + math.log(2 * dimension)))
+
+
+def _length_tail(dimension: int) -> float:
+    return math.sqrt(dimension + 2 * math.sqrt(dimension * _T) + 2 * _T)

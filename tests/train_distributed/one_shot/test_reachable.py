@@ -82,3 +82,10 @@ def test_noise_alone_stays_within_its_tails() -> None:
     assert all(unreachable(total, method, integers, sizes) is None for total in totals)
     longest = max(totals, key=torch.linalg.vector_norm)
     assert unreachable(12 * longest, method, integers, sizes) is not None
+
+
+def test_entries_that_are_each_in_reach_are_too_long_together() -> None:
+    method, integers, sizes = _case("class-sums", 3, 1e5)
+    entry = 0.9 * sum(method.entry_bound(int(n)) for n in sizes)
+    total = torch.full((method.dimension,), entry, dtype=torch.float64)
+    assert "the length" in str(unreachable(total, method, integers, sizes))

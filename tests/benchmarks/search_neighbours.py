@@ -184,14 +184,12 @@ def ledgers(draw: np.random.Generator, tally: Tally, scratch: Path) -> None:
             worker.start()
         for worker in workers:
             worker.join()
-        held = [[r.entry for r in Ledger.open(p).state().records] for p in paths if p.exists()]
-        counted = [each for each in held if each]
+        opened = [Ledger.open(path) for path in paths if path.exists()]
+        counted = [each for each in opened if each.state().records]
         tally.note("ledgers of the same rows", len(counted), 1, entry)
-        for entries in counted:
-            total, cost = (
-                Ledger.open(paths[held.index(entries)]).total(),
-                Cost.of(e.cost for e in entries),
-            )
+        for ledger in counted:
+            entries, total = [r.entry for r in ledger.state().records], ledger.total()
+            cost = Cost.of(e.cost for e in entries)
             left = (1e-5 / ROUND_UP - cost.delta) * math.exp(-cost.zeta) / ROUND_UP
             mu = math.sqrt(sum(Fraction(e.cost.squared_mu) for e in entries)) * ROUND_UP
             if left > 0 and mu:

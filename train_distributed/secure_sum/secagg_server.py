@@ -236,8 +236,8 @@ class SecAggServer:
         """Goes on without dealers of false shares."""
         liars = dict.fromkeys(false, "REVEAL: the shares it dealt do not give what it advertised")
         self._expel(liars)
-        before, least = self._unmasking.survivors, self._setup.graph.signers
-        if self._recall is None or len(before - false.keys()) < max(least, self._session.minimum):
+        before = self._unmasking.survivors
+        if self._recall is None or len(before - false.keys()) < self._setup.graph.signers:
             raise Misbehaviour(liars)
         self._recovery = Recovery(self._roster, before, false, self._told, self._recall)
         self._unmasking.survivors = before - false.keys()

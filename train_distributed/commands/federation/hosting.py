@@ -14,6 +14,7 @@ from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR
 from train_distributed.flower.documents.ledger import STATE
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import public_keys, read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
@@ -193,6 +194,7 @@ def _port(folder: Path) -> int:
 
 
 def _check_party_options(start: "Start") -> None:
-    for name in ("embeddings", "digest", "budget", "superlink"):
-        if getattr(start, name):
+    given = {name: getattr(start, name) for name in ("embeddings", "accept", "superlink")}
+    for name, value in (given | {"limits": start.limits != Limits()}).items():
+        if value:
             raise ValueError(f"{name} must be left out without an invitation, got one")

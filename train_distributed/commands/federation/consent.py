@@ -92,7 +92,8 @@ def terms(
         f"{privacy.report()['neighbouring']}"
     )
     yield f"  at least {guarantee.users - dishonest} of {guarantee.users} users must be honest"
-    yield f"  if all others collude: epsilon {rounded_up(task.epsilon_if_all_others_collude)}"
+    alone = rounded_up(task.epsilon_if_all_others_collude)
+    yield f"  if all others collude: epsilon {alone} of all agreed sessions"
     yield (
         f"  with all that you gave away before (epsilon {rounded_up(before.epsilon())}): epsilon "
         f"{rounded_up(after.epsilon())} at delta {rounded_up(after.least_delta)}; your limits: "

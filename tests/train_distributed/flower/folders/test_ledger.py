@@ -1,7 +1,9 @@
 """What a user's folder gives away: counted when it is given, whatever the operators agree on."""
 
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from train_distributed.flower.documents.limits import Limits
 from train_distributed.privacy.ledger import Ledger
 from train_distributed.privacy.ledger_entry import Entry, Limit
 from train_distributed.privacy.ledger_total import Total
+from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal
 
 SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session
@@ -139,6 +142,42 @@ def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(
     assert [entry.used for entry in read_ledger(folder)] == [1]
 
 
+def test_sessions_that_a_lost_journal_knew_are_still_used_up(
+    two: tuple[Path, list[Federation]],
+) -> None:
+    """Two were agreed on: whatever is lost between, two are spent, and no third."""
+    folder, (first, _) = two
+    counted = Ledger.open(folder / "embeddings.ledger")
+    for used in (1, 2):
+        journal = _journal(folder, first)
+        journal.check()
+        with suppress(AlreadyOpened):  # the place that the lost session takes
+            journal.claim(first.digest, "session0", b"n" * 32)  # an operator may repeat a nonce
+        if used == 2:
+            journal.claim(first.digest, "session1", b"n" * 32)
+        assert [entry.used for entry in read_ledger(folder)] == [used]
+        assert counted.state().length == used
+        assert counted.total().epsilon(1e-5) == pytest.approx(epsilon(used), rel=1e-9)
+        shutil.rmtree(folder / "state")
+    with pytest.raises(ValueError, match=r"sessions must be <= 2, got one more: .* counts 2 of"):
+        _journal(folder, first).check()
+    with pytest.raises(ValueError, match="sessions must be <= 2"):
+        _journal(folder, first).claim(first.digest, "session0", b"m" * 32)
+    assert counted.state().length == 2
+
+
+def test_rounds_whose_journal_is_lost_are_not_answered_again(
+    two: tuple[Path, list[Federation]],
+) -> None:
+    """To which rounds the lost session has answered nobody knows, so no session is left."""
+    folder, (first, _) = two
+    rounds = replace(first, rounds=3, round_dimension=5)
+    _journal(folder, rounds).claim(rounds.digest, "session0", b"")
+    shutil.rmtree(folder / "state")
+    with pytest.raises(ValueError, match="sessions must be <= 2, got one more"):
+        _journal(folder, rounds).check()
+
+
 def test_a_federation_of_very_many_sessions_is_counted_at_once(
     two: tuple[Path, list[Federation]],
 ) -> None:
@@ -161,8 +200,6 @@ def test_promises_for_users_are_added_up_for_users(two: tuple[Path, list[Federat
     records = replace(held, entry=replace(SESSION, part="train", split="s"))
     most = Limits(most_epsilon=epsilon(2) * (1 + 1e-8))
     replace(records, limits=most).check()  # one record is in one part
-        records, limits=Limits(most_epsilon=epsilon(2) * (1 + 1e-8))
-    ).check()  # one record is in one part
 
 
 def test_a_federation_whose_digest_begins_like_another_s_is_refused(

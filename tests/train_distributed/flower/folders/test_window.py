@@ -1,6 +1,7 @@
 """`window`, `adder`, `report` and `collect` over real lines: from users' folders to the model."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.ledger import Ledger
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.reports import RECEIPT_BYTES
 
@@ -157,6 +159,24 @@ def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, tmp_p
     other.save(tmp_path / "other.json")
     with pytest.raises(ValueError, match="sessions must be <= 1, got one more"):
         home.report(0, window=tmp_path / "other.json").run()
+
+
+def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened, tmp_path) -> None:
+    """In another window or the same one: the ledger beside the rows remembers."""
+    home = opened()
+    home.report(0).run()
+    first = WindowFile.load(home.window / WINDOW)
+    other = WindowFile(window=replace(first.window, nonce=bytes(32)), addresses=first.addresses)
+    other.save(tmp_path / "other.json")
+    beside = Ledger.open(home.home / "user0" / "embeddings.ledger")
+    for window in (tmp_path / "other.json", home.window / WINDOW):
+        shutil.rmtree(home.home / "user0" / "state")
+        with pytest.raises(ValueError, match=r"sessions must be <= 1, got one more: .* counts 1"):
+            home.report(0, window=window).run()
+        assert beside.state().length == 1
+        assert not list((home.home / "user0" / "state").glob("*/*.report"))
+    home.report(1).run()
+    home.collect(status=True).run()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def report(options: "Report") -> None:
     rows = OwnRows.of(options, invitation, user)
     assert rows is not None
     file = WindowFile.load(options.window)
-    window = agreed(file.window, federation, rows.task.integers.code.bits)
+    window = agreed(file.window, federation)
     account = rows.account(options, federation)
     plain = DurableJournal(state_of(options.folder, federation, user))
     journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
@@ -63,13 +63,13 @@ def report(options: "Report") -> None:
     print(f"reported as {federation.call(user)}: {sum(map(len, kept))} bytes, held by all adders")
 
 
-def agreed(window: Window, federation: Federation, bits: int) -> Window:
+def agreed(window: Window, federation: Federation) -> Window:
     """The window, if it is one of this federation.
 
     Raises:
         ValueError: something in it is not as the federation says.
     """
-    expected = window_of(federation, bits, window.nonce, window.opens, window.closes)
+    expected = window_of(federation, window.nonce, window.opens, window.closes)
     if expected.digest != window.digest:
         raise ValueError(f"window must be of federation {federation.digest.hex()}, is not")
     return window

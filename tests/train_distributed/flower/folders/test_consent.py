@@ -40,7 +40,7 @@ def _party_files(user: Path) -> set[str]:
 
 def _options(command: type, home: Path, **changes: Any) -> Start | Report:
     user = home / "user0"
-    fixed = {"folder": user, "invitation": home / "fed" / "invitation"}
+    fixed: dict[str, Any] = {"folder": user, "invitation": home / "fed" / "invitation"}
     fixed |= {"embeddings": user / "embeddings", "patience": 1.0}
     fixed |= {"window": home / "window" / WINDOW} if command is Report else {}
     return command(**(fixed | changes))

@@ -1,9 +1,10 @@
 """The operator's side: runs one session over a relay that may lose anyone at any time."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from train_distributed.flower.blobs import join
-from train_distributed.flower.clerk import words
+from train_distributed.flower.blobs import join, split
+from train_distributed.flower.clerk import DONE, words
 from train_distributed.flower.desk import ComputationDesk, Request
 from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.present import Present, Relay
@@ -17,7 +18,7 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.session import FIRST_SERVER
-from train_distributed.secure_sum.wire import Kind
+from train_distributed.secure_sum.wire import Kind, kind_of
 
 _STEPS = {
     Kind.ADVERTISE: "advertise keys",
@@ -26,6 +27,7 @@ _STEPS = {
     Kind.DEFENCE: "answer complaints",
     Kind.AGREED: "agree on survivors",
     Kind.REVEAL: "unmask",
+    Kind.EXPOSED: "unmask without dealers of false shares",
 }
 
 __all__ = ["Log", "Relay", "coordinate"]
@@ -87,7 +89,7 @@ def coordinate(
         users = session.users_of(resumed[32:])
         log.lost(set(federation.users) - users, "be present")
     try:
-        opened = _run(federation, nonce, keys, journal, present, users, log)
+        opened = _run(federation, nonce, keys, journal, present, users, log, record)
     except (ProtocolError, CannotResume):  # given up; whatever else happens, it can be resumed
         _say_goodbye(federation, present, opened=False)
         raise
@@ -125,11 +127,13 @@ def _run(
     present: Present,
     users: frozenset[int],
     log: Log,
+    record: Record | None,
 ) -> Opened:
     if federation.protocol == "secagg":
         present.start(users)
         absent = federation.users.keys() - users
-        server = SecAggServer(federation.secagg(nonce), keys, journal, exclude=absent)
+        recall = None if record is None else partial(_recalled, record)
+        server = SecAggServer(federation.secagg(nonce), keys, journal, absent, recall)
         return _run_secagg(server, present, log)
     desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
     present.host(FIRST_SERVER, desk)
@@ -149,6 +153,15 @@ def _say_goodbye(federation: Federation, present: Present, *, opened: bool) -> N
         return
 
 
+def _recalled(record: Record, user: int, kind: Kind) -> bytes:
+    """A message that a user has sent in this session, as it was written down."""
+    for answer in record.answers_of(user):
+        for message in split(answer[1:]) if answer[:1] == DONE else []:
+            if kind_of(message) == kind.name.lower():
+                return message
+    raise OutOfOrder(f"{kind.name} of user {user} must be written down, is not")
+
+
 def _run_secagg(server: SecAggServer, present: Present, log: Log) -> Opened:
     """One message per user and round; a message is taken as it comes, then forgotten."""
     answers: Iterable[tuple[int, list[bytes]]] = present.first.items()
@@ -156,12 +169,25 @@ def _run_secagg(server: SecAggServer, present: Present, log: Log) -> Opened:
         for party, messages in answers:
             _take(server.receive, party, messages, log)
         log.lost(server.waiting_for, _STEPS[server.expects])
-        if server.expects is Kind.REVEAL:
+        if server.expects is Kind.EXPOSED:
             return server.finish()
-        questions = server.advance()
+        if server.expects is not Kind.REVEAL:
+            questions = server.advance()
+        elif not (questions := _convict(server, log)):
+            return server.finish()
         answers = present.ask_each(
             {u: bytes([Request.DELIVER]) + join([q]) for u, q in questions.items()}
         )
+
+
+def _convict(server: SecAggServer, log: Log) -> Mapping[int, bytes]:
+    """Names dealers of false shares; what their partners are asked."""
+    named = server.culprits.keys() | set()
+    questions = server.convict()
+    for user in server.culprits.keys() - named if questions else ():
+        log.refuse(name_of(user), f"left out: {server.culprits[user]}".encode())
+        log.lost({user}, "unmask")
+    return questions
 
 
 def _take(receive: Callable[[bytes], None], party: int, messages: list[bytes], log: Log) -> None:

@@ -112,6 +112,14 @@ class Record:
             self._file.seek(place)
             yield party, self._file.read(length)
 
+    def answers_of(self, party: int) -> Iterator[bytes]:
+        """All answers of one party in this session, in the order of the calls."""
+        for call in sorted(self._answers):
+            if party in self._answers[call]:
+                place, length = self._answers[call][party]
+                self._file.seek(place)
+                yield self._file.read(length)
+
     def answered(self, call: int) -> set[int]:
         """Whose answers to a call are written down."""
         return set(self._answers.get(call, {}))

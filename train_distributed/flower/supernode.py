@@ -4,6 +4,8 @@ Keys, rows and the desk are in this process. The carrier is another (`carrier.py
 key alone; between the two runs a socket with questions, answers and a few words of state.
 """
 
+import contextlib
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from train_distributed.flower.transport.sandbox import hide_memory
 
 RESTART_SECONDS = 2.0
 LOOK_SECONDS = 1.0
+DELIVER_SECONDS = 30.0  # that a carrier has for the last answer
 _ANSWER, _QUESTION, _STATE = b"a", b"q", b"s"
 _CONNECTED = b"connected"
 
@@ -116,6 +119,16 @@ def _answer(node: Node, carrier: Child, contact: _Contact) -> None:
             answer = node.desk.answer(frame[1:])
             contact.made()  # after the answer: to make it may take longer than the patience
             frames.send(carrier.line, _ANSWER, answer)
+    if node.desk.over:
+        _delivered(carrier, largest)
+
+
+def _delivered(carrier: Child, largest: int) -> None:
+    """Waits until the carrier has brought the last answer: on an end of questions it ends too."""
+    carrier.line.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(ConnectionError):
+        while frames.receive(carrier.line, largest, DELIVER_SECONDS) is not None:
+            pass
 
 
 def _check_address(superlink: str) -> None:

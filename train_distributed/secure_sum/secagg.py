@@ -28,7 +28,9 @@ refuses, naming the sender and going on without it. A packet that does not open 
 receiver only: it complains in place of MASKED, the accused opens that one packet to the server
 (`packets.py`), and one of the two is named. A dealer so found ends the session before anyone has
 signed a set, and the next one excludes it. A dealer whose shares are each as published, yet not of
-what it advertised, is named when its secret is opened.
+what it advertised, is found when its secret is opened: on proof of that its partners expose the
+masks that they share with it (CONVICTED, EXPOSED; `conviction.py`), and the sum is that of the
+others.
 """
 
 import hashlib

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import numpy as np
 
 from train_distributed.secure_sum.complaints import Court
+from train_distributed.secure_sum.conviction import EXPOSED_BYTES, Recall, Recovery
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     Misbehaviour,
@@ -49,6 +50,7 @@ _ROUNDS = (
     Kind.DEFENCE,  # only if somebody complains
     Kind.AGREED,
     Kind.REVEAL,
+    Kind.EXPOSED,  # only if a dealer's shares are false
 )
 _PLACE = {kind: place for place, kind in enumerate(_ROUNDS)} | {Kind.COMPLAINT: 2}
 
@@ -64,13 +66,20 @@ class SecAggServer:
         keys: the server's.
         journal: remembers that the sum was opened.
         exclude: users whose messages are not taken, such as an earlier session's culprits.
+        recall: gives messages of this session once more; without it a dealer of false shares ends
+            the session.
 
     Raises:
         ValueError: keys that are not those the session pins.
     """
 
     def __init__(
-        self, setup: SecAgg, keys: PrivateKeys, journal: Journal, exclude: Collection[int] = ()
+        self,
+        setup: SecAgg,
+        keys: PrivateKeys,
+        journal: Journal,
+        exclude: Collection[int] = (),
+        recall: Recall | None = None,
     ) -> None:
         if setup.session.servers[SERVER] != keys.public:
             raise ValueError("keys must be those that the session pins for the server")
@@ -88,6 +97,8 @@ class SecAggServer:
         self._court = Court(self._packet)
         self._agreed: dict[int, bytes] = {}
         self._unmasking = Unmasking(self._roster, frozenset(), self._mail.hashes)
+        self._recall, self._secrets = recall, dict[int, bytes]()
+        self._recovery: Recovery | None = None  # where dealers' shares are false
         most = len(self._session.order) - 1
         self._sizes = {
             Kind.ADVERTISE: ADVERTISE_BYTES,
@@ -97,6 +108,7 @@ class SecAggServer:
             Kind.DEFENCE: most * (4 + KEY_BYTES),
             Kind.AGREED: AGREED_BYTES,
             Kind.REVEAL: most * (4 + SHARE_BYTES),
+            Kind.EXPOSED: EXPOSED_BYTES,
         }
         self._take: dict[Kind, Callable[[Envelope, bytes], None]] = {
             Kind.ADVERTISE: self._take_advert,
@@ -106,11 +118,12 @@ class SecAggServer:
             Kind.DEFENCE: lambda e, _: self._court.defend(e.sender, e.payload),
             Kind.AGREED: self._take_agreed,
             Kind.REVEAL: lambda e, _: self._unmasking.reveal(e.sender, e.payload),
+            Kind.EXPOSED: lambda e, _: self._recovered.expose(e.sender, e.payload),
         }
 
     @property
     def expects(self) -> Kind:
-        """The kind of message that this round takes; after REVEAL comes `finish`."""
+        """The kind of message that this round takes; REVEAL ends with `convict` or `finish`."""
         return _ROUNDS[self._round]
 
     @property
@@ -169,26 +182,71 @@ class SecAggServer:
         self._round += 1
         return messages
 
+    def convict(self) -> Mapping[int, bytes]:
+        """Ends the round of REVEAL where shares of dealers are false.
+
+        Returns:
+            User -> the proof, for it to expose its masks with them; nobody: `finish` is next.
+
+        Raises:
+            OutOfOrder: before the round of REVEAL, or a second time.
+            TooFewUsers: too few shares of some secret; nothing is released.
+            Misbehaviour: without `recall`; nothing is released.
+        """
+        if not self._open or self.expects is not Kind.REVEAL:
+            raise OutOfOrder("convict must come once, after the last round")
+        try:
+            self._secrets, false = self._unmasking.secrets()
+            if false:
+                self._recover(false)
+        except ProtocolError:
+            self._open = False
+            raise
+        self._round += 1
+        asked = [] if self._recovery is None else self._recovery.asked
+        messages = self._messages_of(Kind.CONVICTED, asked, lambda u: self._recovered.request(u))
+        self._invited, self._here = frozenset(messages), set()
+        return messages
+
     def finish(self) -> Opened:
         """Takes all masks off the sum of the survivors; once per session, ever.
 
         Raises:
             OutOfOrder: before the last round, or a second time.
             TooFewUsers: too few shares of some secret; nothing is released.
-            Misbehaviour: users whose shares do not give what they advertised; nothing is released.
+            Misbehaviour: dealers of false shares, and not all that share masks with them are there
+                to expose these; nothing is released.
             AlreadyOpened: this session was opened before.
         """
-        if not self._open or self.expects is not Kind.REVEAL:
+        if self._open and self.expects is Kind.REVEAL:
+            self.convict()
+        if not self._open or self.expects is not Kind.EXPOSED:
             raise OutOfOrder("finish must come once, after the last round")
         self._open = False
-        secrets, liars = self._unmasking.secrets()
-        if liars:
-            self._expel(liars)
-            raise Misbehaviour(liars)
-        masks = self._unmasking.masks(secrets)
+        if self._recovery is not None:
+            if self.waiting_for:
+                raise Misbehaviour(self.culprits)
+            self._recovery.take_off(self._total)
+        masks = self._unmasking.masks(self._secrets)
         self._journal.claim(self._session.digest, "open", self._statement)
         self._total -= masks
         return Opened(self._total, self._unmasking.survivors)
+
+    def _recover(self, false: dict[int, dict[int, bytes]]) -> None:
+        """Goes on without dealers of false shares."""
+        liars = dict.fromkeys(false, "REVEAL: the shares it dealt do not give what it advertised")
+        self._expel(liars)
+        before, least = self._unmasking.survivors, self._setup.graph.signers
+        if self._recall is None or len(before - false.keys()) < max(least, self._session.minimum):
+            raise Misbehaviour(liars)
+        self._recovery = Recovery(self._roster, before, false, self._told, self._recall)
+        self._unmasking.survivors = before - false.keys()
+
+    @property
+    def _recovered(self) -> Recovery:
+        if self._recovery is None:
+            raise OutOfOrder("EXPOSED must answer a proof")
+        return self._recovery
 
     def _take_advert(self, envelope: Envelope, message: bytes) -> None:
         if len(envelope.payload) != ADVERTISE_BYTES:

@@ -8,6 +8,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from train_distributed.secure_sum.conviction import MOST_CONVICTED, check_proof, proof_bytes
 from train_distributed.secure_sum.errors import (
     OutOfOrder,
     ProtocolError,
@@ -39,6 +40,7 @@ from train_distributed.secure_sum.secagg import (
     SecAgg,
     cut,
     pack_entries,
+    unpack_entries,
     unpack_messages,
 )
 from train_distributed.secure_sum.session import EVERYONE
@@ -93,7 +95,9 @@ class SecAggUser:
         self._lists: dict[int, tuple[int, ...]] = {}  # of the users that have this one on theirs
         self._sent: dict[int, bytes] = {}  # partner -> this user's packet for it
         self._shares: dict[int, tuple[bytes, bytes]] = {}
+        self._masks: dict[int, tuple[Advert, bytes]] = {}  # partner -> advert, mask seed
         self._story: Story | None = None
+        self._alive: frozenset[int] | None = None  # survivors, once shares were revealed
         self._expected: Kind | None = None
         self._agreed = False
         sets, most = setup.set_bytes, len(self._session.order) - 1
@@ -103,6 +107,7 @@ class SecAggUser:
             Kind.SURVIVORS: sets,
             Kind.UNMASK: 4 * sets + setup.graph.signers * SIGNATURE_BYTES + most * WITNESS_BYTES,
             Kind.ACCUSED: most * (OVERHEAD + COMPLAINT_BYTES),
+            Kind.CONVICTED: MOST_CONVICTED * (4 + proof_bytes(setup)),
         }
 
     @property
@@ -131,6 +136,8 @@ class SecAggUser:
             raise WrongSender(f"sender must be the server, got {envelope.sender}")
         if kind is Kind.ACCUSED:
             return self._defend(payload)
+        if kind is Kind.CONVICTED:
+            return self._expose(payload)
         if self._expected is None:
             raise OutOfOrder(f"{kind.name} came outside a session")
         if kind < self._expected:
@@ -214,6 +221,7 @@ class SecAggUser:
         for peer, seed in seeds.items():
             (add_stream if self._user < peer else subtract_stream)(masked, seed)
         self._shares = {p: both for p, both in shares.items() if both}
+        self._masks = {p: (self._peers[p], seed) for p, seed in seeds.items()}
         self._story = Story(self._setup, self._user, sharing, self._lists)
         self._vector = np.zeros(0, np.uint64)
         told = self._setup.told(payload[:sets])
@@ -252,8 +260,23 @@ class SecAggUser:
             owner: both[SEED] if owner in alive else both[KEY]
             for owner, both in self._shares.items()
         }
+        self._alive = alive
         self._forget()
         return self._write(Kind.REVEAL, pack_entries(revealed))
+
+    def _expose(self, payload: bytes) -> bytes:
+        """Names the seeds of masks shared with dealers that are proven to have lied."""
+        if self._alive is None:
+            raise OutOfOrder("REVEAL must be sent first")
+        exposed = {}
+        for dealer, proof in unpack_entries(payload, proof_bytes(self._setup)).items():
+            if dealer not in self._masks:
+                raise WrongSender(f"proof must be about a partner, got {dealer}")
+            advert, seed = self._masks[dealer]
+            which = SEED if dealer in self._alive else KEY
+            check_proof(self._setup, dealer, advert, which, proof)
+            exposed[dealer] = seed
+        return self._write(Kind.EXPOSED, pack_entries(exposed))
 
     @property
     def _told_story(self) -> Story:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from train_distributed.secure_sum.conviction import opened
 from train_distributed.secure_sum.errors import InconsistentShares, SetMismatch, TooFewUsers
-from train_distributed.secure_sum.keys import KEY_BYTES, exchange_key
+from train_distributed.secure_sum.keys import KEY_BYTES
 from train_distributed.secure_sum.masks import MASK, processes_for, sum_masks
 from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hash_records, share_records
 from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.secagg import read_entries
-from train_distributed.secure_sum.shamir import SHARE_BYTES, reconstruct
+from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import WITNESS_BYTES
 
 
@@ -82,18 +83,22 @@ class Unmasking:
             raise InconsistentShares(f"share of user {dealer} must be the one that it dealt")
         self._shares[held], self._taken[held] = shares, True
 
-    def secrets(self) -> tuple[dict[int, bytes], dict[int, str]]:
-        """A survivor's self-mask seed or a dropped user's masking key; and whose are wrong.
+    def secrets(self) -> tuple[dict[int, bytes], dict[int, dict[int, bytes]]]:
+        """A survivor's self-mask seed or a dropped user's masking key; and whose are false.
+
+        Of these, holder -> share, of those that prove it.
 
         Raises:
             TooFewUsers: too few shares of some secret.
         """
-        secrets, wrong = {}, {}
+        secrets, wrong, setup = {}, {}, self._setup
         for user, shares in self._shares_by_dealer():
+            advert, which = self._roster.adverts[user], SEED if user in self.survivors else KEY
             try:
-                secrets[user] = self._secret(user, shares)
-            except InconsistentShares as error:
-                wrong[user] = str(error)
+                secrets[user] = opened(setup, user, advert, which, shares)
+            except InconsistentShares:
+                holders = setup.list_of(user, advert.list_seed)
+                wrong[user] = {holders[x - 1]: share for x, share in shares.items()}
             except TooFewUsers as error:
                 raise TooFewUsers(f"secret of user {user}: {error}") from error
         return secrets, wrong
@@ -102,7 +107,7 @@ class Unmasking:
         """(d,) all masks in the sum of the survivors' vectors.
 
         Args:
-            secrets: of all users that shared keys, as `secrets` gives them.
+            secrets: of users that shared keys, as `secrets` gives them.
 
         Raises:
             ChildProcessError: as `sum_masks`; there is no sum then.
@@ -134,17 +139,6 @@ class Unmasking:
                 user,
                 {points[i]: octets[i * SHARE_BYTES : (i + 1) * SHARE_BYTES] for i in needed},
             )
-
-    def _secret(self, user: int, shares: Mapping[int, bytes]) -> bytes:
-        secret = reconstruct(shares, self._setup.graph.threshold)
-        advert = self._roster.adverts[user]
-        if user in self.survivors:
-            good = self._setup.commitment(user, secret) == advert.commitment
-        else:
-            good = exchange_key(secret).public_key().public_bytes_raw() == advert.masking
-        if not good:
-            raise InconsistentShares("the shares it dealt must give what it advertised, do not")
-        return secret
 
     def _masks(self, user: int, secret: bytes) -> Iterator[bytes]:
         """A survivor's own mask, or those that survivors share with a dropped user."""

@@ -62,6 +62,8 @@ class Kind(IntEnum):
     COMPLAINT = 25  # user -> everyone, in place of MASKED: a packet that is not as it must be
     ACCUSED = 26  # server -> user: the complaints about its packets
     DEFENCE = 27  # user -> server: what opens those packets
+    CONVICTED = 28  # server -> user: proof that partners of its shared false secrets
+    EXPOSED = 29  # user -> server: the seeds of its masks with these
 
 
 @dataclass(frozen=True)

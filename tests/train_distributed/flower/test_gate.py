@@ -67,7 +67,7 @@ class World:
         ]
         nodes = dict(zip(public[:2], self.nodes, strict=True))
         self.gate = Gate(self.state, nodes, LARGEST)
-        self.read = 0
+        self.read, self.proven = 0, list[bytes]()
 
     def signed(self, who: int, **changes: str) -> dict[str, str]:
         stamp = changes.get("stamp", datetime.datetime.now(datetime.UTC).isoformat())
@@ -89,6 +89,7 @@ class World:
         size = {"content-length": str(len(body) if length is None else length)}
         lines = [(n.lower().encode(), v.encode()) for n, v in (size | headers).items()]
         scope = {"type": "http", "method": method, "path": path, "headers": lines}
+        scope["state"] = {"prove": self.proven.append}
         sent: list[dict[str, Any]] = []
         self.read = 0
 

@@ -98,6 +98,35 @@ def test_it_ends_with_its_last_session(keys: Path, monkeypatch: pytest.MonkeyPat
     assert set(started[0]) == {"address", "ca", "key", "largest", "poll"}
 
 
+def test_it_leaves_after_its_last_answer_is_delivered(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow network: an operator that never hears the answer would wait for it in vain."""
+    delivered: list[bytes] = []
+
+    @contextmanager
+    def child(module: str, config: dict[str, Any], log: Path | None) -> Iterator[Any]:
+        here, there = frames.socket.socketpair()
+
+        def play() -> None:
+            with there:
+                frames.send(there, b"qend")
+                answer = frames.receive(there, 1000)
+                time.sleep(0.5)
+                frames.send(there, b"sthe operator does not answer")
+                time.sleep(0.5)
+                assert frames.hung_up(there)  # nothing more is wanted
+                delivered.append(answer or b"")
+
+        threading.Thread(target=play, daemon=True).start()
+        with here:
+            yield nodes.Child(None, here)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(nodes, "child", child)
+    assert serve(_node(keys, Parrot(), [])) == 0
+    assert delivered == [b"are: end"]
+
+
 def test_words_of_a_carrier_are_escaped(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     _scripted(monkeypatch, [[(0, b"s\x1b[2J\xff\n"), (0.05, b"qend")]])

@@ -245,6 +245,45 @@ def _statuses(port: int, ca: Path) -> dict[int, int]:
     return found
 
 
+IDLE, SLOW = 500, 60
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_hundreds_of_idle_and_slow_strangers_cost_no_user_and_little_time(
+    protocol: str, make_field: Callable[..., Any]
+) -> None:
+    """The whole session of five users, by the clock, with strangers there from before it."""
+    quiet, crowded = (_session(make_field(protocol), strangers) for strangers in (0, IDLE + SLOW))
+    print(f"{protocol}: {quiet:.1f} s alone, {crowded:.1f} s with {IDLE + SLOW} strangers")
+    assert crowded <= 2 * quiet
+
+
+def _session(field: Any, strangers: int) -> float:
+    operator = field.operator(seconds=60)
+    field.wait_for((field.folder / "ready").exists)
+    script = str(Path(__file__).with_name("idlers.py"))
+    command = [sys.executable, script, str(field.port), str(IDLE), str(SLOW)]
+    crowd = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if strangers else None
+    try:
+        if crowd is not None:
+            assert crowd.stdout is not None
+            assert crowd.stdout.readline() == "ready\n"
+        start = time.monotonic()
+        nodes = [field.node(party) for party in field.parties]
+        assert operator.wait(120) == 0, field.logs()
+        seconds = time.monotonic() - start
+        assert [node.wait(30) for node in nodes] == [0] * len(nodes)
+        assert field.opened() == list(range(5))  # and the sum is checked to be the users'
+        log = (field.folder / "run" / "hub.log").read_text()
+        assert "Traceback" not in log
+        assert len(log) < 10_000
+        return seconds
+    finally:
+        if crowd is not None:
+            crowd.kill()
+            crowd.communicate()
+
+
 def test_nobody_else_knows_the_port(make_field: Callable[..., Any]) -> None:
     """The hub listens on the public port alone: no loopback interface is left to talk to."""
     field = make_field()

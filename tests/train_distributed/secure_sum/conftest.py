@@ -124,20 +124,28 @@ class Drive:
     answer: Callable[[Kind, int, bytes], bytes | None] = lambda kind, user, message: message
     ask: Callable[[Kind, int, bytes], bytes | None] = lambda kind, user, message: message
     refused: list[tuple[int, ProtocolError]] = field(default_factory=list)
+    recalls: bool = True  # the server can have a message once more
+    sent: dict[tuple[int, Kind], bytes] = field(default_factory=dict)
 
     def run(self) -> Opened:
         server = self.parties.server
+        server._recall = (lambda user, kind: self.sent[user, kind]) if self.recalls else None
         users = {i: user for i, user in enumerate(self.parties.users) if i in server.waiting_for}
         answers: dict[int, bytes | None] = {i: user.start() for i, user in users.items()}
         while True:
             for i, message in answers.items():
                 sent = message and self.answer(Kind(message[5]), i, message)
                 if sent:
+                    self.sent[i, Kind(sent[5])] = sent
                     self._try(SERVER, lambda m=sent: server.receive(m))
-            if server.expects is Kind.REVEAL:
+            if server.expects is Kind.EXPOSED:
+                return server.finish()
+            convicts = server.expects is Kind.REVEAL
+            questions = server.convict() if convicts else server.advance()
+            if convicts and not questions:
                 return server.finish()
             answers = {}
-            for i, message in server.advance().items():
+            for i, message in questions.items():
                 asked = self.ask(Kind(message[5]), i, message)
                 if asked:
                     answers[i] = self._try(i, lambda i=i, m=asked: users[i].receive(m))

@@ -14,7 +14,7 @@ import pytest
 
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.packets import DEAL_BYTES
-from train_distributed.secure_sum.secagg import SERVER
+from train_distributed.secure_sum.secagg import SERVER, Advert
 from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.wire import Kind, payload_of, write
 
@@ -23,10 +23,18 @@ VECTORS = np.arange(W * D, dtype=np.uint64).reshape(W, D)
 # Whatever has the right length is a statement that its sender may make.
 OPAQUE = (
     *(Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.SURVIVORS),
-    *(Kind.COMPLAINT, Kind.DEFENCE),  # such a one has consequences, see the insiders' tests
+    *(
+        Kind.COMPLAINT,
+        Kind.DEFENCE,
+        Kind.EXPOSED,
+    ),  # see the insiders' tests
 )
 PUBLIC = (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT)
-QUESTIONS = (Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK, Kind.ACCUSED)
+QUESTIONS = (
+    *(Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK, Kind.ACCUSED),
+    Kind.CONVICTED,
+)
+FALSE = (Kind.CONVICTED, Kind.EXPOSED)  # there if user 0 advertises another commitment
 TARGETS = [kind for kind in Kind if kind >= Kind.ADVERTISE]
 
 
@@ -70,6 +78,12 @@ class Fuzzer:
             named = (2).to_bytes(4, "big") + hashlib.sha256(self.packet).digest()
             kind, key = Kind.COMPLAINT, self.parties.keys[LIAR].signing
             message = write(self.parties.setup.session, kind, LIAR, EVERYONE, named, key)
+        if kind is Kind.ADVERTISE and user == LIAR and self.target in FALSE:
+            machine, key = self.parties.users[LIAR], self.parties.keys[LIAR].signing
+            payload = payload_of(message)
+            machine._advert = Advert(payload[:64] + bytes(32) + payload[96:])
+            session, false = self.parties.setup.session, machine._advert.payload
+            message = write(session, kind, LIAR, EVERYONE, false, key)
         if (kind, user) == (self.target, self.victim):
             self._send(message, kind in QUESTIONS)
         return message

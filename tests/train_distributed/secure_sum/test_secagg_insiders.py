@@ -123,14 +123,14 @@ NAMED = {  # at which message, what; whether the session goes on without a secon
     "small sealing key": (Kind.ADVERTISE, _small(0), True),
     "small masking key": (Kind.ADVERTISE, _small(1), True),
     "short advert": (Kind.ADVERTISE, _payload(_cut), True),
-    "wrong commitment": (Kind.ADVERTISE, _other_commitment, False),
+    "wrong commitment": (Kind.ADVERTISE, _other_commitment, True),
     "short key shares": (Kind.KEY_SHARES, _payload(_cut), True),
     "no key shares": (Kind.KEY_SHARES, _payload(lambda p: b""), True),
     "packets nobody opens": (Kind.KEY_SHARES, _undecryptable, False),
     "one packet of small order": (Kind.KEY_SHARES, _undecryptable_to_one, False),
     "one packet unsigned": (Kind.KEY_SHARES, _unsigned, False),
     "shares that are not as shown": (Kind.KEY_SHARES, _other_hashes, False),
-    "shares of no secret": (Kind.KEY_SHARES, _no_polynomial, False),
+    "shares of no secret": (Kind.KEY_SHARES, _no_polynomial, True),
     "short vector": (Kind.MASKED, _payload(_cut), True),
     "masked with others": (Kind.MASKED, _payload(lambda p: p[:3] + b"\0\0" + p[5:]), True),
     "signs other survivors": (Kind.AGREED, _payload(lambda p: bytes(32)), True),
@@ -174,7 +174,7 @@ def test_the_insider_is_named_and_the_rest_of_the_sum_exact(
     assert set(named) == {INSIDER}
     assert sessions == (1 if goes_on else 2)
     assert all(party == SERVER for party, _ in refused)  # no honest user refused the server
-    late = stage in (Kind.AGREED, Kind.REVEAL)
+    late = stage in (Kind.AGREED, Kind.REVEAL)  # its vector is in the sum by then
     assert opened.users == frozenset(range(W)) - (set() if late else {INSIDER})
     assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
 
@@ -196,7 +196,7 @@ def test_silence_and_another_s_name_cost_the_insider_alone(
     assert (named, sessions) == ({}, 1)
     names = [type(error).__name__ for _, error in refused]
     assert names == (["BadSignature"] if how != "silent" else [])
-    late = stage in (Kind.AGREED, Kind.REVEAL)
+    late = stage in (Kind.AGREED, Kind.REVEAL)  # its vector is in the sum by then
     assert opened.users == frozenset(range(W)) - (set() if late else {INSIDER})
     assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
 

@@ -12,6 +12,7 @@ import binascii
 import datetime
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
+from email.utils import formatdate
 from typing import Any
 
 from flwr.common.constant import TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
@@ -82,14 +83,18 @@ class Gate:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request; a refusal has a status and no body."""
+        """Answers one request; a refusal has a status and no body.
+
+        `scope["state"]["prove"]` is told the registered key that has signed the header.
+        """
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 status, body = await self._answer(scope, receive)
                 media = (
                     [(b"content-type", _MEDIA)] if status == 200 else [(b"connection", b"close")]
                 )
-                headers = [(b"content-length", str(len(body)).encode()), *media]
+                date = formatdate(usegmt=True).encode()
+                headers = [(b"content-length", str(len(body)).encode()), (b"date", date), *media]
                 start = {"type": "http.response.start", "status": status, "headers": headers}
                 await send(start)
                 await send({"type": "http.response.body", "body": body})
@@ -104,6 +109,7 @@ class Gate:
         key = _signer(headers, self._nodes)
         if key is None:
             return 401, b""
+        scope["state"]["prove"](key)
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or b"transfer-encoding" in headers:
             return 411, b""

@@ -9,6 +9,7 @@ need; there is no way in but the gate's calls, and no app ever runs.
                       ANSWER node, answer | BAD node, words
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -27,7 +28,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 
 from train_distributed.flower.transport import frames
-from train_distributed.flower.transport.door import Door
+from train_distributed.flower.transport.door import IDLE_SECONDS, serve
 from train_distributed.flower.transport.gate import Gate
 from train_distributed.flower.transport.post import Post
 from train_distributed.flower.transport.processes import started
@@ -69,8 +70,7 @@ class Hub:
         }
         self._post = Post(state, self._largest)
         self._socket = socket.create_server((config["host"], config["port"]), backlog=1024)
-        Door.most = 4 * len(keys) + 64
-        self._server = uvicorn.Server(_serving(Gate(state, self._nodes, self._largest), config))
+        self._serving = _serving(Gate(state, self._nodes, self._largest), config)
         own = Path(os.environ["TMPDIR"])
         self._confined = confine(own, (), 2**31 + 64 * self._largest)
 
@@ -80,7 +80,7 @@ class Hub:
         frames.send(self._operator, READY, json.dumps(ready).encode())
         for work in (self._take, self._bring):
             threading.Thread(target=self._while_wanted, args=(work,), daemon=True).start()
-        self._server.run(sockets=[self._socket])
+        asyncio.run(serve(self._socket, self._serving, keys=len(self._nodes)))
 
     def _while_wanted(self, work: Any) -> None:
         """The hub ends with the operator's line, whatever the server is doing."""
@@ -124,14 +124,14 @@ def _public(text: str) -> Any:
 def _serving(gate: Gate, config: dict[str, Any]) -> uvicorn.Config:
     serving = uvicorn.Config(
         gate,  # pyright: ignore[reportArgumentType]
-        http=Door,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=60,
+        timeout_keep_alive=IDLE_SECONDS,
         ssl_certfile=config["certificate"],
         ssl_keyfile=config["key"],
     )

@@ -1,0 +1,199 @@
+"""Proof that a dealer of protocol B shared another secret than it advertised, and what follows.
+
+A packet shows the hashes of both shares under its dealer's signature, and a share's hash is of its
+session, dealer and holder (`packets.py`). So `threshold` shares with these hashes, of as many
+places on its list, that do not give what the dealer advertised prove that it lied: an honest dealer
+signs no such packets, whoever holds the shares. Whoever sees the proof may name the seed of the
+mask that it shares with the liar: the liar knows that seed, and nobody else is hurt.
+
+**Why one sum stays one.** What is opened then is the sum of the same survivors without the liars'
+own vectors. A server that colludes with the liars knows these and could subtract them from the
+other sum; one that does not cannot take off the liars' own masks.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train_distributed.secure_sum.errors import (
+    InconsistentShares,
+    MalformedMessage,
+    Misbehaviour,
+    SetMismatch,
+)
+from train_distributed.secure_sum.keys import KEY_BYTES, exchange_key
+from train_distributed.secure_sum.mail import Mail
+from train_distributed.secure_sum.packets import (
+    DEAL_BYTES,
+    HASH_BYTES,
+    HASHES,
+    SEED,
+    Link,
+    check_signature,
+    share_hasher,
+)
+from train_distributed.secure_sum.prg import WORD, add_stream, subtract_stream
+from train_distributed.secure_sum.roster import Roster
+from train_distributed.secure_sum.secagg import (
+    ADVERTISE_BYTES,
+    SERVER,
+    Advert,
+    SecAgg,
+    pack_entries,
+    unpack_entries,
+)
+from train_distributed.secure_sum.shamir import SHARE_BYTES, reconstruct
+from train_distributed.secure_sum.wire import STATEMENT_BYTES, Kind, read, signature_of
+
+Recall = Callable[[int, Kind], bytes]  # (user, kind) -> its message, once more
+MOST_CONVICTED = 4  # dealers of one session, in a message that fits
+EXPOSED_BYTES = MOST_CONVICTED * (4 + KEY_BYTES)
+_SHOWN = ADVERTISE_BYTES + DEAL_BYTES + SHARE_BYTES  # of one holder
+
+
+def proof_bytes(setup: SecAgg) -> int:
+    """Length of the proof against one dealer."""
+    return setup.graph.threshold * (4 + _SHOWN)
+
+
+def opened(
+    setup: SecAgg, dealer: int, advert: Advert, which: int, shares: Mapping[int, bytes]
+) -> bytes:
+    """The secret that shares (point -> share) give.
+
+    Args:
+        setup: the session.
+        dealer: whose secret it is.
+        advert: what it advertised.
+        which: SEED or KEY.
+        shares: of `threshold` places on its list or more.
+
+    Raises:
+        TooFewUsers: fewer shares.
+        InconsistentShares: it is not what the dealer advertised.
+    """
+    secret = reconstruct(shares, setup.graph.threshold)
+    if which == SEED:
+        good = setup.commitment(dealer, secret) == advert.commitment
+    else:
+        good = exchange_key(secret).public_key().public_bytes_raw() == advert.masking
+    if not good:
+        raise InconsistentShares("the shares it dealt must give what it advertised, do not")
+    return secret
+
+
+def check_proof(setup: SecAgg, dealer: int, advert: Advert, which: int, proof: bytes) -> None:
+    """Checks that a dealer lied.
+
+    Args:
+        setup: the session.
+        dealer: who is said to have.
+        advert: what it advertised.
+        which: SEED of a survivor, KEY of a user that dropped out.
+        proof: of each of `threshold` holders, `holder | advert | packet | share`, by holder.
+
+    Raises:
+        ProtocolError: it proves nothing.
+    """
+    if len(proof) != proof_bytes(setup):
+        raise MalformedMessage(f"proof must be {proof_bytes(setup)} bytes, got {len(proof)}")
+    points = {user: x for x, user in enumerate(setup.list_of(dealer, advert.list_seed), 1)}
+    hashed, shares = share_hasher(setup), dict[int, bytes]()
+    for holder, shown in unpack_entries(proof, _SHOWN).items():
+        other, packet, share = (
+            shown[:ADVERTISE_BYTES],
+            shown[ADVERTISE_BYTES:-SHARE_BYTES],
+            shown[-SHARE_BYTES:],
+        )
+        if holder not in points:
+            raise SetMismatch(f"holder must be on user {dealer}'s list, got {holder}")
+        check_signature(Link(setup, dealer, holder, (advert, Advert(other))), packet)
+        dealt = packet[HASHES][which * HASH_BYTES :][:HASH_BYTES]
+        if hashed(dealer, holder, which, share) != dealt:
+            raise InconsistentShares(f"share must be the one dealt to user {holder}, is not")
+        shares[points[holder]] = share
+    try:
+        opened(setup, dealer, advert, which, shares)
+    except InconsistentShares:
+        return
+    raise SetMismatch(f"proof must be of shares that are false, those of user {dealer} are true")
+
+
+class Recovery:
+    """What the server does without the secrets of dealers that lied.
+
+    Args:
+        roster: of the session.
+        survivors: users whose vectors are in the total.
+        revealed: dealer that lied -> holder -> share, of `threshold` holders.
+        told: user -> the witness of its masked vector.
+        recall: gives a message that a user has sent in this session once more.
+
+    Raises:
+        Misbehaviour: of more dealers than `MOST_CONVICTED`.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        survivors: frozenset[int],
+        revealed: Mapping[int, Mapping[int, bytes]],
+        told: Mapping[int, bytes],
+        recall: Recall,
+    ) -> None:
+        if len(revealed) > MOST_CONVICTED:
+            raise Misbehaviour(dict.fromkeys(revealed, "dealt false shares"))
+        self._roster, self._setup, self._recall = roster, roster.setup, recall
+        self._told, self._survivors = told, survivors
+        self._proofs = {dealer: self._proof(dealer, shares) for dealer, shares in revealed.items()}
+        self._exposed: dict[int, dict[int, bytes]] = {}  # user -> liar -> seed of their mask
+        self._partners: dict[int, list[int]] = {}  # user -> liars that it shares a mask with
+        for dealer in sorted(revealed):
+            for user in roster.identities[roster.partners(dealer)].tolist():
+                if user in survivors - revealed.keys():
+                    self._partners.setdefault(user, []).append(dealer)
+
+    @property
+    def asked(self) -> list[int]:
+        """Survivors that share a mask with somebody who lied."""
+        return sorted(self._partners)
+
+    def request(self, user: int) -> list[bytes]:
+        """What CONVICTED tells a user: dealers that lied, with proof."""
+        return [pack_entries({dealer: self._proofs[dealer] for dealer in self._partners[user]})]
+
+    def expose(self, user: int, payload: bytes) -> None:
+        """Takes the seeds of the masks that a user shares with the liars.
+
+        Raises:
+            SetMismatch: of others.
+        """
+        seeds = unpack_entries(payload, KEY_BYTES)
+        if list(seeds) != self._partners[user]:
+            raise SetMismatch(f"user {user} must expose its masks with {self._partners[user]}")
+        self._exposed[user] = seeds
+
+    def take_off(self, total: NDArray[np.uint64]) -> None:
+        """Takes the liars' vectors and all masks shared with them off the total, in place."""
+        for dealer in self._proofs.keys() & self._survivors:
+            message = self._recall(dealer, Kind.MASKED)
+            envelope = read(self._setup.session, message, SERVER, {Kind.MASKED: len(message)})
+            if envelope.rest + signature_of(message) != self._told[dealer]:
+                raise SetMismatch(f"vector of user {dealer} must be the one in the sum, is another")
+            total -= np.frombuffer(envelope.content, WORD, offset=STATEMENT_BYTES)
+        for user, seeds in self._exposed.items():
+            for dealer, seed in seeds.items():
+                (subtract_stream if user < dealer else add_stream)(total, seed)
+
+    def _proof(self, dealer: int, shares: Mapping[int, bytes]) -> bytes:
+        message = self._recall(dealer, Kind.KEY_SHARES)
+        size = {Kind.KEY_SHARES: len(message)}
+        mail, adverts = Mail(self._roster), self._roster.adverts
+        mail.post(dealer, read(self._setup.session, message, SERVER, size).payload)
+        return pack_entries(
+            {
+                holder: adverts[holder].payload + (mail.packet(dealer, holder) or b"") + share
+                for holder, share in shares.items()
+            }
+        )

@@ -166,6 +166,18 @@ def test_sessions_that_a_lost_journal_knew_are_still_used_up(
     assert counted.state().length == 2
 
 
+def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(
+    two: tuple[Path, list[Federation]],
+) -> None:
+    """Neither sees the other's entry before it writes its own, of the same step and session."""
+    folder, (first, _) = two
+    counted = Ledger.open(folder / "embeddings.ledger")
+    account = Account(folder, first, SESSION, counted)
+    for copy in ("one", "other"):
+        account.reserve(DurableJournal(folder / copy), "session0", b"n" * 32)
+    assert counted.state().length == 2
+
+
 def test_rounds_whose_journal_is_lost_are_not_answered_again(
     two: tuple[Path, list[Federation]],
 ) -> None:

@@ -136,7 +136,8 @@ class EvaluationTask(SumTask):
         report |= self.integers.report() | {"rows": int(sizes.sum()), "rounds": 1}
         report |= {"model": self.terms.model, "method": self.terms.method}
         report |= {"with_the_training": overlap_words(self.terms.privacy)}
-        report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
+        report |= self._sum(opened, facts) | self._all_sessions()
+        report |= {"holds_against": self.holds_against}
         report |= {"sampling": "rows"} | read.as_dict(self.terms.class_names)
         odd = self._unreachable(opened, self.method, self.integers)
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)

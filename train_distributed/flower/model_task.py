@@ -174,7 +174,8 @@ class ModelTask(SumTask):
         if self.further is not None:  # a round that failed was the last
             report |= {"rounds_agreed": report["rounds"], "rounds": 1 + len(further)}
             report |= {"bytes_per_round": list(facts.bytes_per_round)}
-        report |= self._sum(opened, facts) | self._all_sessions() | self._collusion()
+        report |= self._sum(opened, facts) | self._all_sessions()
+        report |= {"holds_against": self.holds_against}
         report |= provenance(self.transform)
         odd = self._unreachable(opened, self.method, self.integers)
         for each in further:

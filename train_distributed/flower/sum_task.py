@@ -108,16 +108,17 @@ class SumTask(ABC):
         found = unreachable(integers.decode(opened.total), submission, integers, sizes)
         return [] if found is None else [found]
 
-    def _collusion(self) -> dict[str, str]:
+    @property
+    def holds_against(self) -> str:
         """With whom the operator may collude, beside the honest fraction that the noise assumes."""
         if self.federation.protocol == "shares":
-            return {"holds_against": "all computation servers but one"}
+            return "all computation servers but one"
         share = self.federation.corrupt_fraction
         if self.federation.protocol == "shares-replicated":
             witnessed = len(self.federation.servers) == FEWEST_SERVERS
             users = f", colluding with at most {share:g} of the users" if witnessed else ""
-            return {"holds_against": f"any one computation server{users}; two see every submission"}
-        return {"holds_against": f"the server, colluding with at most {share:g} of the users"}
+            return f"any one computation server{users}; two see every submission"
+        return f"the server, colluding with at most {share:g} of the users"
 
     def _all_sessions(self) -> dict[str, float]:
         return {

@@ -152,8 +152,9 @@ class Adder:
                 raise WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
             what, signed = envelope.payload[:1], envelope.payload[1:]
             if what == STATUS:
-                shut = self._shut(self._clock())
-                return DONE + f"{self._holdings.count} reports, {shut or 'open'}".encode()
+                window, holdings = self._window.window, self._holdings
+                state = window.state(self._clock(), closed=holdings.closed)
+                return DONE + f"{holdings.count} reports, {state}".encode()
             commits = _commits(self._window, signed)
             if what == COMMIT:
                 return DONE + self._commit(commits)

@@ -57,9 +57,10 @@ class DurableJournal:
         except FileNotFoundError:
             return None
 
-    def count(self, session: bytes, steps: str) -> int:
-        """How many steps whose names begin so were recorded."""
-        return sum(1 for _ in self._directory.glob(f"{session.hex()}.{steps}*"))
+    def steps(self, session: bytes, begin: str) -> list[str]:
+        """The steps that were recorded and whose names begin so."""
+        found = self._directory.glob(f"{session.hex()}.{begin}*")
+        return sorted(path.name.partition(".")[2] for path in found)
 
     def check(self) -> None:
         """Writes an entry and takes it away, as a claim would.

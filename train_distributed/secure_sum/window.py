@@ -79,6 +79,17 @@ class Window:
         head = b"window, version 1" + self.nonce + struct.pack(">6Q", *numbers) + self.roll
         return hashlib.sha256(head + bytes([len(self.servers)]) + adders + self.context).digest()
 
+    def state(self, now: float, *, closed: bool) -> str:
+        """What to say of it.
+
+        Args:
+            now: seconds since 1970.
+            closed: whether a set of reports was signed.
+        """
+        if closed or now >= self.closes:
+            return "closed" if closed else "closed, its time is over"
+        return "open" if now >= self.opens else "not open yet"
+
     @property
     def word(self) -> np.dtype:
         """Of one number."""

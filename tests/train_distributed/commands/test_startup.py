@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from embed import EmbeddingSet, PublicTransform
 from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
 from train_distributed.__main__ import MENU
+from train_distributed.commands.federation import Init
 
 ROOT = Path(__file__).parents[3]
 HEAVY = [
@@ -41,6 +44,24 @@ print(json.dumps(found))
 """
 
 
+FEDERATION = """
+import pkgutil, sys
+
+import train_distributed.commands.federation as room
+
+for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
+    __import__(module.name)
+print(*sys.modules)
+"""
+
+
+def _run(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", program, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def _helped() -> list[tuple[str, ...]]:
     """Every command line that explains options, `account` first."""
     typed = [("train_distributed", "account", "--help")]
@@ -56,10 +77,7 @@ def _helped() -> list[tuple[str, ...]]:
 def loaded() -> dict[tuple[str, ...], list[str]]:
     """Per command line, the modules that it was the first to load."""
     typed = [*_helped(), SOLVE]
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(typed)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(typed, json.loads(done.stdout), strict=True))
+    return dict(zip(typed, json.loads(_run(PROGRAM, json.dumps(typed))), strict=True))
 
 
 def _heavy(names: list[str]) -> set[str]:
@@ -81,3 +99,35 @@ def test_only_the_command_that_was_typed_is_loaded(loaded) -> None:
     names = loaded["train_distributed", "account", "--help"]
     ours = [name for name in names if name.startswith("train_distributed.")]
     assert sorted(ours) == ["train_distributed.commands", "train_distributed.commands.account"]
+
+
+def test_a_federation_s_commands_load_torch_for_rows_and_sums_alone(tmp_path: Path) -> None:
+    parties = []
+    for name, role in (("a", ()), ("b", ()), ("adder", ("--server",))):
+        rows = () if role else ("--rows", "12")
+        line = ("join", "--folder", tmp_path / name, "--name", name, *rows, *role)
+        parties.append(("train_distributed", "federation", *map(str, line)))
+    rows = EmbeddingSet(
+        embeddings=np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32),
+        labels=np.arange(6) % 2,
+        split=np.zeros(6, np.int8),
+        meta={"class_names": ["a", "b"]},
+    )
+    PublicTransform.fit(rows, clip_norm=1.5).save(tmp_path / "public.safetensors")
+    fed = tmp_path / "fed"
+    made = ("window", "--folder", fed, "--adders", "h:1", "h:2", "--out", tmp_path / "window")
+    after = [made, *(("status", "--folder", folder) for folder in (fed, tmp_path / "a"))]
+    after.append(("renew", "--folder", fed))
+    joined = json.loads(_run(PROGRAM, json.dumps(parties)))
+    Init(
+        fed,
+        tuple(tmp_path / name / f"{name}.party.json" for name in ("a", "b", "adder")),
+        tmp_path / "public.safetensors",
+        ("localhost",),
+        num_classes=2,
+        protocol="shares",
+    ).run()
+    typed = [("train_distributed", "federation", *map(str, line)) for line in after]
+    ran = json.loads(_run(PROGRAM, json.dumps(typed)))
+    assert _heavy(_run(FEDERATION).split()) == {"scipy"}
+    assert all(_heavy(names) <= {"scipy"} for names in (*joined, *ran))

@@ -8,6 +8,7 @@ from typing import Literal
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.documents.certificates import CA, renew_certificates
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import (
     MOST_ROWS,
     NAME,
@@ -160,11 +161,10 @@ class Start:
     """A party: the folder that the operator handed out."""
     embeddings: Path | None = None
     """A user: its embedding set."""
-    digest: str = ""
-    """A party: the federation's digest, or how it begins, as told by another way."""
-    budget: float | None = None
-    """A user: epsilon of all that its rows and this folder give away; that of this federation
-    alone if left out."""
+    accept: str = ""
+    """A party: digest of the federation that it takes part in, or how it begins, as told by another
+    way. A user who leaves it out is shown the terms and asked, once for a federation."""
+    limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
     """File that counts what is given away. A user: beside the embedding set, NAME.ledger, if left
     out. The operator: in its folder. `none`: nobody counts but the journals."""

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.cli.output import new_directory
@@ -16,13 +15,12 @@ from train_distributed.flower.documents.window_file import (
     ROLL,
     WINDOW,
     WindowFile,
+    keep_opened,
+    keep_window,
     roll_of,
     split_address,
     window_of,
 )
-from train_distributed.flower.evaluation_task import EvaluationTask, task_of
-from train_distributed.flower.model_task import ModelTask
-from train_distributed.flower.sum_task import Facts
 from train_distributed.secure_sum.keys import KEY_BYTES
 from train_distributed.secure_sum.reports import RECEIPT_BYTES, message_bytes
 from train_distributed.secure_sum.session import FIRST_SERVER
@@ -38,20 +36,23 @@ def make_window(options: "MakeWindow") -> None:
     Raises:
         ValueError: no operator's folder, or a setting that does not fit.
     """
-    federation, task = _task(options.folder)
+    federation = Federation.load(options.folder / FEDERATION)
     if not 0 < options.hours < 10**5:
         raise ValueError(f"hours must be > 0 and < 100000, got {options.hours}")
     now = time.time()
     opens, closes = int(now), int(now + 3600 * options.hours) + 1
-    nonce, bits = secrets.token_bytes(KEY_BYTES), task.integers.code.bits
-    window = window_of(federation, bits, nonce, opens, closes)
+    window = window_of(federation, secrets.token_bytes(KEY_BYTES), opens, closes)
     if len(options.adders) != len(window.servers):
         raise ValueError(f"adders must be {len(window.servers)}, got {len(options.adders)}")
     addresses = dict(enumerate(map(split_address, options.adders), FIRST_SERVER))
     with new_directory(options.out) as partial:
-        WindowFile(window=window, addresses=addresses).save(partial / WINDOW)
+        made = WindowFile(window=window, addresses=addresses)
+        made.save(partial / WINDOW)
         (partial / ROLL).write_bytes(roll_of(federation))
-    print(f"{window.enrolled} users, sums of {window.minimum} and more, {bits} bits a number")
+        keep_window(options.folder, made)
+    print(
+        f"{window.enrolled} users, sums of {window.minimum} and more, {window.bits} bits a number"
+    )
     print(f"hand {options.out} to every adder, {options.out / WINDOW} to every user")
 
 
@@ -65,18 +66,23 @@ def collect(options: "Collect") -> None:
         OSError: an adder is gone, or the model cannot be written.
     """
     folder = options.folder.resolve()
-    federation, task = _task(folder)
+    federation = Federation.load(folder / FEDERATION)
     keys, file = own_keys(folder, federation), WindowFile.load(options.window / WINDOW)
-    window = agreed(file.window, federation, task.integers.code.bits)
+    window = agreed(file.window, federation)
     with Adders(window, file.addresses, authorities(options.ca), options.patience) as adders:
         for adder, words in adders.status(keys).items():
             print(f"adder {adder - FIRST_SERVER}: {words}")
         if options.status:
             return
+        from train_distributed.flower.evaluation_task import task_of
+        from train_distributed.flower.sum_task import Facts
+
+        task = task_of(federation, folder / agreed_file(federation.task))
         entry = NextSum.of(options, folder, task)
         with new_directory(options.out) as partial:
             entry.reserve()
             opened = adders.open(keys)
+            keep_opened(folder, window)
             missing = dict.fromkeys(set(window.users) - opened.users, "report")
             facts = Facts(
                 session=window.digest.hex(), bytes_per_user=_sent_bytes(window), missing=missing
@@ -88,11 +94,6 @@ def collect(options: "Collect") -> None:
     for reason in released.report.get("unsuitable_because", ()):
         print(f"not suitable for release: {reason}")
     print(f"{len(opened.users)} of {window.enrolled} users in {options.out}")
-
-
-def _task(folder: Path) -> tuple[Federation, ModelTask | EvaluationTask]:
-    federation = Federation.load(folder / FEDERATION)
-    return federation, task_of(federation, folder / agreed_file(federation.task))
 
 
 def _sent_bytes(window: Window) -> int:

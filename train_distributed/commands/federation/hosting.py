@@ -14,14 +14,12 @@ from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR
 from train_distributed.flower.documents.ledger import STATE
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import public_keys, read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
-from train_distributed.flower.evaluation_task import EvaluationTask, task_of
-from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
-from train_distributed.flower.sum_task import Facts
 from train_distributed.flower.superlink import Operation, operate
 from train_distributed.privacy.ledger import NONE, SUFFIX, Ledger
 from train_distributed.privacy.ledger_entry import Entry
@@ -31,6 +29,9 @@ from train_distributed.secure_sum.keys import PrivateKeys
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Start
     from train_distributed.commands.federation.window import Collect
+    from train_distributed.flower.evaluation_task import EvaluationTask
+    from train_distributed.flower.model_task import ModelTask
+    from train_distributed.flower.sum_task import Facts
 
 SPARE = 1 << 20  # bytes of a model's directory beside its numbers
 MODEL = "model"
@@ -54,10 +55,12 @@ def run_session(start: "Start") -> int:
     port = _port(folder) if start.port is None else start.port
     if not 0 < port < 2**16:
         raise ValueError(f"port must be from 1 to 65535, got {port}")
-    agreed = folder / agreed_file(federation.task)
-    task = task_of(federation, agreed)
     keys = own_keys(folder, federation)
     check_server(folder / TLS)
+    from train_distributed.flower.evaluation_task import task_of
+
+    agreed = folder / agreed_file(federation.task)
+    task = task_of(federation, agreed)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + agreed.stat().st_size + SPARE
@@ -96,7 +99,7 @@ class NextSum:
 
     @classmethod
     def of(
-        cls, start: "Start | Collect", folder: Path, task: ModelTask | EvaluationTask
+        cls, start: "Start | Collect", folder: Path, task: "ModelTask | EvaluationTask"
     ) -> "NextSum":
         """The first one that is not spent."""
         federation, privacy = task.federation, task.guarantee.privacy
@@ -141,10 +144,12 @@ def _operation(
     start: "Start",
     port: int,
     folder: Path,
-    task: ModelTask | EvaluationTask,
+    task: "ModelTask | EvaluationTask",
     keys: PrivateKeys,
     log: RunLog,
 ) -> Operation:
+    from train_distributed.flower.model_task import ModelTask
+
     federation = task.federation
     names = [federation.names[party] for party in sorted(federation.nodes)]
     return Operation(
@@ -163,7 +168,9 @@ def _operation(
     )
 
 
-def _facts(federation: Federation, told: Log) -> Facts:
+def _facts(federation: Federation, told: Log) -> "Facts":
+    from train_distributed.flower.sum_task import Facts
+
     sent = max(told.bytes_of.get(user, 0) for user in federation.users)
     digest = federation.session(bytes.fromhex(told.session)).digest.hex()
     return Facts(
@@ -193,6 +200,7 @@ def _port(folder: Path) -> int:
 
 
 def _check_party_options(start: "Start") -> None:
-    for name in ("embeddings", "digest", "budget", "superlink"):
-        if getattr(start, name):
+    given = {name: getattr(start, name) for name in ("embeddings", "accept", "superlink")}
+    for name, value in (given | {"limits": start.limits != Limits()}).items():
+        if value:
             raise ValueError(f"{name} must be left out without an invitation, got one")

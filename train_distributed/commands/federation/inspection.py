@@ -1,6 +1,8 @@
 """`federation status`: what a folder's files say, for people."""
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from train_distributed.commands.federation.setup import TLS
@@ -10,6 +12,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.ledger import read_ledger
 from train_distributed.flower.documents.run_log import LOG, RUNS, STATUS
+from train_distributed.flower.documents.window_file import kept_windows
 
 LAST_LINES = 5
 
@@ -41,6 +44,12 @@ def _of_operator(folder: Path) -> Iterator[str]:
     yield f"federation {federation.digest.hex()}, {federation.protocol}"
     yield f"{len(federation.users)} users, sums of {federation.minimum} and more"
     yield f"certificate valid until {valid_until(folder / TLS / SERVER):%Y-%m-%d}"
+    for window, opened in kept_windows(folder):
+        times = [datetime.fromtimestamp(t, UTC) for t in (window.opens, window.closes)]
+        yield (
+            f"window {window.digest.hex()[:16]}, {times[0]:%Y-%m-%d %H:%M} to "
+            f"{times[1]:%Y-%m-%d %H:%M} UTC: {window.state(time.time(), closed=opened)}"
+        )
 
 
 def _of_party(folder: Path) -> Iterator[str]:

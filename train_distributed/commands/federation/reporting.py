@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.taking_part import OwnRows
 from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import SESSION, BudgetedJournal, remember
+from train_distributed.flower.documents.ledger import SESSION, BudgetedJournal, remember, state_of
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WindowFile, window_of
 from train_distributed.secure_sum.errors import AlreadyOpened
@@ -32,7 +33,7 @@ def report(options: "Report") -> None:
         ValueError: a file or setting that does not fit; nothing was drawn. Or an adder refuses.
         OSError: an adder is gone; the same report can be sent again.
     """
-    invitation = Invitation.read(options.invitation, options.digest)
+    invitation = Invitation.read(options.invitation, options.accept)
     federation, keys = invitation.federation, read_private(options.folder)
     user = invitation.identify(keys, options.folder)
     if user >= FIRST_SERVER:
@@ -40,15 +41,16 @@ def report(options: "Report") -> None:
     rows = OwnRows.of(options, invitation, user)
     assert rows is not None
     file = WindowFile.load(options.window)
-    window = agreed(file.window, federation, rows.task.integers.code.bits)
+    window = agreed(file.window, federation)
     account = rows.account(options, federation)
-    plain = DurableJournal(remember(options.folder, federation, user))
-    plain.check()
+    plain = DurableJournal(state_of(options.folder, federation, user))
     journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
     with Adders(window, file.addresses, authorities(options.ca), options.patience) as adders:
         if journal.detail(window.digest, KEPT) is None:
-            account.check()
             _check_time(window)
+            consent(rows.task, invitation, user, account, options.accept)
+            remember(options.folder, federation, user)
+            journal.check()
             encoded = rows.task.encoded(user, rows.rows)
             adders.connect()
             _spend(journal, federation, window)
@@ -61,13 +63,13 @@ def report(options: "Report") -> None:
     print(f"reported as {federation.call(user)}: {sum(map(len, kept))} bytes, held by all adders")
 
 
-def agreed(window: Window, federation: Federation, bits: int) -> Window:
+def agreed(window: Window, federation: Federation) -> Window:
     """The window, if it is one of this federation.
 
     Raises:
         ValueError: something in it is not as the federation says.
     """
-    expected = window_of(federation, bits, window.nonce, window.opens, window.closes)
+    expected = window_of(federation, window.nonce, window.opens, window.closes)
     if expected.digest != window.digest:
         raise ValueError(f"window must be of federation {federation.digest.hex()}, is not")
     return window

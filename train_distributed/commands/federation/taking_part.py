@@ -1,11 +1,11 @@
 """`federation start` of a party: everything is checked first, then it answers the operator."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from train_distributed.commands.federation.consent import consent
 from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
@@ -49,18 +49,19 @@ def take_part(start: "Start") -> int:
     """
     assert start.invitation is not None
     _check_options(start)
-    invitation = Invitation.read(start.invitation, start.digest)
+    invitation = Invitation.read(start.invitation, start.accept)
     federation, keys = invitation.federation, read_private(start.folder)
     party = invitation.identify(keys, start.folder)
     user = OwnRows.of(start, invitation, party)
-    account = None if user is None else user.account(start, federation)
-    if account is not None:
-        account.check()
+    account = None
+    if user is not None:
+        account = user.account(start, federation)
+        consent(user.task, invitation, party, account, start.accept)
     state = remember(start.folder, federation, party)
     journal = DurableJournal(state)
-    journal.check()
     if account is not None:
         journal = BudgetedJournal(account, journal)
+    journal.check()
     log = RunLog.begin(start.folder, "start")
     with log.told():
         desk = _Told(_desk(federation, party, keys, journal, user), log)
@@ -137,7 +138,7 @@ class OwnRows:
             result=f"federation {federation.digest.hex()[:16]}",
         )
         ledger = Ledger.chosen(start.ledger, start.embeddings)
-        return Account(start.folder, federation, entry, ledger, start.budget)
+        return Account(start.folder, federation, entry, ledger, start.limits)
 
 
 def _desk(
@@ -174,7 +175,5 @@ def _check_options(start: "Start") -> None:
     for name in ("out", "port"):
         if getattr(start, name) is not None:
             raise ValueError(f"{name} must be left out with an invitation, got one")
-    if start.budget is not None and not 0 < start.budget < math.inf:
-        raise ValueError(f"budget must be > 0 and finite, got {start.budget}")
     if not start.patience > 0:
         raise ValueError(f"patience must be > 0 seconds, got {start.patience}")

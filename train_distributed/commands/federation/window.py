@@ -1,7 +1,9 @@
 """`federation window|adder|report|collect`: a sum over very many users, whose reports take time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from train_distributed.flower.documents.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,10 @@ class Report:
     """The window.json that it handed out."""
     embeddings: Path
     """The embedding set."""
-    digest: str = ""
-    """The federation's digest, or how it begins, as told by another way."""
-    budget: float | None = None
-    """Epsilon of all that the rows and this folder give away; that of this federation if left
-    out."""
+    accept: str = ""
+    """Digest of the federation, or how it begins, as told by another way. Who leaves it out is
+    shown the terms and asked, once for a federation."""
+    limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
     """File that counts what is given away; beside the embedding set if left out; `none`."""
     ca: Path | None = None

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from train_distributed.flower.documents.document import Document
 from train_distributed.flower.documents.terms import (
@@ -35,6 +35,7 @@ class EvaluationTerms:
     sizes: dict[int, int]  # user -> evaluation rows
     privacy: Privacy
     method: Literal["confusion-matrix"] = "confusion-matrix"
+    word_bits: ClassVar[int] = Terms.word_bits
 
     @property
     def num_classes(self) -> int:

@@ -1,21 +1,28 @@
 """What a user has given away so far, over all federations that its folder took part in.
 
 Sessions of one federation are counted by its journal, and what they cost together with everything
-else on the same rows by the ledger beside these (`privacy.ledger`). A budget is looked at twice:
-when a federation begins, so that nobody waits in vain, and when a session is spent, since others
-may have spent theirs meanwhile.
+else on the same rows by the ledger beside these (`privacy.ledger`). The user's limits are looked at
+twice: when a federation begins, so that nobody waits in vain, and when a session is spent, since
+others may have spent theirs meanwhile.
+
+An entry's reference holds the session's nonce, and bytes that the journal draws for it. So a user
+whose journal is lost cannot spend under the same reference again: what the ledger counts of the
+federation and the journal does not know has been given away, and uses up agreed sessions.
 """
 
 import fcntl
 import math
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from train_distributed.flower.documents.evaluation_terms import read_terms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
 from train_distributed.privacy.ledger import TOLERANCE, Ledger
@@ -27,6 +34,8 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 
 STATE = "state"
 SESSION = "session"  # begins the steps of a journal that each spend one
+ENTRY = "entry-"  # and with it the steps that hold the references of what they spend
+REFERENCE_BYTES = 16  # that the journal draws for one
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ def remember(folder: Path, federation: Federation, party: int) -> Path:
         ValueError: another federation has this directory, whose digest begins like this one's:
             in one directory the sessions of one of them would not be counted.
     """
-    state = _state(folder, federation, party)
+    state = state_of(folder, federation, party)
     state.mkdir(parents=True, exist_ok=True)
     path = state / FEDERATION
     if not path.exists():
@@ -86,6 +95,11 @@ def remember(folder: Path, federation: Federation, party: int) -> Path:
             f"{path} must be of federation {federation.digest.hex()}, is of {found.hex()}"
         )
     return state
+
+
+def accepted(folder: Path, federation: Federation, party: int) -> bool:
+    """Whether this folder took part in this federation before, with what its party accepted."""
+    return (state_of(folder, federation, party) / FEDERATION).exists()
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
@@ -125,7 +139,7 @@ class Account:
     federation: Federation
     entry: Entry  # of one session
     ledger: Ledger | None
-    budget: float | None = None  # ε; None: that of all sessions of this federation alone
+    limits: Limits = field(default_factory=Limits)  # the user's, not the operator's
 
     def check(self, sessions: int | None = None) -> None:
         """Refuses what would give away more than the user allows.
@@ -136,23 +150,58 @@ class Account:
         Raises:
             ValueError: naming what was spent, what would be, and what was allowed.
         """
-        here = self.spent(self.federation.sessions if sessions is None else sessions)
-        others = self._others()
-        allowed = self._total(self.federation.sessions) if self.budget is None else self.budget
-        before, after = self._total(0, *others), Total.of([here, *others], self._unit(others))
-        if after.epsilon() > allowed * (1 + TOLERANCE):
-            raise ValueError(
-                f"budget must be >= {after.epsilon():g} at delta {after.least_delta:g}, got "
-                f"{allowed:g}: epsilon {before:g} was given away by {len(others)} other sum(s), "
-                "and this federation may take the rest"
-            )
+        before, after = self.totals(sessions)
+        for name, needed in (("most_delta", after.least_delta), ("most_epsilon", after.epsilon())):
+            if not needed <= (given := getattr(self.limits, name)) * (1 + TOLERANCE):
+                raise ValueError(
+                    f"{name} must be >= {needed:g}, got {given:g}: all sums together come to "
+                    f"epsilon {after.epsilon():g} at delta {after.least_delta:g}, of which "
+                    f"{before.epsilon():g} was given away by {before.entries} other sum(s)"
+                )
 
-    def reserve(self, place: str) -> None:
+    def totals(self, sessions: int | None = None) -> tuple[Total, Total]:
+        """What other sums gave away, and what it is with so many sessions of this federation."""
+        others = self._others()
+        here = self.spent(self.federation.sessions if sessions is None else sessions)
+        unit = self._unit(others)
+        return Total.of(others, unit), Total.of([here, *others], unit)
+
+    def reserve(self, journal: DurableJournal, step: str, nonce: bytes) -> None:
         """Counts a session before its vector is drawn; once, however often it is asked for."""
-        if self.ledger is not None:
-            named = f"{self.federation.digest.hex()}/{place}"
-            kind = self.ledger.release_kind(self.entry.data)
-            self.ledger.reserve(replace(self.entry, kind=kind, reference=named))
+        if self.ledger is None:
+            return
+        digest, named = self.federation.digest, ENTRY + step
+        if journal.detail(digest, named) is None:
+            drawn = secrets.token_hex(REFERENCE_BYTES)
+            journal.claim(digest, named, f"{digest.hex()}/{step}/{nonce.hex()}/{drawn}".encode())
+        reference = (journal.detail(digest, named) or b"").decode()
+        kind = self.ledger.release_kind(self.entry.data)
+        self.ledger.reserve(replace(self.entry, kind=kind, reference=reference))
+
+    def recover(self, journal: DurableJournal) -> None:
+        """Uses up agreed sessions that the ledger counts and a journal that was lost does not.
+
+        Raises:
+            ValueError: none is left. With further rounds none ever is: to which of them the lost
+                sessions have answered, only the lost journal knew.
+        """
+        federation, digest = self.federation, self.federation.digest
+        known = {journal.detail(digest, step) for step in journal.steps(digest, ENTRY)}
+        used = journal.steps(digest, SESSION)
+        known |= {f"{digest.hex()}/{step}".encode() for step in used}
+        own = [entry.reference.encode() for entry in self._held() if self._of_this(entry)]
+        lost = [reference for reference in own if reference not in known]
+        left = 0 if federation.rounds else federation.sessions - len(used) - len(lost)
+        if lost and self.ledger is not None and left < 1:
+            raise ValueError(
+                f"sessions must be <= {federation.sessions}, got one more: {self.ledger.path.name} "
+                f"counts {len(lost)} of this federation that {self.folder / STATE} does not hold"
+            )
+        for reference in lost:
+            free = (f"{SESSION}{place}" for place in count())
+            step = next(step for step in free if journal.detail(digest, step) is None)
+            journal.claim(digest, step, b"")
+            journal.claim(digest, ENTRY + step, reference)
 
     def spent(self, sessions: int) -> Entry:
         """So many sessions of this federation as one entry; at least one."""
@@ -170,8 +219,7 @@ class Account:
     def _others(self) -> list[Entry]:
         """All that was given away, but for this federation."""
         own = self.federation.digest.hex()
-        held = () if self.ledger is None else self.ledger.state().records
-        entries = [r.entry for r in held if not r.entry.reference.startswith(own)]
+        entries = [entry for entry in self._held() if not self._of_this(entry)]
         known = [entry.reference.partition("/")[0] for entry in entries]
         for each in read_ledger(self.folder):
             missing = each.used - known.count(each.digest)
@@ -183,13 +231,15 @@ class Account:
         """Users where everything protects users; else records, which a user's promise covers."""
         return "user" if all(e.unit == "user" for e in (self.entry, *others)) else "record"
 
-    def _total(self, sessions: int, *others: Entry) -> float:
-        here = [self.spent(sessions)] if sessions else []
-        return Total.of([*here, *others], self._unit(others)).epsilon()
+    def _held(self) -> list[Entry]:
+        return [] if self.ledger is None else [r.entry for r in self.ledger.state().records]
+
+    def _of_this(self, entry: Entry) -> bool:
+        return entry.reference.startswith(self.federation.digest.hex())
 
 
 class BudgetedJournal:
-    """A user's journal that spends no session beyond the budget, and none that no ledger counts.
+    """A user's journal that spends no session beyond its limits, and none that no ledger counts.
 
     Args:
         account: of the user.
@@ -208,9 +258,22 @@ class BudgetedJournal:
         if session != self._account.federation.digest or not step.startswith(SESSION):
             return self._journal.claim(session, step, detail)
         with _locked(self._account.folder):
-            self._account.check(self._journal.count(session, SESSION) + 1)
-            self._account.reserve(step)
+            self._account.recover(self._journal)
+            if self._journal.detail(session, step) is None:
+                self._account.check(len(self._journal.steps(session, SESSION)) + 1)
+                self._account.reserve(self._journal, step, detail)
             self._journal.claim(session, step, detail)
+
+    def check(self) -> None:
+        """Looks, before anybody is asked, whether the journal can be written and a session is left.
+
+        Raises:
+            ValueError: all agreed sessions were given away, which a journal that is lost knew.
+            OSError: it cannot be written.
+        """
+        self._journal.check()
+        with _locked(self._account.folder):
+            self._account.recover(self._journal)
 
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
@@ -219,7 +282,7 @@ class BudgetedJournal:
 
 def sessions_used(state: Path, federation: Federation) -> int:
     """How many of the agreed sessions a journal has recorded."""
-    return DurableJournal(state).count(federation.digest, SESSION)
+    return len(DurableJournal(state).steps(federation.digest, SESSION))
 
 
 @contextmanager
@@ -230,7 +293,8 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _state(folder: Path, federation: Federation, party: int) -> Path:
+def state_of(folder: Path, federation: Federation, party: int) -> Path:
+    """A party's state directory for this federation; it need not exist yet."""
     role = "user" if party < FIRST_SERVER else "server"
     label = f"{role}{party % FIRST_SERVER}"
     return party_state(federation.digest, label, folder.resolve() / STATE)

@@ -6,12 +6,13 @@ An adder gets `window.json` and `roll` (the users' keys, 32 bytes each); a user 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import Document, read_document
+from train_distributed.flower.documents.evaluation_terms import read_terms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE
@@ -20,6 +21,8 @@ from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import LATEST, Enrolled, Window, read_roll
 
 WINDOW, ROLL = "window.json", "roll"
+WINDOWS = "windows"  # where the operator's folder keeps what it has handed out
+OPENED = ".opened"  # replaces the suffix of one whose sum was opened
 _NUMBERS = {
     "dimension": 2**28,
     "bits": 64,
@@ -91,12 +94,29 @@ class WindowFile:
         return Enrolled(self.window, read_roll(folder / ROLL))
 
 
-def window_of(federation: Federation, bits: int, nonce: bytes, opens: int, closes: int) -> Window:
+def keep_window(folder: Path, file: WindowFile) -> None:
+    """Notes in an operator's folder that it has handed out this window."""
+    (folder / WINDOWS).mkdir(exist_ok=True)
+    file.save(_kept(folder, file.window))
+
+
+def keep_opened(folder: Path, window: Window) -> None:
+    """Notes in an operator's folder that the sum of this window was opened."""
+    (folder / WINDOWS).mkdir(exist_ok=True)
+    _kept(folder, window).with_suffix(OPENED).touch()
+
+
+def kept_windows(folder: Path) -> Iterator[tuple[Window, bool]]:
+    """The windows that an operator's folder has handed out, and whether their sums were opened."""
+    for path in sorted((folder / WINDOWS).glob("*.json")):
+        yield WindowFile.load(path).window, path.with_suffix(OPENED).exists()
+
+
+def window_of(federation: Federation, nonce: bytes, opens: int, closes: int) -> Window:
     """The window in which a federation's sum is taken: all else follows from what was agreed.
 
     Args:
         federation: of protocol `shares`, without further rounds.
-        bits: of a number, as the task's encoding says.
         nonce: 32 bytes, fresh.
         opens: seconds since 1970, UTC.
         closes: likewise.
@@ -107,10 +127,11 @@ def window_of(federation: Federation, bits: int, nonce: bytes, opens: int, close
     if federation.protocol != "shares" or federation.rounds:
         got = f"{federation.protocol} with {federation.rounds} rounds"
         raise ValueError(f"a window must be of protocol shares without further rounds, got {got}")
+    terms = read_terms(federation.task, set(federation.users), Path("federation"))
     return Window(
         nonce=nonce,
         dimension=federation.dimension,
-        bits=bits,
+        bits=terms.word_bits,
         minimum=federation.certain,
         enrolled=len(federation.users),
         roll=hashlib.sha256(roll_of(federation)).digest(),
@@ -143,6 +164,10 @@ def split_address(text: str) -> Address:
     if not ADDRESS.fullmatch(text) or not 0 < int(port) < 2**16:
         raise ValueError(f"address must be HOST:PORT, got {text[:300]!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _kept(folder: Path, window: Window) -> Path:
+    return folder / WINDOWS / f"{window.digest.hex()[:16]}.json"
 
 
 def _address(part: Document) -> Address:

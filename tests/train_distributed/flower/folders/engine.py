@@ -1,14 +1,22 @@
 """A federation's commands with the network cut off."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from train_distributed.commands.federation import hosting, taking_part
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation
 from train_distributed.flower.supernode import Node
 from train_distributed.secure_sum.opening import Opened
+
+
+def digest_of(home: Path, operator: str = "fed") -> str:
+    """What a user of the operator's federation accepts."""
+    return Federation.load(home / operator / "federation.json").digest.hex()
 
 
 class Engine:

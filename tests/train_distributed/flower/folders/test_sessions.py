@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import Renew
 from train_distributed.flower.transport.processes import free_port
 from train_distributed.one_shot.method_options import MethodOptions
@@ -37,7 +38,8 @@ class Commands:
     def party(self, name: str, *more: str) -> subprocess.Popen[str]:
         rows = [] if name.startswith("server") else ["--embeddings", f"{name}/embeddings"]
         invitation = [] if "--invitation" in more else ["--invitation", "fed/invitation"]
-        return self._start("--folder", name, *invitation, *rows, *more)
+        accept = ["--accept", digest_of(self._home)] if rows else []
+        return self._start("--folder", name, *invitation, *rows, *accept, *more)
 
     def operator(self, *more: str) -> subprocess.Popen[str]:
         return self._start("--folder", "fed", "--host", "127.0.0.1", *more)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.train_distributed.flower.folders.engine import Engine
+from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import BudgetedJournal, read_ledger, remember
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.transport import causes
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
@@ -115,7 +116,8 @@ def test_the_disk_must_hold_the_model(
 
 def _party(home: Path, name: str) -> Start:
     rows = None if name.startswith("server") else home / name / "embeddings"
-    return Start(home / name, invitation=home / "fed" / "invitation", embeddings=rows)
+    invitation = home / "fed" / "invitation"
+    return Start(home / name, invitation=invitation, embeddings=rows, accept=digest_of(home))
 
 
 def test_a_party_finds_its_number_and_keeps_its_log(
@@ -142,9 +144,13 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     [
         ({"embeddings": None}, r"embeddings must be given for user 0 \(hospital-0\)"),
         ({"out": Path("x")}, "out must be left out with an invitation"),
-        ({"budget": -1.0}, "budget must be > 0"),
+        ({"limits": Limits(most_epsilon=-1.0)}, "most_epsilon must be > 0"),
+        ({"limits": Limits(most_epsilon=4.9)}, r"most_epsilon must be >= 5, got 4\.9"),
+        ({"limits": Limits(most_delta=1e-6)}, "most_delta must be >= 1e-05, got 1e-06"),
+        ({"limits": Limits(least_users=4)}, "least_users must be <= 3, .* got 4"),
+        ({"limits": Limits(most_epsilon_alone=5.1)}, r"most_epsilon_alone must be >= .* got 5\.1"),
         ({"patience": 0.0}, "patience must be > 0"),
-        ({"digest": "00"}, "must have the digest that you were told"),
+        ({"accept": "00"}, "must have the digest that you were told"),
     ],
 )
 def test_a_party_is_told_what_does_not_fit(
@@ -157,8 +163,8 @@ def test_a_party_is_told_what_does_not_fit(
 
 
 def test_the_operator_s_options_are_its_own(initiated: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="digest must be left out without an invitation"):
-        Start(initiated() / "fed", digest="00").run()
+    with pytest.raises(ValueError, match="accept must be left out without an invitation"):
+        Start(initiated() / "fed", accept="00").run()
 
 
 def test_epsilon_adds_up_over_federations(
@@ -174,13 +180,13 @@ def test_epsilon_adds_up_over_federations(
     promise = Privacy(2.0, 1e-5, 0.8)
     transform = home / "public.safetensors"
     Init(home / "two", files, transform, ("localhost",), num_classes=3, privacy=promise).run()
-    start = replace(_party(home, "user0"), invitation=home / "two" / "invitation")
-    words = r"budget must be >= 7 at delta 2e-05, got 2: epsilon 5 was given away by 1 other"
+    start = replace(
+        _party(home, "user0"), invitation=home / "two" / "invitation", accept=digest_of(home, "two")
+    )
+    words = r"most_epsilon must be >= 7, got 6\.9: .* 2e-05, of which 5 was given away by 1 other"
     with pytest.raises(ValueError, match=words):
-        start.run()
-    with pytest.raises(ValueError, match=r"budget must be >= 7 at delta 2e-05, got 6\.9"):
-        replace(start, budget=6.9).run()
-    assert replace(start, budget=7.0).run() == 0
+        replace(start, limits=Limits(most_epsilon=6.9)).run()
+    assert replace(start, limits=Limits(most_epsilon=7.0)).run() == 0
     spent = {entry.digest: (entry.used, entry.spent) for entry in read_ledger(user)}
     second = Federation.load(home / "two" / "federation.json")
     assert spent == {first.digest.hex(): (1, 5.0), second.digest.hex(): (0, 0.0)}

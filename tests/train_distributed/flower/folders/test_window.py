@@ -1,6 +1,9 @@
 """`window`, `adder`, `report` and `collect` over real lines: from users' folders to the model."""
 
 import json
+import re
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,7 +13,7 @@ import pytest
 
 from embed import EmbeddingSet
 from tests.train_distributed.flower.folders.windows import Home, running
-from train_distributed.commands.federation import reporting
+from train_distributed.commands.federation import Status, reporting
 from train_distributed.commands.federation.window import Add
 from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.blobs import split
@@ -19,6 +22,7 @@ from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.ledger import Ledger
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.reports import RECEIPT_BYTES
 
@@ -51,8 +55,15 @@ def test_from_reports_to_the_model(opened, monkeypatch, capsys) -> None:
     said = capsys.readouterr().out
     assert said.count("2 reports, open") == 3
     assert not (home.home / "model").exists()
+    Status(home.home / "fed").run()
+    named = WindowFile.load(home.window / WINDOW).window.digest.hex()[:16]
+    assert re.search(rf"^window {named}, [^\n]* UTC: open$", capsys.readouterr().out, re.M)
     home.collect().run()
     assert "2 of 3 users in" in capsys.readouterr().out
+    home.collect(status=True).run()
+    assert capsys.readouterr().out.count("2 reports, closed\n") == 3
+    Status(home.home / "fed").run()
+    assert re.search(rf"^window {named}, [^\n]* UTC: closed$", capsys.readouterr().out, re.M)
     task, window = home.task(), WindowFile.load(home.window / WINDOW).window
     report = json.loads((home.home / "model" / "report.json").read_text())
     assert report["survivors"] == 2
@@ -159,6 +170,24 @@ def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, tmp_p
         home.report(0, window=tmp_path / "other.json").run()
 
 
+def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened, tmp_path) -> None:
+    """In another window or the same one: the ledger beside the rows remembers."""
+    home = opened()
+    home.report(0).run()
+    first = WindowFile.load(home.window / WINDOW)
+    other = WindowFile(window=replace(first.window, nonce=bytes(32)), addresses=first.addresses)
+    other.save(tmp_path / "other.json")
+    beside = Ledger.open(home.home / "user0" / "embeddings.ledger")
+    for window in (tmp_path / "other.json", home.window / WINDOW):
+        shutil.rmtree(home.home / "user0" / "state")
+        with pytest.raises(ValueError, match=r"sessions must be <= 1, got one more: .* counts 1"):
+            home.report(0, window=window).run()
+        assert beside.state().length == 1
+        assert not list((home.home / "user0" / "state").glob("*/*.report"))
+    home.report(1).run()
+    home.collect(status=True).run()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -177,6 +206,19 @@ def test_a_window_that_was_changed_gets_no_report(opened, tmp_path, changes, wor
     with pytest.raises(ValueError, match=words):
         home.report(0, window=tmp_path / "other.json").run()
     assert home.used(0) == 0
+
+
+def test_the_operator_s_state_says_of_every_window_whether_its_time_is_over(
+    initiated, monkeypatch, capsys
+) -> None:
+    home = Home(initiated(users=3, servers=2, protocol="shares", minimum=2), hours=1.0)
+    capsys.readouterr()
+    for hours, words in ((-1, "not open yet"), (0, "open"), (2, "closed, its time is over")):
+        now = time.time() + 3600 * hours
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda now=now: now)
+            Status(home.home / "fed").run()
+        assert f" UTC: {words}\n" in capsys.readouterr().out
 
 
 def test_where_an_adder_is_gone_nothing_is_drawn(initiated) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import adding
 from train_distributed.commands.federation.window import Add, Collect, MakeWindow, Report
 from train_distributed.flower.adder_server import serve
@@ -74,6 +75,7 @@ class Home:
             self.home / "fed" / "invitation",
             self.window / WINDOW,
             folder / "embeddings",
+            accept=digest_of(self.home),
             patience=5.0,
         )
         return replace(made, **changes)

@@ -1,0 +1,254 @@
+"""A user takes part in what it has accepted, within limits of its own, and in nothing else."""
+
+import importlib.util
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train_distributed.flower.folders.engine import Engine, digest_of
+from train_distributed.commands.federation import Start
+from train_distributed.commands.federation.window import MakeWindow, Report
+from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.window_file import WINDOW
+from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.promise import Privacy
+
+ROOT = Path(__file__).parents[4]
+WISHED = Privacy(1e6, 0.9, 0.8)  # by an operator that hopes that nobody looks
+
+
+def _nothing_given(user: Path) -> bool:
+    """Neither a journal nor a run nor a ledger."""
+    left = {path.name for path in user.iterdir()}
+    return left == {"embeddings", "node-key", "node-key.pub", "private.json", *_party_files(user)}
+
+
+def _party_files(user: Path) -> set[str]:
+    return {path.name for path in user.glob("*.party.json")}
+
+
+def _options(command: type, home: Path, **changes: Any) -> Start | Report:
+    user = home / "user0"
+    fixed: dict[str, Any] = {"folder": user, "invitation": home / "fed" / "invitation"}
+    fixed |= {"embeddings": user / "embeddings", "patience": 1.0}
+    fixed |= {"window": home / "window" / WINDOW} if command is Report else {}
+    return command(**(fixed | changes))
+
+
+@pytest.fixture(params=[Start, Report], ids=["start", "report"])
+def command(request: pytest.FixtureRequest) -> type:
+    return request.param
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    """Where the operator and all adders should be."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.0)
+        yield server
+
+
+@pytest.fixture
+def federated(initiated: Callable[..., Path], listening: socket.socket) -> Callable[..., Path]:
+    """A federation with a window; whoever calls its servers is seen."""
+
+    def make(**settings: Any) -> Path:
+        port = listening.getsockname()[1]
+        fixed = {"users": 3, "servers": 2, "protocol": "shares", "minimum": 2, "port": port}
+        home = initiated(**(fixed | settings))
+        if not {"rounds", "options"} & set(settings):
+            adders = (f"127.0.0.1:{port}",) * 3
+            MakeWindow(home / "fed", adders, home / "window").run()
+        return home
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "words"),
+    [
+        ({"privacy": WISHED}, {}, r"most_delta must be >= 0\.9, got 0\.0001"),
+        ({"privacy": replace(WISHED, delta=1e-5)}, {}, r"most_epsilon must be >= 1e\+06, got 10"),
+        ({"sessions": 4}, {}, r"most_epsilon must be >= 1\d\.\d+, got 10"),
+        ({}, {"limits": Limits(most_epsilon=4.9)}, r"most_epsilon must be >= 5, got 4\.9"),
+        ({}, {"limits": Limits(most_delta=9e-6)}, "most_delta must be >= 1e-05, got 9e-06"),
+        ({}, {"limits": Limits(least_users=3)}, r"least_users must be <= 2, .* got 3"),
+        ({}, {"limits": Limits(most_epsilon_alone=5.1)}, r"most_epsilon_alone must be >= .*5\.1"),
+        ({}, {"accept": "00"}, "must have the digest that you were told, 00, got"),
+        ({}, {"accept": ""}, "accept must be given where nobody can be asked: --accept {digest}"),
+    ],
+)
+def test_what_a_user_does_not_agree_to_is_refused_in_one_line(
+    command, federated, listening, capsys, settings, changes, words
+) -> None:
+    home = federated(**settings)
+    fixed = {"accept": digest_of(home)}
+    with pytest.raises(ValueError, match=words.format(digest=digest_of(home))) as refused:
+        _options(command, home, **(fixed | changes)).run()
+    assert "\n" not in str(refused.value)
+    assert _nothing_given(home / "user0")
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+
+
+def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) -> None:
+    options = MethodOptions(rounds=4)
+    home = federated(
+        sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
+    )
+    capsys.readouterr()
+    assert _options(Start, home, accept=digest_of(home)[:8]).run() == 0
+    said = capsys.readouterr().out
+    for words in (
+        f"user 0 (hospital-0) of federation {digest_of(home)}",
+        "release by method discriminant; 3 classes: a, b, c",
+        "numbers and 4 of 21, your noise inside: ",
+        "in each of 2 session(s)",
+        "epsilon 2 at delta 1e-05 of one session, 2.96 of all agreed ones: replace one record",
+        "at least 3 of 3 users must be honest",
+        "(epsilon 0): epsilon 2.96 at delta 1e-05; your limits: 10 at 0.0001",
+        "sums of 2 users and more; additive shares among the computation servers",
+        "servers: operator, computation server 1 (adder-1), computation server 2 (adder-2), at",
+        "secret from all computation servers but one",
+        "transform.safetensors: SHA-256 ",
+    ):
+        assert words in said
+    (alone,) = re.findall(r"if all others collude: epsilon ([\d.]+)", said)
+    assert float(alone) > 2.96
+
+
+def test_what_was_accepted_in_this_folder_is_not_asked_again(
+    initiated, engine: Engine, capsys
+) -> None:
+    home = initiated()
+    asked = Start(
+        home / "user0", invitation=home / "fed" / "invitation", embeddings=home / "user0/embeddings"
+    )
+    assert replace(asked, accept=digest_of(home)).run() == 0
+    assert asked.run() == 0
+    with pytest.raises(ValueError, match="most_epsilon must be"):
+        replace(asked, limits=Limits(most_epsilon=1.0)).run()
+    shutil.rmtree(home / "user0" / "state")
+    with pytest.raises(ValueError, match="accept must be given"):
+        asked.run()
+    assert len(engine.nodes) == 2
+
+
+def test_a_computation_server_gives_nothing_away_and_is_not_asked(
+    initiated, engine: Engine
+) -> None:
+    home = initiated(users=3, servers=1, privacy=WISHED)
+    server = Start(home / "server1", invitation=home / "fed" / "invitation")
+    assert server.run() == 0
+    with pytest.raises(ValueError, match="must have the digest that you were told"):
+        replace(server, accept="00").run()
+
+
+class Terminal:
+    """A command in a process of its own, at a terminal."""
+
+    def __init__(self, options: Start | Report, name: str) -> None:
+        self._leader, follower = pty.openpty()
+        self._process = subprocess.Popen(
+            _command_line(options, name),
+            env=_environment(),
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            start_new_session=True,
+        )
+        os.close(follower)
+        self.said = ""
+
+    def until(self, words: str) -> None:
+        """Reads on until the command has said this, or has ended."""
+        while words not in self.said:
+            try:
+                self.said += os.read(self._leader, 4096).decode()
+            except OSError:  # all have closed the other end
+                return
+
+    def answer(self, line: str) -> None:
+        os.write(self._leader, line.encode() + b"\n")
+
+    def end(self) -> int:
+        self.until("\0")
+        self._process.wait(60)
+        return self.kill()
+
+    def kill(self) -> int:
+        """Ends it if it has not ended; its exit code."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        os.close(self._leader)
+        return self._process.wait(60)
+
+
+def _command_line(options: Start | Report, name: str) -> list[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "train_distributed", "federation", name]
+    command += ["--folder", str(options.folder), "--invitation", str(options.invitation)]
+    command += ["--embeddings", str(options.embeddings), "--patience", str(options.patience)]
+    return command + (["--window", str(options.window)] if isinstance(options, Report) else [])
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_user_at_a_terminal_is_asked(command, federated, listening) -> None:
+    home = federated()
+    no = Terminal(_options(command, home), command.__name__.lower())
+    no.until("yes or no: ")
+    assert digest_of(home) in no.said
+    assert "epsilon 5 at delta 1e-05" in no.said
+    no.answer("no")
+    assert no.end() == 2
+    assert f"answer must be yes to take part in federation {digest_of(home)}, got 'no'" in no.said
+    assert _nothing_given(home / "user0")
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs the flower extra")
+def test_with_its_yes_a_user_takes_part(command, federated, listening) -> None:
+    home, name = federated(), command.__name__.lower()
+    yes = Terminal(_options(command, home, patience=60.0), name)
+    yes.until("yes or no: ")
+    yes.answer("yes")
+    listening.settimeout(60)
+    line, _ = listening.accept()
+    line.close()
+    yes.kill()
+    assert (home / "user0" / "state").exists()
+
+
+def test_without_a_terminal_a_process_is_refused_in_one_line(command, federated, listening) -> None:
+    home = federated()
+    done = subprocess.run(
+        _command_line(_options(command, home), command.__name__.lower()),
+        env=_environment(),
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(
+        f"accept must be given where nobody can be asked: --accept {digest_of(home)}"
+    )
+    assert _nothing_given(home / "user0")
+    with pytest.raises(BlockingIOError):
+        listening.accept()

@@ -1,0 +1,105 @@
+"""What a user agrees to: the terms are shown, held against its own limits, and accepted by it."""
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.ledger import Account, accepted
+from train_distributed.secure_sum.session import FIRST_SERVER
+
+if TYPE_CHECKING:
+    from train_distributed.flower.evaluation_task import EvaluationTask
+    from train_distributed.flower.model_task import ModelTask
+
+MOST_CLASSES = 20  # that are shown
+
+
+def consent(
+    task: "ModelTask | EvaluationTask",
+    invitation: Invitation,
+    user: int,
+    account: Account,
+    accept: str,
+) -> None:
+    """Shows what a user takes part in, and returns if it is within its limits and accepted.
+
+    Accepted are the federation whose digest was given, and the one that this folder took part in
+    before: its digest covers everything that is shown. Otherwise the user is asked.
+
+    Args:
+        task: what was agreed on.
+        invitation: as the operator handed it out, whose digest begins with `accept`.
+        user: who is asked.
+        account: what was given away, and the limits.
+        accept: how the federation's digest begins; empty: not said.
+
+    Raises:
+        ValueError: above a limit, or not accepted. Nothing was sent or counted.
+    """
+    federation, limits = invitation.federation, account.limits
+    limits.validate()
+    if federation.certain < limits.least_users:
+        raise ValueError(
+            f"least_users must be <= {federation.certain}, the fewest users of whom federation "
+            f"{federation.digest.hex()} opens a sum, got {limits.least_users}"
+        )
+    if (alone := task.epsilon_if_all_others_collude) > limits.most_epsilon_alone:
+        raise ValueError(
+            f"most_epsilon_alone must be >= {alone:g}, got {limits.most_epsilon_alone:g}"
+        )
+    account.check()
+    for line in terms(task, invitation, user, account):
+        print(line)
+    if accept or accepted(account.folder, federation, user):
+        return
+    digest = federation.digest.hex()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ValueError(f"accept must be given where nobody can be asked: --accept {digest}")
+    print("Take part? yes or no: ", end="", flush=True)
+    if (answer := sys.stdin.readline().strip()) != "yes":
+        raise ValueError(f"answer must be yes to take part in federation {digest}, got {answer!r}")
+
+
+def terms(
+    task: "ModelTask | EvaluationTask", invitation: Invitation, user: int, account: Account
+) -> Iterator[str]:
+    """What a user gives away to whom, line by line; every ε and δ is rounded up."""
+    from train_distributed.flower.documents.transform import transform_hash
+    from train_distributed.flower.sum_task import SUMS
+    from train_distributed.one_shot.released.card.content import rounded_up
+    from train_distributed.one_shot.report import class_names
+
+    federation, guarantee = invitation.federation, task.guarantee
+    privacy, limits, (before, after) = guarantee.privacy, account.limits, account.totals()
+    names = class_names(task.terms.class_names, task.terms.num_classes)
+    shown = [*names[:MOST_CLASSES], *(["..."] if len(names) > MOST_CLASSES else [])]
+    more = federation.rounds * federation.round_dimension
+    size = task.integers.code.bits // 8 * (federation.dimension + more)
+    rounds = f" and {federation.rounds} of {federation.round_dimension}" if more else ""
+    delta = f"delta {rounded_up(privacy.delta)}"
+    dishonest = guarantee.min_survivors - guarantee.honest
+    others = [federation.call(p) for p in sorted(federation.verifying) if p >= FIRST_SERVER]
+    yield f"{federation.call(user)} of federation {federation.digest.hex()}"
+    yield f"  {task.kind} by method {task.terms.method}; {len(names)} classes: {', '.join(shown)}"
+    yield (
+        f"  sent: one vector of {federation.dimension} numbers{rounds}, your noise inside: "
+        f"{size} bytes before encryption, in each of {federation.sessions} session(s)"
+    )
+    yield (
+        f"  epsilon {rounded_up(privacy.epsilon)} at {delta} of one session, "
+        f"{rounded_up(task.epsilon_of_all_sessions)} of all agreed ones: "
+        f"{privacy.report()['neighbouring']}"
+    )
+    yield f"  at least {guarantee.users - dishonest} of {guarantee.users} users must be honest"
+    alone = rounded_up(task.epsilon_if_all_others_collude)
+    yield f"  if all others collude: epsilon {alone} of all agreed sessions"
+    yield (
+        f"  with all that you gave away before (epsilon {rounded_up(before.epsilon())}): epsilon "
+        f"{rounded_up(after.epsilon())} at delta {rounded_up(after.least_delta)}; your limits: "
+        f"{limits.most_epsilon:g} at {limits.most_delta:g}"
+    )
+    yield f"  sums of {federation.certain} users and more; {SUMS[federation.protocol]}"
+    yield f"  servers: {', '.join(others)}, at {invitation.superlink}"
+    yield f"  secret from {task.holds_against}"
+    yield f"  {invitation.agreed.name}: SHA-256 {transform_hash(invitation.agreed)}"

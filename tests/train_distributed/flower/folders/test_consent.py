@@ -184,7 +184,7 @@ class Terminal:
 
     def end(self) -> int:
         self.until("\0")
-        self._process.wait(60)
+        self._process.wait(240)
         return self.kill()
 
     def kill(self) -> int:
@@ -192,7 +192,7 @@ class Terminal:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         os.close(self._leader)
-        return self._process.wait(60)
+        return self._process.wait(240)
 
 
 def _command_line(options: Start | Report, name: str) -> list[str]:
@@ -227,7 +227,7 @@ def test_with_its_yes_a_user_takes_part(command, federated, listening) -> None:
     yes = Terminal(_options(command, home, patience=60.0), name)
     yes.until("yes or no: ")
     yes.answer("yes")
-    listening.settimeout(60)
+    listening.settimeout(120)
     line, _ = listening.accept()
     line.close()
     yes.kill()
@@ -242,7 +242,7 @@ def test_without_a_terminal_a_process_is_refused_in_one_line(command, federated,
         capture_output=True,
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -25,7 +25,7 @@ def consent(
     """Shows what a user takes part in, and returns if it is within its limits and accepted.
 
     Accepted are the federation whose digest was given, and the one that this folder took part in
-    before: its digest covers everything that is shown. Otherwise the user is asked.
+    before: its digest covers all that was agreed on. Otherwise the user is asked.
 
     Args:
         task: what was agreed on.
@@ -56,7 +56,11 @@ def consent(
     digest = federation.digest.hex()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ValueError(f"accept must be given where nobody can be asked: --accept {digest}")
-    print("Take part? yes or no: ", end="", flush=True)
+    print(
+        "Is this the digest that you were told, and do you take part? yes or no: ",
+        end="",
+        flush=True,
+    )
     if (answer := sys.stdin.readline().strip()) != "yes":
         raise ValueError(f"answer must be yes to take part in federation {digest}, got {answer!r}")
 

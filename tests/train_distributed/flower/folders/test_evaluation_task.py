@@ -11,10 +11,11 @@ from embed import EmbeddingSet
 from embed.draws import random_keys
 from embed.hold_out import hold_out
 from train_distributed import Privacy, Release, release
-from train_distributed.commands.federation import Init, Join
+from train_distributed.commands.federation import Init, Join, Start
 from train_distributed.flower.documents.evaluation_terms import EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.evaluation_task import EvaluationTask, task_of
 from train_distributed.flower.sum_task import Facts
 from train_distributed.one_shot.released.evaluate import summed
@@ -58,6 +59,19 @@ def read(operator: Path) -> EvaluationTask:
     found = task_of(Federation.load(operator / "federation.json"), operator / "model.safetensors")
     assert isinstance(found, EvaluationTask)
     return found
+
+
+def test_an_evaluation_is_agreed_to_as_well(operator: Path, tmp_path: Path, capsys) -> None:
+    rows = tmp_path / "rows0"
+    start = Start(tmp_path / "user0", invitation=operator / "invitation", embeddings=rows)
+    with pytest.raises(ValueError, match="most_epsilon must be >= 50, got 10"):
+        start.run()
+    with pytest.raises(ValueError, match="accept must be given where nobody can be asked"):
+        replace(start, limits=Limits(most_epsilon=50.0)).run()
+    said = capsys.readouterr().out
+    assert "evaluation by method confusion-matrix; 3 classes: a, b, c" in said
+    assert "model.safetensors: SHA-256" in said
+    assert not (tmp_path / "user0" / "state").exists()
 
 
 def test_users_send_their_counts_and_the_sum_becomes_a_report(

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from train_distributed.flower.desk import ComputationDesk
-from train_distributed.flower.sum_task import SumTask
+from train_distributed.flower.model_task import ModelTask
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 def _holds_against(federation: Any) -> str:
-    task: Any = SimpleNamespace(federation=federation)
-    return vars(SumTask)["holds_against"].fget(task)
+    told: Any = ModelTask.holds_against
+    return told.fget(SimpleNamespace(federation=federation))
 
 
 def test_two_servers_are_too_few(make_trial: Callable) -> None:

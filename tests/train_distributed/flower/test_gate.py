@@ -11,13 +11,18 @@ import pytest
 flwr = pytest.importorskip("flwr", reason="needs the flower extra")
 
 from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from flwr.app.message import remove_content_from_message  # noqa: E402
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER  # noqa: E402
+from flwr.common.serde import message_to_proto  # noqa: E402
 from flwr.proto.fleet_pb2 import (  # noqa: E402
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
     PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
 )
+from flwr.proto.message_pb2 import PushObjectRequest  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.supercore.constant import (  # noqa: E402
     FLEET_HTTP_PUBLIC_KEY_HEADER,
@@ -66,7 +71,8 @@ class World:
             self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in public[:2]
         ]
         nodes = dict(zip(public[:2], self.nodes, strict=True))
-        self.gate = Gate(self.state, nodes, LARGEST)
+        self.post = Post(self.state, LARGEST)
+        self.gate = Gate(self.state, nodes, LARGEST, self.post.note)
         self.read, self.proven = 0, list[bytes]()
 
     def signed(self, who: int, **changes: str) -> dict[str, str]:
@@ -102,6 +108,13 @@ class World:
 
         asyncio.run(self.gate(scope, receive, send))
         return sent[0]["status"], sent[1]["body"]
+
+    def send(self, call: str, request: Any) -> bytes:
+        """What the first node is answered."""
+        path = f"/v1/fleet/{call}"
+        status, answer = self.call(path, request.SerializeToString(), self.signed(0))
+        assert status == 200, call
+        return answer
 
 
 @pytest.fixture
@@ -172,9 +185,8 @@ def test_a_node_speaks_for_itself(world: World) -> None:
     assert world.call("/v1/fleet/activate-node", body, world.signed(1))[0] == 401
     assert world.call("/v1/fleet/activate-node", body, world.signed(0))[0] == 200
     assert world.call("/v1/fleet/activate-node", body, world.signed(0))[0] == 409  # is here already
-    post = Post(world.state, LARGEST)
-    assert post.here() == [world.nodes[0]]
-    post.send(world.nodes[0], b"question")
+    assert world.post.here() == [world.nodes[0]]
+    world.post.send(world.nodes[0], b"question")
     assert pull(1, world.nodes[0])[0] == 401
     status, answer = pull(0, world.nodes[0])
     assert status == 200
@@ -182,7 +194,38 @@ def test_a_node_speaks_for_itself(world: World) -> None:
     away = DeactivateNodeRequest(node_id=world.nodes[0]).SerializeToString()
     assert world.call("/v1/fleet/deactivate-node", away, world.signed(1))[0] == 401
     assert world.call("/v1/fleet/deactivate-node", away, world.signed(0))[0] == 200
-    assert post.here() == []
+    assert world.post.here() == []
+
+
+def test_the_last_answer_of_a_node_that_leaves_at_once_arrives(world: World) -> None:
+    """Flower gives out no answers of a node that is away."""
+    node, send = world.nodes[0], world.send
+    send("activate-node", ActivateNodeRequest(public_key=world.public[0], heartbeat_interval=30))
+    world.post.send(node, b"is it over?")
+    pulled = send("pull-messages", PullMessagesRequest(node=Node(node_id=node)))
+    asked = PullMessagesResponse.FromString(pulled).messages_list[0].metadata
+    message, tree, objects = envelope.wrap(
+        b"it is",
+        run_id=asked.run_id,
+        src_node_id=node,
+        dst_node_id=asked.src_node_id,
+        reply_to_message_id=asked.message_id,
+        group_id=asked.group_id,
+        ttl=60.0,
+    )
+    about = {"node": Node(node_id=node)}
+    announced = PushMessagesRequest(
+        **about,
+        messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[tree],
+        clientapp_runtime_list=[0.0],
+    )
+    pushed = PushMessagesResponse.FromString(send("push-messages", announced))
+    for name in pushed.objects_to_push:
+        about |= {"run_id": asked.run_id, "session_id": pushed.session_id, "object_id": name}
+        send("push-object", PushObjectRequest(**about, object_content=objects[name]))
+    send("deactivate-node", DeactivateNodeRequest(node_id=node))
+    assert world.post.collect() == [(node, b"it is", "")]
 
 
 def test_broken_bodies_are_refused(world: World) -> None:

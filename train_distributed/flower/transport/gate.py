@@ -49,15 +49,18 @@ _KEY, _SIGNATURE, _TIME = (
 class Gate:
     """An ASGI application with the eight calls."""
 
-    def __init__(self, state: Any, nodes: Mapping[bytes, int], largest: int) -> None:
+    def __init__(
+        self, state: Any, nodes: Mapping[bytes, int], largest: int, leaving: Callable[[], None]
+    ) -> None:
         """Opens nothing yet.
 
         Args:
             state: the SuperLink's.
             nodes: public key, as Flower sends it -> the node registered with it.
             largest: bytes of the largest object.
+            leaving: called before a node is away, while the state still gives out its answers.
         """
-        self._nodes, self._largest = dict(nodes), largest
+        self._nodes, self._largest, self._leaving = dict(nodes), largest, leaving
         store = state.object_store
         self._calls: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
             "activate-node": (ActivateNodeRequest, lambda r: handlers.activate_node(r, state)),
@@ -121,6 +124,8 @@ class Gate:
             request = kind.FromString(await _body(receive))
             if not self._speaks_for(request, key):
                 return 401, b""
+            if kind is DeactivateNodeRequest:
+                self._leaving()
             return 200, handler(request).SerializeToString()
         except Exception:  # whatever a node can send: Flower's own errors, broken protobuf
             return 409, b""

@@ -69,8 +69,9 @@ class Hub:
             key: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in keys
         }
         self._post = Post(state, self._largest)
+        gate = Gate(state, self._nodes, self._largest, self._post.note)
         self._socket = socket.create_server((config["host"], config["port"]), backlog=1024)
-        self._serving = _serving(Gate(state, self._nodes, self._largest), config)
+        self._serving = _serving(gate, config)
         own = Path(os.environ["TMPDIR"])
         self._confined = confine(own, (), 2**31 + 64 * self._largest)
 

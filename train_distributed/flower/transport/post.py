@@ -38,6 +38,7 @@ class Post:
         state.activate_task(self._task)
         self._beaten = time.monotonic()
         self._asked: dict[int, _Question] = {}
+        self._refused: dict[int, str] = {}  # node -> words, of answers that are errors
         self._lock = threading.RLock()
 
     def here(self) -> list[int]:
@@ -85,7 +86,8 @@ class Post:
             self._state.acknowledge_task_heartbeat(self._task)
             self._beaten = time.monotonic()
         with self._lock:
-            refused = self._announced()
+            self.note()
+            refused, self._refused = self._refused, {}
             arrived = [q.node for q in self._asked.values() if q.reply is not None]
         found: list[tuple[int, bytes | None, str]] = [(n, None, w) for n, w in refused.items()]
         for node in arrived:
@@ -93,21 +95,23 @@ class Post:
                 found += self._read(node)
         return found
 
-    def _announced(self) -> dict[int, str]:
-        """Notes which questions have an answer; node -> words, where it is an error."""
-        asked = {q.message: q for q in self._asked.values() if q.reply is None}
-        refused = {}
-        for reply in self._state.get_message_res(set(asked), self._run) if asked else []:
-            question = asked[reply.metadata.reply_to_message_id]
-            if reply.metadata.src_node_id == SUPERLINK_NODE_ID:
-                # Flower's own words for a node that is away; it may come back in time
-                self._state.object_store.delete(reply.metadata.message_id)
-                continue
-            question.reply = reply.metadata.message_id
-            if reply.has_error():
-                refused[question.node] = str(reply.error.reason)[:300]
-                self.forget(question.node)
-        return refused
+    def note(self) -> None:
+        """Notes which questions have an answer.
+
+        Needed before a node leaves: of a node that is away Flower says so in place of its answer.
+        """
+        with self._lock:
+            asked = {q.message: q for q in self._asked.values() if q.reply is None}
+            for reply in self._state.get_message_res(set(asked), self._run) if asked else []:
+                question = asked[reply.metadata.reply_to_message_id]
+                if reply.metadata.src_node_id == SUPERLINK_NODE_ID:
+                    # Flower's own words for a node that is away; it may come back in time
+                    self._state.object_store.delete(reply.metadata.message_id)
+                    continue
+                question.reply = reply.metadata.message_id
+                if reply.has_error():
+                    self._refused[question.node] = str(reply.error.reason)[:300]
+                    self.forget(question.node)
 
     def _read(self, node: int) -> list[tuple[int, bytes | None, str]]:
         question = self._asked.get(node)

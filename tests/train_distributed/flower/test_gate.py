@@ -213,17 +213,22 @@ def test_the_last_answer_of_a_node_that_leaves_at_once_arrives(world: World) -> 
         group_id=asked.group_id,
         ttl=60.0,
     )
-    about = {"node": Node(node_id=node)}
     announced = PushMessagesRequest(
-        **about,
+        node=Node(node_id=node),
         messages_list=[message_to_proto(remove_content_from_message(message))],
         message_object_trees=[tree],
         clientapp_runtime_list=[0.0],
     )
     pushed = PushMessagesResponse.FromString(send("push-messages", announced))
     for name in pushed.objects_to_push:
-        about |= {"run_id": asked.run_id, "session_id": pushed.session_id, "object_id": name}
-        send("push-object", PushObjectRequest(**about, object_content=objects[name]))
+        part = PushObjectRequest(
+            node=Node(node_id=node),
+            run_id=asked.run_id,
+            object_id=name,
+            object_content=objects[name],
+            session_id=pushed.session_id,
+        )
+        send("push-object", part)
     send("deactivate-node", DeactivateNodeRequest(node_id=node))
     assert world.post.collect() == [(node, b"it is", "")]
 

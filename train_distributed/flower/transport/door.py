@@ -133,7 +133,9 @@ def _strangers(registered: int) -> int:
     """Places for strangers: a quarter of the open files, or what registered keys leave of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if 0 <= soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft = wanted if soft == resource.RLIM_INFINITY else max(soft, wanted)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = wanted if soft == resource.RLIM_INFINITY else soft
     return max(16, min(STRANGERS, soft // 4, soft - registered))

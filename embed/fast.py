@@ -49,7 +49,7 @@ def fast_forward(
 
 
 def filled_up(forward: Callable[[Tensor], Tensor], batch: int) -> Callable[[Tensor], Tensor]:
-    """The same function, which only ever sees batches of one size: smaller ones end in black.
+    """A function that takes any number of pictures up to `batch` and fills them up with black ones.
 
     Kernels sum in another order for another number of pictures, and rows would then differ by how
     many others are in their batch.

@@ -139,7 +139,7 @@ class EmbeddingSet:
 
     @property
     def held_out_seed(self) -> int | None:
-        """Seed that says which rows were held out; None: no seed does."""
+        """Seed by which rows were held out; None: none were, or the operating system drew them."""
         told = self.meta.get("held_out")
         return told.get("seed") if isinstance(told, dict) else None
 

@@ -99,7 +99,7 @@ def choose(
 
 
 def one_by_one(forward: Forward) -> Forward:
-    """The same function, picture by picture: no other one can change a picture's embedding."""
+    """A function that embeds one picture at a time, so that no other one changes its embedding."""
     return lambda images: torch.cat([forward(image[None]) for image in images])
 
 

@@ -182,9 +182,9 @@ def _run_secagg(server: SecAggServer, present: Present, log: Log) -> Opened:
 
 def _convict(server: SecAggServer, log: Log) -> Mapping[int, bytes]:
     """Names dealers of false shares; what their partners are asked."""
-    named = server.culprits.keys() | set()
+    named = set(server.culprits)
     questions = server.convict()
-    for user in server.culprits.keys() - named if questions else ():
+    for user in server.culprits.keys() - named:
         log.refuse(name_of(user), f"left out: {server.culprits[user]}".encode())
         log.lost({user}, "unmask")
     return questions

@@ -250,8 +250,7 @@ def add_chunk(summation: FloatSum | IntegerSum, method: Submitted, chunk: Chunk)
         return
     portions = chunk.portions(max(1, BLOCK // method.dimension)) if statistics else [chunk]
     for portion in portions:
-        sent = submissions(method, portion, summation.grid, generator)
-        summation.add(portion.users, sent)
+        summation.add(portion.users, submissions(method, portion, summation.grid, generator))
 
 
 def one_sum(

@@ -189,11 +189,12 @@ class Recovery:
     def _proof(self, dealer: int, shares: Mapping[int, bytes]) -> bytes:
         message = self._recall(dealer, Kind.KEY_SHARES)
         size = {Kind.KEY_SHARES: len(message)}
-        mail, adverts = Mail(self._roster), self._roster.adverts
+        mail = Mail(self._roster)
         mail.post(dealer, read(self._setup.session, message, SERVER, size).payload)
-        return pack_entries(
-            {
-                holder: adverts[holder].payload + (mail.packet(dealer, holder) or b"") + share
-                for holder, share in shares.items()
-            }
-        )
+        shown = {}
+        for holder, share in shares.items():
+            found = mail.packet(dealer, holder)
+            assert found is not None  # it holds a share
+            link, packet = found
+            shown[holder] = link.adverts[1].payload + packet + share
+        return pack_entries(shown)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import MalformedMessage
-from train_distributed.secure_sum.packets import HASHES, packet_bytes
+from train_distributed.secure_sum.packets import HASHES, Link, packet_bytes
 from train_distributed.secure_sum.roster import Roster
 
 
@@ -66,7 +66,7 @@ class Mail:
         sent = among[self._roster.sender[inward]]
         return (inbox if sent.all() else inbox[np.repeat(sent, self._sizes[inward])]).tobytes()
 
-    def packet(self, sender: int, receiver: int) -> bytes | None:
+    def packet(self, sender: int, receiver: int) -> tuple[Link, bytes] | None:
         """What a user that shared keys packed for another; None if it did not, or once cleared."""
         sharing, place = self._roster.sharing, self._roster.setup.session.place
         if sender not in sharing or receiver not in sharing:
@@ -75,8 +75,10 @@ class Mail:
         found = np.flatnonzero(self._roster.receiver[edges] == place[receiver])
         if not len(found) or not len(self._inboxes):
             return None
-        edge = edges.start + int(found[0])
-        return self._inboxes[self._laid[edge] : self._laid[edge] + self._sizes[edge]].tobytes()
+        edge, adverts = edges.start + int(found[0]), self._roster.adverts
+        link = Link(self._roster.setup, sender, receiver, (adverts[sender], adverts[receiver]))
+        packet = self._inboxes[self._laid[edge] : self._laid[edge] + self._sizes[edge]]
+        return link, packet.tobytes()
 
     def clear(self) -> None:
         """Forgets the packets; nobody may complain any more. The hashes stay."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import numpy as np
 
 from train_distributed.secure_sum.complaints import Court
-from train_distributed.secure_sum.conviction import EXPOSED_BYTES, Recall, Recovery
+from train_distributed.secure_sum.conviction import Recall, Recovery
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     Misbehaviour,
@@ -17,21 +17,18 @@ from train_distributed.secure_sum.errors import (
     WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, check_order
+from train_distributed.secure_sum.keys import PrivateKeys, check_order
 from train_distributed.secure_sum.mail import Mail
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.packets import Link, packet_bytes
 from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.roster import Made, Roster
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
-    AGREED_BYTES,
-    COMPLAINT_BYTES,
     SERVER,
     Advert,
     SecAgg,
 )
-from train_distributed.secure_sum.shamir import SHARE_BYTES
+from train_distributed.secure_sum.secagg_rounds import PLACE, ROUNDS, longest_to_server
 from train_distributed.secure_sum.unmasking import Unmasking
 from train_distributed.secure_sum.wire import (
     OVERHEAD,
@@ -42,17 +39,6 @@ from train_distributed.secure_sum.wire import (
     signature_of,
     write,
 )
-
-_ROUNDS = (
-    Kind.ADVERTISE,
-    Kind.KEY_SHARES,
-    Kind.MASKED,
-    Kind.DEFENCE,  # only if somebody complains
-    Kind.AGREED,
-    Kind.REVEAL,
-    Kind.EXPOSED,  # only if a dealer's shares are false
-)
-_PLACE = {kind: place for place, kind in enumerate(_ROUNDS)} | {Kind.COMPLAINT: 2}
 
 
 class SecAggServer:
@@ -94,22 +80,12 @@ class SecAggServer:
         self._sharing = self._statement = b""  # who shared keys (a bitmap); what users sign
         self._told: dict[int, bytes] = {}  # who sent a masked vector -> its word on it
         self._total = np.zeros(self._session.dimension, np.uint64)
-        self._court = Court(self._packet)
+        self._court = Court(lambda sender, receiver: self._mail.packet(sender, receiver))
         self._agreed: dict[int, bytes] = {}
         self._unmasking = Unmasking(self._roster, frozenset(), self._mail.hashes)
         self._recall, self._secrets = recall, dict[int, bytes]()
         self._recovery: Recovery | None = None  # where dealers' shares are false
-        most = len(self._session.order) - 1
-        self._sizes = {
-            Kind.ADVERTISE: ADVERTISE_BYTES,
-            Kind.KEY_SHARES: most * packet_bytes(True),
-            Kind.MASKED: STATEMENT_BYTES + WORD.itemsize * self._session.dimension,
-            Kind.COMPLAINT: COMPLAINT_BYTES,
-            Kind.DEFENCE: most * (4 + KEY_BYTES),
-            Kind.AGREED: AGREED_BYTES,
-            Kind.REVEAL: most * (4 + SHARE_BYTES),
-            Kind.EXPOSED: EXPOSED_BYTES,
-        }
+        self._sizes = longest_to_server(setup)
         self._take: dict[Kind, Callable[[Envelope, bytes], None]] = {
             Kind.ADVERTISE: self._take_advert,
             Kind.KEY_SHARES: lambda e, _: self._mail.post(e.sender, e.payload),
@@ -124,7 +100,7 @@ class SecAggServer:
     @property
     def expects(self) -> Kind:
         """The kind of message that this round takes; REVEAL ends with `convict` or `finish`."""
-        return _ROUNDS[self._round]
+        return ROUNDS[self._round]
 
     @property
     def waiting_for(self) -> frozenset[int]:
@@ -139,7 +115,7 @@ class SecAggServer:
                 signed what no honest user signs is now a culprit.
         """
         envelope = read(self._session, message, SERVER, self._sizes)
-        kind, user, place = envelope.kind, envelope.sender, _PLACE[envelope.kind]
+        kind, user, place = envelope.kind, envelope.sender, PLACE[envelope.kind]
         if not self._open or place > self._round:
             raise OutOfOrder(f"{kind.name} does not belong to the round of {self.expects.name}")
         if place < self._round or user in self._here:
@@ -325,13 +301,6 @@ class SecAggServer:
         return Made(
             sorted(users), lambda u: write(session, kind, SERVER, u, b"".join(parts(u)), signing)
         )
-
-    def _packet(self, sender: int, receiver: int) -> tuple[Link, bytes] | None:
-        packet = self._mail.packet(sender, receiver)
-        if packet is None:
-            return None
-        adverts = self._roster.adverts[sender], self._roster.adverts[receiver]
-        return Link(self._setup, sender, receiver, adverts), packet
 
     def _enough(self, users: Iterable[int]) -> frozenset[int]:
         left, least = frozenset(users), self._setup.graph.signers

@@ -8,7 +8,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.conviction import MOST_CONVICTED, check_proof, proof_bytes
+from train_distributed.secure_sum.conviction import check_proof, proof_bytes
 from train_distributed.secure_sum.errors import (
     OutOfOrder,
     ProtocolError,
@@ -19,7 +19,7 @@ from train_distributed.secure_sum.errors import (
     WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import KEY_BYTES, SIGNATURE_BYTES, PrivateKeys, exchange_key
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, exchange_key
 from train_distributed.secure_sum.masks import pair_seed
 from train_distributed.secure_sum.packets import (
     KEY,
@@ -43,12 +43,11 @@ from train_distributed.secure_sum.secagg import (
     unpack_entries,
     unpack_messages,
 )
+from train_distributed.secure_sum.secagg_rounds import longest_to_user
 from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.shamir import split
 from train_distributed.secure_sum.story import Story
 from train_distributed.secure_sum.wire import (
-    OVERHEAD,
-    WITNESS_BYTES,
     Kind,
     check_vector,
     read,
@@ -100,15 +99,7 @@ class SecAggUser:
         self._alive: frozenset[int] | None = None  # survivors, once shares were revealed
         self._expected: Kind | None = None
         self._agreed = False
-        sets, most = setup.set_bytes, len(self._session.order) - 1
-        self._largest = {
-            Kind.NEIGHBOURS: most * (OVERHEAD + ADVERTISE_BYTES),
-            Kind.INBOX: sets + most * packet_bytes(True),
-            Kind.SURVIVORS: sets,
-            Kind.UNMASK: 4 * sets + setup.graph.signers * SIGNATURE_BYTES + most * WITNESS_BYTES,
-            Kind.ACCUSED: most * (OVERHEAD + COMPLAINT_BYTES),
-            Kind.CONVICTED: MOST_CONVICTED * (4 + proof_bytes(setup)),
-        }
+        self._largest = longest_to_user(setup)
 
     @property
     def agreed(self) -> bool:
@@ -212,7 +203,10 @@ class SecAggUser:
                 self._expected = None
                 named = struct.pack(">I", peer) + hashlib.sha256(packet).digest()
                 return self._write(Kind.COMPLAINT, named, EVERYONE)
-        seeds = {p: self._pair_seed(p) for p in partners}
+        seeds = {
+            p: pair_seed(self._session.digest, self._masking, self._peers[p].masking, self._user, p)
+            for p in partners
+        }
         self._journal.claim(self._session.digest, "submit", b"")
         vector = self._vector() if callable(self._vector) else self._vector
         check_vector(vector, self._session.dimension)
@@ -296,10 +290,6 @@ class SecAggUser:
         count, threshold = sum(u in users for u in self._list), self._setup.graph.threshold
         if count < threshold:
             raise TooFewUsers(f"users of its list that {what} must be >= {threshold}, got {count}")
-
-    def _pair_seed(self, peer: int) -> bytes:
-        digest, public = self._setup.session.digest, self._peers[peer].masking
-        return pair_seed(digest, self._masking, public, self._user, peer)
 
     def _once(self, peer: int) -> bytes:
         """The private key used once, for the packet to a partner."""

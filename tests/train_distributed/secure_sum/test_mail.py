@@ -81,8 +81,13 @@ def test_every_inbox_holds_what_was_packed_for_it(roster: Roster, silent: tuple[
         expected = b"".join(_packet(roster, p, user) for p in senders)
         assert mail.inbox(user, roster.among(sharing)) == expected
         for sender in order:
-            packet = mail.packet(sender, user)
-            assert packet == (_packet(roster, sender, user) if sender in senders else None)
+            found = mail.packet(sender, user)
+            assert (found is not None) == (sender in senders)
+            if found is not None:
+                link, packet = found
+                assert packet == _packet(roster, sender, user)
+                ends = (roster.adverts[sender], roster.adverts[user])
+                assert (link.sender, link.receiver, link.adverts) == (sender, user, ends)
         dealers = [p for p in senders if user in _list(roster, p)]
         shown = mail.hashes[roster.held[roster.holding(user)]]
         assert shown.tobytes() == b"".join(_packet(roster, p, user)[HASHES] for p in dealers)

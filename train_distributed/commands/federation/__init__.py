@@ -162,8 +162,8 @@ class Start:
     embeddings: Path | None = None
     """A user: its embedding set."""
     accept: str = ""
-    """A party: digest of the federation that it takes part in, or how it begins, as told by another
-    way. A user who leaves it out is shown the terms and asked, once for a federation."""
+    """A party: the federation's digest, or its first characters, as you were told over another
+    channel. A user who leaves it out is shown the terms and asked, once per federation."""
     limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
     """File that counts what is given away. A user: beside the embedding set, NAME.ledger, if left

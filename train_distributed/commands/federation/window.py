@@ -71,8 +71,8 @@ class Report:
     embeddings: Path
     """The embedding set."""
     accept: str = ""
-    """Digest of the federation, or how it begins, as told by another way. Who leaves it out is
-    shown the terms and asked, once for a federation."""
+    """The federation's digest, or its first characters, as you were told over another channel. Who
+    leaves it out is shown the terms and asked, once per federation."""
     limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
     """File that counts what is given away; beside the embedding set if left out; `none`."""

@@ -9,13 +9,14 @@ class Limits:
     """A user's own limits; a federation beyond one of them is refused before anything is sent."""
 
     most_epsilon: float = 10.0
-    """A user: epsilon of all sums together, with all that its rows and this folder gave away."""
+    """A user: largest epsilon of all that its rows and this folder have given away, together with
+    all agreed sums of this federation."""
     most_delta: float = 1e-4
-    """A user: delta of all sums together, likewise."""
+    """A user: largest delta of the same."""
     least_users: int = 2
-    """A user: fewest users of whom the federation may open a sum."""
+    """A user: smallest number of users whose sum may be opened."""
     most_epsilon_alone: float = math.inf
-    """A user: epsilon of all agreed sums if all other users collude with a server."""
+    """A user: largest epsilon of all agreed sums if all other users collude with a server."""
 
     def validate(self) -> None:
         """Checks the ranges.

@@ -5,7 +5,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -160,25 +159,19 @@ def test_a_report_whose_drawing_was_killed_is_drawn_in_the_same_session(
     assert home.used(0) == 1
 
 
-def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, tmp_path) -> None:
+def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened) -> None:
     home = opened()
     home.report(0).run()
-    first = WindowFile.load(home.window / WINDOW)
-    other = WindowFile(window=replace(first.window, nonce=bytes(32)), addresses=first.addresses)
-    other.save(tmp_path / "other.json")
     with pytest.raises(ValueError, match="sessions must be <= 1, got one more"):
-        home.report(0, window=tmp_path / "other.json").run()
+        home.report(0, window=home.changed_window(nonce=bytes(32))).run()
 
 
-def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened, tmp_path) -> None:
+def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened) -> None:
     """In another window or the same one: the ledger beside the rows remembers."""
     home = opened()
     home.report(0).run()
-    first = WindowFile.load(home.window / WINDOW)
-    other = WindowFile(window=replace(first.window, nonce=bytes(32)), addresses=first.addresses)
-    other.save(tmp_path / "other.json")
     beside = Ledger.open(home.home / "user0" / "embeddings.ledger")
-    for window in (tmp_path / "other.json", home.window / WINDOW):
+    for window in (home.changed_window(nonce=bytes(32)), home.window / WINDOW):
         shutil.rmtree(home.home / "user0" / "state")
         with pytest.raises(ValueError, match=r"sessions must be <= 1, got one more: .* counts 1"):
             home.report(0, window=window).run()
@@ -198,13 +191,10 @@ def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened, tmp_path) -
         ({"opens": 5, "closes": 10}, "report must come from 1970"),
     ],
 )
-def test_a_window_that_was_changed_gets_no_report(opened, tmp_path, changes, words) -> None:
+def test_a_window_that_was_changed_gets_no_report(opened, changes, words) -> None:
     home = opened()
-    first = WindowFile.load(home.window / WINDOW)
-    other = WindowFile(window=replace(first.window, **changes), addresses=first.addresses)
-    other.save(tmp_path / "other.json")
     with pytest.raises(ValueError, match=words):
-        home.report(0, window=tmp_path / "other.json").run()
+        home.report(0, window=home.changed_window(**changes)).run()
     assert home.used(0) == 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from train_distributed.commands.federation.window import Add, Collect, MakeWindo
 from train_distributed.flower.adder_server import serve
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import read_ledger
-from train_distributed.flower.documents.window_file import WINDOW
+from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.evaluation_task import task_of
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.transport.processes import free_port
@@ -79,6 +80,13 @@ class Home:
             patience=5.0,
         )
         return replace(made, **changes)
+
+    def changed_window(self, **changes: Any) -> Path:
+        """The file of a window of the same servers that differs in this."""
+        first = WindowFile.load(self.window / WINDOW)
+        other = replace(first.window, **changes)
+        WindowFile(window=other, addresses=first.addresses).save(self.home / "other.json")
+        return self.home / "other.json"
 
     def collect(self, out: str = "model", **changes) -> Collect:
         made = Collect(self.home / "fed", self.window, self.home / out, patience=5.0)

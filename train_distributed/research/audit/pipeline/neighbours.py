@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.draws import random_keys
@@ -22,6 +23,12 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal, release
 from train_distributed.one_shot.released.evaluate import summed
 from train_distributed.privacy.promise import Privacy
+from train_distributed.research.audit.pipeline.compared import (
+    aligned,
+    differing,
+    rows_of,
+    users_of,
+)
 from train_distributed.research.audit.pipeline.records import Record, replacements
 from train_distributed.research.audit.pipeline.sources import (
     ARRAYS,
@@ -44,7 +51,6 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("svm", {"l2_reg": 0.3, "radius": 0.05}),
     ("discriminant", {"user_clip": 0.5}),
 )
-OF_THE_SUM = ("class_prior",)  # of a report: read off the noised sum, which the promise covers
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,7 @@ def of_rows(laboratory: Laboratory, source: str, where: str, **options: Any) -> 
 
 def of_draws(first: EmbeddingSet, second: EmbeddingSet, kind: str) -> Iterator[Check]:
     """`embed hold-out`: with one draw, all other rows are in the same part."""
-    counts: dict[By, int] = {"record": len(first), "user": len(np.unique(_users(first)))}
+    counts: dict[By, int] = {"record": len(first), "user": len(np.unique(users_of(first)))}
     for by, count in counts.items():
         if count < 2:
             continue
@@ -190,24 +196,15 @@ def of_sums(
             transform=transform,
             noise="float" if shuffled else "discrete",
             generator=torch.Generator().manual_seed(1) if shuffled else None,
-            rehearsal=Rehearsal(known_noise=range(len(np.unique(_users(rows))))),
+            rehearsal=Rehearsal(known_noise=range(len(np.unique(users_of(rows))))),
             reserve=claims.update,
             **options,
         )
 
     pair = [made(rows) for rows in (first, second)]
     opened = [each.opened for each in pair if each.opened is not None]
-    moved = float((opened[0] - opened[1]).norm())
     claim = claims["sensitivity"] * math.sqrt(claims.get("compositions", 1))
-    told = _differing(pair[0].report, pair[1].report)
-    return Check(
-        command="run",
-        where=where,
-        kind=kind,
-        moved=moved / claim,
-        broken=moved > claim or bool(told),
-        found=f"sum moved by {moved:.4g} of {claim:.4g}; report differs in {told or 'nothing'}",
-    )
+    return _sums_check("run", where, kind, opened, claim, [each.report for each in pair])
 
 
 def of_evaluations(
@@ -215,10 +212,10 @@ def of_evaluations(
 ) -> Iterator[Check]:
     """`evaluate`, where the record is held out: as `of_sums`."""
     keys = random_keys(len(first))
-    keys[[a != b for a, b in zip(_rows(first), _rows(second), strict=True)]] = 2**64 - 1
+    keys[[a != b for a, b in zip(rows_of(first), rows_of(second), strict=True)]] = 2**64 - 1
     pair = [hold_out(each, 0.5, keys=keys) for each in (first, second)]
     model = release(pair[0], "class-sums", PROMISE, transform=transform)
-    users = range(len(np.unique(_users(first)[pair[0].split == 2])))
+    users = range(len(np.unique(users_of(first)[pair[0].split == 2])))
     for overlap in ("refuse", "add"):
         claims: dict[str, Any] = {}
         found = [
@@ -232,38 +229,16 @@ def of_evaluations(
             )
             for each in pair
         ]
-        moved = float((found[0].opened - found[1].opened).norm())
+        opened, reports = [each.opened for each in found], [each.report for each in found]
         claim = claims["sensitivity"]
-        told = _differing(found[0].report, found[1].report)
-        yield Check(
-            command="evaluate",
-            where=f"overlap {overlap}",
-            kind=kind,
-            moved=moved / claim,
-            broken=moved > claim or bool(told),
-            found=f"sum moved by {moved:.4g} of {claim:.4g}; report differs in {told or 'nothing'}",
-        )
-
-
-def aligned(first: EmbeddingSet, second: EmbeddingSet) -> EmbeddingSet:
-    """The second set with every row where the first has it; the one that differs takes its place.
-
-    What is done with rows afterwards is a matter of sums and random draws, for which places mean
-    nothing; two sets are compared under one draw.
-    """
-    places: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for place, row in enumerate(_rows(second)):
-        places[row].append(place)
-    order = [places[row].pop() if places[row] else -1 for row in _rows(first)]
-    left = [place for rest in places.values() for place in rest]
-    return second.subset(np.array([left.pop() if place < 0 else place for place in order]))
+        yield _sums_check("evaluate", f"overlap {overlap}", kind, opened, claim, reports)
 
 
 def _rows_check(
     command: str, where: str, kind: str, first: EmbeddingSet, second: EmbeddingSet
 ) -> Check:
     """All rows but one must be in both sets, as often."""
-    rows = [Counter(_rows(each)) for each in (first, second)]
+    rows = [Counter(rows_of(each)) for each in (first, second)]
     gone, new = (rows[0] - rows[1]).total(), (rows[1] - rows[0]).total()
     return Check(
         command=command,
@@ -275,36 +250,24 @@ def _rows_check(
     )
 
 
-def _rows(rows: EmbeddingSet) -> Iterator[tuple[Any, ...]]:
-    """Every row by its bits, class, user and split."""
-    classes, users = rows.meta.get("class_names") or (), rows.meta.get("user_names")
-    named = _users(rows)
-    for place, row in enumerate(np.asarray(rows.embeddings)):
-        label, user = int(rows.labels[place]), int(named[place])
-        yield (
-            row.tobytes(),
-            classes[label] if classes and label >= 0 else label,
-            users[user] if users else user,
-            int(rows.split[place]),
-        )
-
-
-def _users(rows: EmbeddingSet) -> np.ndarray:
-    return np.zeros(len(rows), np.int64) if rows.users is None else rows.users
-
-
-def _differing(first: Any, second: Any, at: str = "") -> list[str]:
-    """Places in which two reports differ, those of the noised sum left out."""
-    if at in OF_THE_SUM:
-        return []
-    if isinstance(first, dict) and isinstance(second, dict):
-        names = sorted(first.keys() | second.keys())
-        return [
-            place
-            for name in names
-            for place in _differing(first.get(name), second.get(name), f"{at}.{name}".strip("."))
-        ]
-    return [] if first == second else [at]
+def _sums_check(
+    command: str,
+    where: str,
+    kind: str,
+    opened: Sequence[Tensor],
+    claim: float,
+    reports: Sequence[Mapping[str, Any]],
+) -> Check:
+    """The sum moves by the claim at most, and what stands beside it is the same."""
+    moved, told = float((opened[0] - opened[1]).norm()), differing(reports[0], reports[1])
+    return Check(
+        command=command,
+        where=where,
+        kind=kind,
+        moved=moved / claim,
+        broken=moved > claim or bool(told),
+        found=f"sum moved by {moved:.4g} of {claim:.4g}; report differs in {told or 'nothing'}",
+    )
 
 
 @contextlib.contextmanager

@@ -23,11 +23,11 @@ class Record:
 
 
 def records_of(images: ImageSet, count: int) -> list[Record]:
-    """The first pictures of a set as PNG files; without users each third is one of three users'.
+    """Pictures from all over a set, as PNG files; one without users is divided among three.
 
     Args:
         images: labelled.
-        count: most of them, taken evenly from the whole set.
+        count: how many to take at most.
 
     Raises:
         ValueError: no labels, or fewer than twelve pictures.

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from heads.descent import Problem, gradient_rounding, solve, solve_large
-from heads.head import Head
-from heads.ranges import check_precision
+from heads.head import Head, check_precision
 from heads.rows import check_counts, check_norms, check_trainable
 from heads.spaces import Gram, Weights
 

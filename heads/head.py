@@ -10,6 +10,8 @@ from torch import Tensor
 from heads.ranges import require_scale
 
 Bound = Literal["tight", "paper"]
+NARROW_LEAST, NARROW_LARGEST = 1e-12, 1e15  # of a length in float32, so that its square is
+NARROW_SMOOTHNESS = 1e24  # of β in float32: a step of 1/β is far above the smallest number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,3 +152,33 @@ def one_hot(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Rows of the identity: (...) int64 -> (..., K)."""
     encoded = torch.zeros(*y.shape, num_classes, dtype=dtype, device=y.device)
     return encoded.scatter_(-1, y.unsqueeze(-1), 1)
+
+
+def check_precision(head: Head, dtype: torch.dtype) -> None:
+    """Refuses a head whose constants rows of this type cannot carry.
+
+    Float64 carries all that a head may have.
+
+    Args:
+        head: c, R, Λ, L and β.
+        dtype: of the rows.
+
+    Raises:
+        ValueError: naming the constant, its range in float32 and its value.
+    """
+    if dtype == torch.float64:
+        return
+    lengths = {"clip_norm": head.clip_norm, "lipschitz / l2_reg": head.lipschitz / head.l2_reg}
+    if head.radius is not None:
+        lengths["radius"] = head.radius
+    for name, value in lengths.items():
+        if not NARROW_LEAST <= value <= NARROW_LARGEST:
+            raise ValueError(
+                f"{name} must lie in [{NARROW_LEAST}, {NARROW_LARGEST}] for rows in {dtype}, "
+                f"got {value}"
+            )
+    if not head.smoothness <= NARROW_SMOOTHNESS:
+        raise ValueError(
+            f"l2_reg + curvature must be <= {NARROW_SMOOTHNESS} for rows in {dtype}, "
+            f"got {head.smoothness}"
+        )

@@ -5,9 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from heads.head import Head
+from heads.head import Head, check_precision
 from heads.projection import ball_scale, project_ball_, sum_over
-from heads.ranges import check_precision
 from heads.rounding import Method, gram_knows_norm, prefers_gram
 from heads.rows import check_counts, check_rows, row_norms
 from heads.schedule import Rows, Schedule, columns, subtract, take

@@ -23,10 +23,10 @@ FEDERATION = Menu(
         Entry("start", f"{_FOLDER}.federation:Start"),
         Entry("status", f"{_FOLDER}.federation:Status"),
         Entry("renew", f"{_FOLDER}.federation:Renew"),
-        Entry("window", f"{_FOLDER}.federation.window:MakeWindow"),
-        Entry("adder", f"{_FOLDER}.federation.window:Add"),
-        Entry("report", f"{_FOLDER}.federation.window:Report"),
-        Entry("collect", f"{_FOLDER}.federation.window:Collect"),
+        Entry("window", f"{_FOLDER}.federation.collecting:MakeWindow"),
+        Entry("adder", f"{_FOLDER}.federation.adding:Add"),
+        Entry("report", f"{_FOLDER}.federation.reporting:Report"),
+        Entry("collect", f"{_FOLDER}.federation.collecting:Collect"),
     ),
 )
 LEDGER = Menu(

@@ -38,8 +38,9 @@ from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.masks import MASK, cores, sum_masks
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import add_stream, new_seed
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 from train_distributed.secure_sum.simulate import MASKED_INPUT
 from train_distributed.secure_sum.story import Story

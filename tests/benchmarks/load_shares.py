@@ -43,8 +43,8 @@ from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.documents.window_file import WindowFile
 from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import Part, message_bytes
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Window
 
 

@@ -26,10 +26,10 @@ from embed import EmbeddingSet, PublicTransform
 from embed.engines.trial import trial_pictures
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, accounting
+from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot.release import Rehearsal, release
-from train_distributed.privacy.ledger import Ledger
-from train_distributed.privacy.ledger_cost import ROUND_UP, Cost
-from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.privacy.composition import ROUND_UP, Cost
 from train_distributed.research.audit.pipeline.neighbours import COMPUTED, Laboratory, of_rows
 from train_distributed.research.audit.pipeline.records import Record, as_png
 from train_distributed.research.audit.pipeline.sources import SOURCES

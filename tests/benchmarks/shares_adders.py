@@ -15,7 +15,7 @@ from train_distributed.flower.documents.party import write_party
 from train_distributed.flower.documents.window_file import ROLL, WINDOW, WindowFile
 from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.keys import KEY_BYTES
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.window import Window
 
 

@@ -11,7 +11,7 @@ from train_distributed.commands.command_line import command_line
 from train_distributed.commands.run import Run
 
 if TYPE_CHECKING:
-    from train_distributed.privacy.ledger_state import State
+    from train_distributed.ledger.state import State
 
 HTML, MARKDOWN = "card.html", "card.md"
 EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
@@ -40,10 +40,10 @@ class Card:
             FileExistsError: there is a card, or the directory exists.
         """
         from train_distributed.one_shot import Release
-        from train_distributed.one_shot.released.card.assemble import card_of
-        from train_distributed.one_shot.released.card.html import as_html
-        from train_distributed.one_shot.released.card.markdown import as_markdown
-        from train_distributed.one_shot.released.files import MODEL
+        from train_distributed.one_shot.files import MODEL
+        from train_distributed.released.card.assemble import card_of
+        from train_distributed.released.card.html import as_html
+        from train_distributed.released.card.markdown import as_markdown
 
         if self.out is not None:
             refuse_inputs(self.out, (self.model, self.ledger, self.evaluation))
@@ -77,7 +77,7 @@ class Card:
             yield html, markdown
 
     def _hashes(self) -> dict[str, str]:
-        from train_distributed.one_shot.released.card.reproduce import sha256
+        from train_distributed.released.card.reproduce import sha256
 
         files = sorted(path for path in self.model.iterdir() if path.is_file())
         return {path.name: sha256(path) for path in files if path.name not in (HTML, MARKDOWN)}
@@ -86,7 +86,7 @@ class Card:
         """What the ledger says, if it is the one that the release was counted in."""
         if self.ledger is None:
             return None
-        from train_distributed.privacy.ledger import Ledger
+        from train_distributed.ledger.ledger import Ledger
 
         if not self.ledger.is_file():
             raise ValueError(f"ledger must be an existing file, got {self.ledger}")
@@ -99,7 +99,7 @@ class Card:
         """What an evaluation found, if it was of the model with this hash."""
         if self.evaluation is None:
             return None
-        from train_distributed.one_shot.released.files import read_object
+        from train_distributed.one_shot.files import read_object
 
         found = read_object(self.evaluation / EVALUATION)
         if found.get("model") != model:

@@ -14,7 +14,7 @@ from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
-    from train_distributed.commands.counted import Counted
+    from train_distributed.ledger.reservation import Counted
     from train_distributed.partition import Partition
 
 REPORT = "evaluation.json"
@@ -94,11 +94,11 @@ class Evaluate:
         import torch
 
         from embed import EmbeddingSet
-        from train_distributed.commands.counted import Counted
+        from train_distributed.ledger.ledger import Ledger
+        from train_distributed.ledger.reservation import Counted
+        from train_distributed.one_shot.files import MODEL
         from train_distributed.one_shot.model import Release
-        from train_distributed.one_shot.released.evaluate import evaluate
-        from train_distributed.one_shot.released.files import MODEL
-        from train_distributed.privacy.ledger import Ledger
+        from train_distributed.released.evaluate import evaluate
 
         release = Release.load(self.model)
         embeddings = EmbeddingSet.open(self.embeddings)
@@ -139,8 +139,8 @@ class Evaluate:
         import torch
 
         from embed.store import EVALUATION
+        from train_distributed.ledger.fields import hash_of
         from train_distributed.partition import split
-        from train_distributed.privacy.ledger_fields import hash_of
 
         if self.scheme == "own":
             unnamed = embeddings.users is None

@@ -82,9 +82,9 @@ class Export:
         return told
 
     def _rows(self, released: "Release", path: Path) -> tuple[dict[str, Any], tuple[float, int]]:
-        from train_distributed.one_shot.released.export.estimator import load_sklearn, save_sklearn
-        from train_distributed.one_shot.released.export.facts import facts
-        from train_distributed.one_shot.released.export.parity import of_rows, some_rows
+        from train_distributed.released.export.estimator import load_sklearn, save_sklearn
+        from train_distributed.released.export.facts import facts
+        from train_distributed.released.export.parity import of_rows, some_rows
 
         save_sklearn(released, path)
         width = len(released.transform.mean)
@@ -97,9 +97,9 @@ class Export:
     def _pictures(
         self, released: "Release", path: Path
     ) -> tuple[dict[str, Any], tuple[float, int]]:
-        from train_distributed.one_shot.released.encoder import released_encoder
-        from train_distributed.one_shot.released.export.parity import of_pictures, some_pictures
-        from train_distributed.one_shot.released.export.programs import (
+        from train_distributed.released.encoder import released_encoder
+        from train_distributed.released.export.parity import of_pictures, some_pictures
+        from train_distributed.released.export.programs import (
             described,
             picture_size,
             run_onnx,

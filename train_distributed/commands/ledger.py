@@ -9,9 +9,9 @@ from pretrain.cli.json_text import parsed
 from train_distributed.privacy.promise import Unit
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.privacy.ledger import Ledger
-    from train_distributed.privacy.ledger_entry import Limit
-    from train_distributed.privacy.ledger_state import Record, State
+    from train_distributed.ledger.entry import Limit
+    from train_distributed.ledger.ledger import Ledger
+    from train_distributed.ledger.state import Record, State
 
 REPORTS = ("report.json", "evaluation.json")  # what results are told in
 KindName = Literal["release", "evaluation", "re-release"]
@@ -32,7 +32,7 @@ class Place:
         Raises:
             ValueError: not exactly one is given, or the chain is broken.
         """
-        from train_distributed.privacy.ledger import Ledger
+        from train_distributed.ledger.ledger import Ledger
 
         if (self.embeddings is None) == (self.ledger is None):
             given = "neither" if self.embeddings is None else "both"
@@ -117,7 +117,7 @@ class Reserve(Place):
         Raises:
             ValueError: a setting out of range, a limit would be passed, or the chain is broken.
         """
-        from train_distributed.privacy.ledger_entry import Entry
+        from train_distributed.ledger.entry import Entry
 
         entry = Entry(
             **self._rows(),  # pyright: ignore[reportArgumentType]
@@ -143,7 +143,7 @@ class Reserve(Place):
             assert self.data is not None
             return {"data": self.data}
         from embed.store import EmbeddingSet
-        from train_distributed.privacy.ledger_fields import row_fields
+        from train_distributed.ledger.fields import row_fields
 
         return row_fields(EmbeddingSet.open(self.embeddings), self.part or "")
 
@@ -187,7 +187,7 @@ class SetLimit(Place):
         Raises:
             ValueError: out of range, or it allows more without `raise_limit`.
         """
-        from train_distributed.privacy.ledger_entry import Limit
+        from train_distributed.ledger.entry import Limit
 
         limit = Limit(epsilon=self.epsilon, delta=self.delta, unit=self.unit)
         ledger = self.open()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     import numpy as np
 
     from train_distributed.one_shot.model import Release
-    from train_distributed.one_shot.released.predictions import Rows
+    from train_distributed.released.predictions import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Predict:
     def _into(self, partial: Path) -> None:
         from pretrain.cli.progress import Progress
         from train_distributed.one_shot.model import Release
-        from train_distributed.one_shot.released.predictions import write_predictions
+        from train_distributed.released.predictions import write_predictions
 
         released = Release.load(self.model)
         rows = self._rows_of_set(released) if self.data is None else self._rows_of_data(released)
@@ -94,7 +94,7 @@ class Predict:
 
         from embed import EmbeddingSet
         from embed.encoding import refuse_other
-        from train_distributed.one_shot.released.predictions import Rows, own_labels
+        from train_distributed.released.predictions import Rows, own_labels
 
         for name in ("encoder", "weights", "resize"):
             if getattr(self, name) is not None:
@@ -126,13 +126,13 @@ class Predict:
 
     def _rows_of_data(self, released: "Release") -> "Rows":
         from pretrain.cli.device import usual_device
-        from train_distributed.one_shot.released.encoder import released_encoder
-        from train_distributed.one_shot.released.pictures import (
+        from train_distributed.released.encoder import released_encoder
+        from train_distributed.released.pictures import (
             Computing,
             open_pictures,
             picture_rows,
         )
-        from train_distributed.one_shot.released.predictions import own_labels
+        from train_distributed.released.predictions import own_labels
 
         assert self.data is not None
         encoder = released_encoder(released, self.model, name=self.encoder, weights=self.weights)
@@ -150,8 +150,8 @@ class Predict:
         import json
 
         from train_distributed.one_shot.figure import draw_confusion
-        from train_distributed.one_shot.released.metrics import brief
-        from train_distributed.one_shot.released.probabilities import UNKNOWN
+        from train_distributed.one_shot.metrics import brief
+        from train_distributed.one_shot.probabilities import UNKNOWN
 
         read = released.report.get("probabilities", UNKNOWN)
         facts = {"model": self.model.name, "probabilities": read}

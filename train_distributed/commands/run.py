@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
-    from train_distributed.commands.counted import Counted
+    from train_distributed.ledger.reservation import Counted
     from train_distributed.one_shot.model import Release
     from train_distributed.partition import Partition
 
@@ -105,12 +105,12 @@ class Run:
         import torch
 
         from embed import EmbeddingSet
-        from train_distributed.commands.counted import Counted
+        from train_distributed.ledger.fields import hash_of
+        from train_distributed.ledger.ledger import Ledger
+        from train_distributed.ledger.reservation import Counted
         from train_distributed.one_shot.defaults import Circumstances
         from train_distributed.one_shot.intake import known_classes
         from train_distributed.one_shot.report import class_names, with_reason
-        from train_distributed.privacy.ledger import Ledger
-        from train_distributed.privacy.ledger_fields import hash_of
         from train_distributed.research.baselines.learn import learn
 
         settings = self._settings()
@@ -132,7 +132,7 @@ class Run:
         )
         transform = self._transform(private, settings)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
-            from train_distributed.one_shot.released.encoder import carry_encoder
+            from train_distributed.released.encoder import carry_encoder
 
             carry_encoder(private.encoding, partial, self.encoder_weights)
         ledger = Ledger.chosen(self.ledger, self.embeddings)
@@ -260,7 +260,7 @@ class Run:
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
         from train_distributed.one_shot.figure import draw_confusion, draw_release
-        from train_distributed.one_shot.released.metrics import brief
+        from train_distributed.one_shot.metrics import brief
         from train_distributed.research.baselines import multi_round
 
         released.write(partial)

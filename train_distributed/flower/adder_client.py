@@ -24,7 +24,7 @@ from train_distributed.secure_sum.adder import (
 )
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.window import Window
 
 SECONDS = 60.0  # for one answer

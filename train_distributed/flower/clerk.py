@@ -15,7 +15,7 @@ from train_distributed.flower.orders import NONCE_BYTES, PRESENT_BYTES, read_ord
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.wire import OVERHEAD
 
 

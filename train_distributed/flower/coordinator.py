@@ -16,8 +16,8 @@ from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFe
 from train_distributed.secure_sum.journal import Journal, ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg_server import SecAggServer
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.wire import Kind, kind_of
 
 _STEPS = {

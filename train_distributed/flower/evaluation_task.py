@@ -18,18 +18,18 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts, SumTask
+from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.intake import refuse_seeded_split
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import promise_report
-from train_distributed.one_shot.released.evaluate import overlap_words
-from train_distributed.one_shot.released.evaluation import Evaluation
-from train_distributed.one_shot.released.evaluation_estimates import estimate
-from train_distributed.one_shot.released.evaluation_rows import held_out, submissions
 from train_distributed.one_shot.report import suitability, versions
 from train_distributed.one_shot.summation import Integers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.ledger_entry import Kind
+from train_distributed.released.evaluate import overlap_words
+from train_distributed.released.evaluation import Evaluation
+from train_distributed.released.evaluation_estimates import estimate
+from train_distributed.released.evaluation_rows import held_out, submissions
 from train_distributed.secure_sum.opening import Opened
 
 REPORT = "evaluation.json"

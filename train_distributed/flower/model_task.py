@@ -19,10 +19,10 @@ from train_distributed.flower.documents.terms import Terms
 from train_distributed.flower.documents.transform import check_transform, read_transform
 from train_distributed.flower.round_desk import WORD, Rounds
 from train_distributed.flower.sum_task import Facts, SumTask
+from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.methods import (
-    Method,
     build_method,
     method_report,
     model_of,
@@ -42,11 +42,11 @@ from train_distributed.one_shot.parts import (
     zeta_of,
 )
 from train_distributed.one_shot.report import class_names, reported, suitability
+from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.summation import Integers
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.ledger_entry import Kind
 from train_distributed.secure_sum.opening import Opened
 
 

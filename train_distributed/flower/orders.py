@@ -15,7 +15,7 @@ import struct
 from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, WrongSender
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES, PrivateKeys, sign, verify
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 NONCE_BYTES = 32
 PRESENT_BYTES = 2 * NONCE_BYTES + 8

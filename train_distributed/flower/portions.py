@@ -16,7 +16,8 @@ from train_distributed.flower.present import Present
 from train_distributed.flower.progress import Log
 from train_distributed.flower.share_desk import read_refusal, refusals_bytes
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
-from train_distributed.secure_sum.session import EVERYONE, Session, name_of
+from train_distributed.secure_sum.parties import EVERYONE, name_of
+from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.wire import Envelope, Kind, read, receiver_of
 
 Shares = dict[int, dict[int, bytes]]  # user -> server -> its message

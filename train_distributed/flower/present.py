@@ -19,9 +19,9 @@ from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.wire import kind_of
 
 PRESENT_SECONDS = 10.0  # that a node has at least to answer PRESENT

@@ -28,7 +28,7 @@ from train_distributed.flower.orders import NONCE_BYTES, read_order, write_order
 from train_distributed.secure_sum.errors import AlreadyOpened, MalformedMessage
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 CHAIN_BYTES = NONCE_BYTES
 WORD = np.dtype("<f8")

@@ -19,9 +19,9 @@ from train_distributed.secure_sum.errors import (
     TooFewUsers,
 )
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened
+from train_distributed.secure_sum.parties import name_of
 from train_distributed.secure_sum.replicated import Replicated, manifest_digest
 from train_distributed.secure_sum.replicated_server import holding_bytes, holding_of
-from train_distributed.secure_sum.session import name_of
 from train_distributed.secure_sum.tally import tally
 from train_distributed.secure_sum.wire import Kind, payload_of
 

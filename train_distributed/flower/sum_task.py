@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.one_shot.methods import Submission
 from train_distributed.one_shot.parts import epsilon_if_all_others_collude
 from train_distributed.one_shot.reachable import unreachable
+from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import Integers
+from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease
-from train_distributed.privacy.ledger_cost import Cost
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
 

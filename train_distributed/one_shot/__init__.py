@@ -4,16 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train_distributed.one_shot.methods import METHODS, Method, build_method
+    from train_distributed.one_shot.methods import METHODS, build_method
     from train_distributed.one_shot.model import Release
     from train_distributed.one_shot.release import Rehearsal
+    from train_distributed.one_shot.statistic import Method
     from train_distributed.one_shot.users import Chunk, Users
 
 __all__ = ["METHODS", "Chunk", "Method", "Rehearsal", "Release", "Users", "build_method"]
 
 _HOMES = {
     "METHODS": "methods",
-    "Method": "methods",
+    "Method": "statistic",
     "build_method": "methods",
     "Release": "model",
     "Rehearsal": "release",

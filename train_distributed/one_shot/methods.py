@@ -1,7 +1,7 @@
 """The ways to spend the one secure sum, by name."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,65 +13,14 @@ from train_distributed.one_shot.class_prior import checked_prior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, class_counts
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.statistic import Method, Submitted
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
-from train_distributed.privacy.guarantee import Reach
 
 HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
 STATISTICS = {"discriminant": Discriminant, "class-sums": ClassSums, "least-squares": LeastSquares}
 METHODS = (*STATISTICS, *HEADS)
 L2_REG = 1.0  # Λ where none is given
-
-
-class Submission(Reach, Protocol):
-    """A vector of numbers that every user submits, and how far a record moves it."""
-
-    @property
-    def dimension(self) -> int:
-        """D, the length of a submission."""
-        ...
-
-    @property
-    def scale(self) -> float | Tensor:
-        """Factor, or (D,) factors, under which the submission's sensitivity is stated."""
-        ...
-
-    @property
-    def grid_powers(self) -> Tensor | None:
-        """(D,) int: entries are multiples of g**power if rows are multiples of g.
-
-        None: they are not, whatever the rows.
-        """
-        ...
-
-    def entry_bound(self, n: int) -> float:
-        """Largest |entry| of the scaled submission of a user with n rows."""
-        ...
-
-
-class Submitted(Submission, Protocol):
-    """What every user submits, computed from its rows."""
-
-    def submit(self, chunk: Chunk) -> Tensor:
-        """(u, D) float64 submissions, unscaled, without noise."""
-        ...
-
-
-class Method(Submitted, Protocol):
-    """What every user submits, how far a record moves it, what the sum is good for."""
-
-    @property
-    def num_classes(self) -> int:
-        """The number K of classes, which is public."""
-        ...
-
-    def validate(self) -> None:
-        """Raises ValueError for a setting out of range."""
-        ...
-
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        """(d, K) weights from the noised, unscaled sum; `noise_std` per entry of the scaled one."""
-        ...
 
 
 def unclipped(method: Method) -> Method:
@@ -233,7 +182,7 @@ def model_of(method: Method, total: Tensor, rows: int, noise_std: float) -> tupl
     own = unclipped(method)
     if type(own) is not LeastSquares:
         return weights_of(method, total, rows, noise_std), 1.0
-    from train_distributed.one_shot.released.temperature import ridge_temperature
+    from train_distributed.one_shot.temperature import ridge_temperature
 
     rows = rows_left(method, total, rows, noise_std)
     solved = own.solve(total / own.scale, rows, noise_std)

@@ -16,7 +16,7 @@ from embed.project import in_blocks, product
 from embed.store import TEST
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
-from train_distributed.one_shot.released.files import (
+from train_distributed.one_shot.files import (
     MODEL,
     PREFIX,
     REPORT,
@@ -25,7 +25,7 @@ from train_distributed.one_shot.released.files import (
     read_field,
     read_model,
 )
-from train_distributed.one_shot.released.probabilities import probabilities, reading
+from train_distributed.one_shot.probabilities import probabilities, reading
 
 BLOCK = 2048  # rows scored at a time, the same wherever they come from
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
-from train_distributed.one_shot.methods import Method, Submission
+from train_distributed.one_shot.statistic import Method, Submission
 from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, one_sum
+from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import TAU
-from train_distributed.privacy.ledger_cost import Cost, sum_up
 from train_distributed.privacy.promise import Privacy
 
 

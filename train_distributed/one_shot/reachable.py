@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.methods import Submission
+from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import Integers
 
 FALSE_ALARM = 2.0**-40

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.defaults import Circumstances
 from train_distributed.one_shot.methods import (
-    Method,
     build_method,
     check_method,
     method_report,
@@ -31,10 +31,10 @@ from train_distributed.one_shot.parts import (
 )
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
+from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.summation import IntegerSum, add_chunk
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
-from train_distributed.privacy.ledger_fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.privacy.promise import Privacy
 
 

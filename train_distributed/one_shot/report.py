@@ -11,9 +11,9 @@ import numpy as np
 
 from embed import EmbeddingSet
 from embed.store import TEST
+from train_distributed.ledger.ledger import NONE
 from train_distributed.one_shot.model import BLOCK, Release
-from train_distributed.one_shot.released.probabilities import reading
-from train_distributed.privacy.ledger import NONE
+from train_distributed.one_shot.probabilities import reading
 from train_distributed.privacy.promise import Privacy
 
 Noise = Literal["discrete", "float"]
@@ -121,7 +121,7 @@ def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> d
     Raises:
         ValueError: the split is empty.
     """
-    from train_distributed.one_shot.released.metrics import Evaluation
+    from train_distributed.one_shot.metrics import Evaluation
 
     rows = np.flatnonzero(embeddings.split == split)
     if not len(rows):

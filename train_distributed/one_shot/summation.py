@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.methods import Submission, Submitted, submissions
+from train_distributed.one_shot.methods import submissions
+from train_distributed.one_shot.statistic import Submission, Submitted
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian

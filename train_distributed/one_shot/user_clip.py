@@ -19,7 +19,7 @@ from train_distributed.one_shot.least_squares import LeastSquares
 from train_distributed.one_shot.users import Chunk
 
 if TYPE_CHECKING:
-    from train_distributed.one_shot.methods import Method
+    from train_distributed.one_shot.statistic import Method
 
 BLOCK = 1 << 22  # numbers that are clipped together
 

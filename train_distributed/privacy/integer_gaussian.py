@@ -60,8 +60,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from train_distributed import accounting
+from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
-from train_distributed.privacy.ledger_cost import Cost
 
 TAU = 4.0  # τ, steps
 STEPS_PER_STD = 2.0**10  # default step: σ is at least so many steps,

@@ -31,6 +31,7 @@ from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opening, set_bytes
+from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.reports import (
     RECEIPT_BYTES,
     Checked,
@@ -41,7 +42,7 @@ from train_distributed.secure_sum.reports import (
     message_bytes,
     streams,
 )
-from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER, Agreement, count_in
+from train_distributed.secure_sum.session import Agreement, count_in
 from train_distributed.secure_sum.window import Enrolled, Window
 from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, sender_of, write
 

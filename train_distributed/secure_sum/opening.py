@@ -22,7 +22,8 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import EVERYONE, Agreement, count_in, name_of, users_in
+from train_distributed.secure_sum.parties import EVERYONE, name_of
+from train_distributed.secure_sum.session import Agreement, count_in, users_in
 from train_distributed.secure_sum.wire import (
     Envelope,
     Kind,

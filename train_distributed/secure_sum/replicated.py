@@ -66,8 +66,9 @@ from train_distributed.secure_sum.graph import whole_users
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, PublicKeys, seal
 from train_distributed.secure_sum.opening import DIGEST_BYTES, set_bytes
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import SEED_BYTES, WORD, new_seed, subtract_stream
-from train_distributed.secure_sum.session import EVERYONE, Session
+from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.shares import share_context
 from train_distributed.secure_sum.wire import Kind, check_vector, read, words_to_bytes, write
 

@@ -23,9 +23,9 @@ from train_distributed.secure_sum.errors import (
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys, open_seal
 from train_distributed.secure_sum.opening import DIGEST_BYTES
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import SEED_BYTES, add_stream
 from train_distributed.secure_sum.replicated import Replicated, manifest_digest
-from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.shares import share_context
 from train_distributed.secure_sum.wire import (
     Envelope,

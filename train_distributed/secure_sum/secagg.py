@@ -45,8 +45,9 @@ from numpy.typing import NDArray
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.graph import Degree, choose_degree, draw_list
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import derive
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.wire import OVERHEAD
 
 SERVER = FIRST_SERVER

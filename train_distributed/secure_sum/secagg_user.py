@@ -31,6 +31,7 @@ from train_distributed.secure_sum.packets import (
     write_deal,
     write_word,
 )
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import add_stream, derive, new_seed, subtract_stream
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
@@ -44,7 +45,6 @@ from train_distributed.secure_sum.secagg import (
     unpack_messages,
 )
 from train_distributed.secure_sum.secagg_rounds import longest_to_user
-from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.shamir import split
 from train_distributed.secure_sum.story import Story
 from train_distributed.secure_sum.wire import (

@@ -16,21 +16,11 @@ import numpy as np
 
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import WORD
 
 if TYPE_CHECKING:
     from train_distributed.secure_sum.window import Enrolled, Window
-
-FIRST_SERVER = 2**31  # users have smaller identities; server j has FIRST_SERVER + j
-EVERYONE = 2**32 - 1
-
-
-def name_of(party: int) -> str:
-    """A party as people say it."""
-    if party < FIRST_SERVER:
-        return f"user {party}"
-    return f"computation server {party - FIRST_SERVER}" if party > FIRST_SERVER else "operator"
-
 
 # What messages and openings need to know of a sum; one over very many users is a window.
 Agreement: TypeAlias = "Session | Window | Enrolled"

@@ -31,8 +31,9 @@ from train_distributed.secure_sum.errors import (
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, open_seal, seal
 from train_distributed.secure_sum.opening import Opening, set_bytes
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import SEED_BYTES, WORD, add_stream, new_seed, subtract_stream
-from train_distributed.secure_sum.session import EVERYONE, Agreement, Session
+from train_distributed.secure_sum.session import Agreement, Session
 from train_distributed.secure_sum.wire import (
     Envelope,
     Kind,

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.replicated import Replicated, ReplicatedUser
 from train_distributed.secure_sum.replicated_server import ReplicaServer
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.tally import tally
 
 ROUND_BYTES = 2**25  # of users' messages to a server at a time

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from train_distributed.secure_sum.errors import ContradictoryRequest, SetMismatch, TooFewUsers
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import AGREED_BYTES, SecAgg, cut
-from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.wire import WITNESS_BYTES, Kind, check_statement, read, reassemble
 
 

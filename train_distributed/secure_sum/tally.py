@@ -16,9 +16,9 @@ from train_distributed.secure_sum.errors import (
     WrongSender,
 )
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened
+from train_distributed.secure_sum.parties import EVERYONE, name_of
 from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.replicated import Replicated
-from train_distributed.secure_sum.session import EVERYONE, name_of
 from train_distributed.secure_sum.wire import Kind, bytes_to_words, read
 
 Reports = dict[int, dict[int, bytes]]  # server -> part -> its sum, as it travels

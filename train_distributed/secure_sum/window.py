@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 WORDS = {32: np.dtype("<u4"), 64: np.dtype("<u8")}  # bits -> word
 LATEST = 2**40  # seconds

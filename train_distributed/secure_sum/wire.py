@@ -29,8 +29,9 @@ from train_distributed.secure_sum.errors import (
     WrongSession,
 )
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import WORD
-from train_distributed.secure_sum.session import EVERYONE, Agreement, Session
+from train_distributed.secure_sum.session import Agreement, Session
 
 MAGIC, VERSION = b"BSUM", 1
 _HEADER = struct.Struct(">4sBB32sIIQ")

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet
 from embed.compress import Compression
-from train_distributed.one_shot.methods import Method, build_method
+from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.statistic import Method
 from train_distributed.simulation.plan import Setting
 from train_distributed.simulation.rehearsal import Candidates, Sizes, pose_task
 from train_distributed.simulation.shared_training import CLIP, RowsInMemory

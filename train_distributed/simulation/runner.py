@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.methods import METHODS, Method, build_method
+from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.statistic import Method
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Cell, Job, Plan, Setting
 from train_distributed.simulation.scenario import Scenario, held_out

@@ -14,8 +14,9 @@ from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.methods import Method, unclipped
+from train_distributed.one_shot.methods import unclipped
 from train_distributed.one_shot.parts import parts_of
+from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition

@@ -9,7 +9,7 @@ import pytest
 
 from embed import EmbeddingSet
 from train_distributed.__main__ import main
-from train_distributed.privacy.ledger import Ledger
+from train_distributed.ledger.ledger import Ledger
 
 Said = tuple[int, str, str]
 

@@ -14,9 +14,9 @@ from train_distributed.__main__ import MENU
 from train_distributed.commands.card import _command
 from train_distributed.commands.configuration import jsonable
 from train_distributed.commands.run import Run
-from train_distributed.one_shot.released.card.content import rounded_up
-from train_distributed.privacy.ledger import Ledger
-from train_distributed.privacy.ledger_entry import Entry
+from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.released.card.content import rounded_up
 
 ENTRY = Entry(
     kind="release",

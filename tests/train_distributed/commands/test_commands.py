@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.privacy.ledger import Ledger
+from train_distributed.ledger.ledger import Ledger
 
 
 def test_run_writes_model_report_and_figure(call, sets, tmp_path):

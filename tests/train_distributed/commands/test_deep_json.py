@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from embed import EmbeddingSet, PublicTransform
 from pretrain.sources import open_images
 from train_distributed.commands.configuration import Chosen
-from train_distributed.one_shot.released.files import read_object
+from train_distributed.one_shot.files import read_object
 
 DEEP = '{"a":' * 50_000 + "0" + "}" * 50_000
 

@@ -10,7 +10,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot.released.export.estimator import load_sklearn
+from train_distributed.released.export.estimator import load_sklearn
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_missing_package_is_named_with_its_extra(call, model, tmp_path, monkey
 
 
 def test_a_difference_is_said(call, model, tmp_path, monkeypatch) -> None:
-    from train_distributed.one_shot.released.export import estimator
+    from train_distributed.released.export import estimator
 
     whole = estimator._classifier
 

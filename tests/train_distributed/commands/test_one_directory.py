@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train_distributed.privacy.ledger import Ledger
+from train_distributed.ledger.ledger import Ledger
 from train_distributed.research.baselines import learn
 
 ROOT = Path(__file__).parents[3]

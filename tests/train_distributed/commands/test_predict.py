@@ -17,7 +17,7 @@ from embed.run import Run as EmbedRun
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot.released.predictions import HEADER
+from train_distributed.released.predictions import HEADER
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 50), "red": (220, 30, 20)}
 SIZE, ROWS = 8, 40

@@ -9,7 +9,7 @@ from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 W, D = 5, 7
 KEYS = {n: PrivateKeys.generate() for n in [*range(W), *range(FIRST_SERVER, FIRST_SERVER + 5)]}

@@ -14,7 +14,7 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 
 def plain_vector(identity: int, dimension: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 
 def recorded_submission(task: ModelTask, identity: int, embeddings: Path) -> NDArray[np.uint64]:

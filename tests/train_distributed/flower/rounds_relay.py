@@ -14,7 +14,7 @@ from train_distributed.flower.round_desk import RoundsDesk
 from train_distributed.flower.superlink import Operation, run_rounds
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 T, D = 3, 2  # further rounds, numbers in one of them
 

@@ -19,8 +19,8 @@ from train_distributed.flower.transport.frames import LENGTH
 from train_distributed.secure_sum.adder import Adder
 from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import Checker, Part, make_report
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Enrolled, Window
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

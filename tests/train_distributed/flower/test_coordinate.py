@@ -22,8 +22,8 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 PROTOCOLS = ["shares", "secagg"]
 

@@ -18,9 +18,9 @@ from train_distributed.flower.orders import write_order
 from train_distributed.flower.progress import Log
 from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg_server import SecAggServer
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 def _operate(fake: ModuleType, relay: Any, log: Log):

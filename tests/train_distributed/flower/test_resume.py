@@ -14,8 +14,8 @@ from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record, settle
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 # answers that a session needs: of PRESENT, then of START and what follows
 ANSWERS = {"secagg": 5 + 5 * 5, "shares": 6 + 6 + 6}

@@ -14,8 +14,8 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.round_desk import RoundsDesk, round_order
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 def words_of(answer: bytes) -> str:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.methods import METHODS, Method, build_method
+from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk, check_stream
 from train_distributed.privacy.guarantee import Guarantee

@@ -11,14 +11,14 @@ from dp_accounting.pld import PLDAccountant
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
+from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot import parts as one_shot_parts
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.parts import mu_shares, parts_of, sums_of
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
-from train_distributed.privacy.ledger_cost import Cost
-from train_distributed.privacy.ledger_entry import Entry
 
 TRANSFORM = PublicTransform.identity(3, math.sqrt(1.25), 0.5)
 SIZES = torch.tensor([20, 30, 7, 11])

@@ -9,9 +9,9 @@ import pytest
 
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.replicated import Replicated, ReplicatedUser
 from train_distributed.secure_sum.replicated_server import ReplicaServer
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 @pytest.fixture(autouse=True)

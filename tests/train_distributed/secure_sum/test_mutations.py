@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from train_distributed.secure_sum import errors, keys, masks, prg, secagg_user, shares
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.opening import Opening
-from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER
+from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.wire import Kind, write
 
 Words = NDArray[np.uint64]

@@ -17,10 +17,11 @@ from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 
 W, D, J = 5, 3, 3

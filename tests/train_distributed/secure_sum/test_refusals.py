@@ -9,8 +9,8 @@ from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys, seal
 from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.secagg_user import SecAggUser
-from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.shares import SeedServer, share_context
 from train_distributed.secure_sum.wire import Kind, write
 

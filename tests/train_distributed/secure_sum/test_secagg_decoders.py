@@ -14,8 +14,8 @@ import pytest
 
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.packets import DEAL_BYTES
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import SERVER, Advert
-from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.wire import Kind, payload_of, write
 
 W, D, LIAR = 7, 3, 0

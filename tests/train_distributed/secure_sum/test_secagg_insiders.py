@@ -19,8 +19,8 @@ from train_distributed.secure_sum.packets import (
     share_records,
     write_deal,
 )
+from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import SERVER
-from train_distributed.secure_sum.session import EVERYONE
 from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
 from train_distributed.secure_sum.wire import Kind, payload_of, write
 

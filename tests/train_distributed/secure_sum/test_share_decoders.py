@@ -23,9 +23,10 @@ from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys
 from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.replicated import Replicated, ReplicatedUser
 from train_distributed.secure_sum.replicated_server import ReplicaServer, holding_of
-from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER, Session
+from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 from train_distributed.secure_sum.tally import Tally, tally
 from train_distributed.secure_sum.wire import Kind, payload_of, receiver_of, write

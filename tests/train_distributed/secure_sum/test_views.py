@@ -16,8 +16,8 @@ from train_distributed.secure_sum import keys, prg, secagg_user, shamir, shares
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.masks import pair_seed
 from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg import SERVER
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 D = 6
 Words = NDArray[np.uint64]

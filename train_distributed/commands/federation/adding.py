@@ -3,8 +3,9 @@
 import asyncio
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from train_distributed.flower.adder_server import serve, spread
 from train_distributed.flower.documents.party import read_private
@@ -13,14 +14,36 @@ from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile, split_address
 from train_distributed.secure_sum.adder import Adder
 from train_distributed.secure_sum.holdings import Holdings
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import Checker
-from train_distributed.secure_sum.session import FIRST_SERVER
-
-if TYPE_CHECKING:
-    from train_distributed.commands.federation.window import Add
 
 
-def add(options: "Add") -> None:
+@dataclass(frozen=True)
+class Add:
+    """An adder: take users' reports until the window is closed, then open their sum."""
+
+    folder: Path
+    """Of `join --server`, or of `init`: its keys, and the state, never to be lost or copied."""
+    window: Path
+    """The folder that `federation window` has made."""
+    listen: str | None = None
+    """HOST:PORT to listen on; the window's port on all addresses if left out."""
+    tls: Path | None = None
+    """Folder with server.pem and server.key; without, lines are plain and reports sealed."""
+    processes: int = 1
+    """Processes that check reports, each with a slice of the users."""
+
+    def run(self) -> None:
+        """Serves until it is ended.
+
+        Raises:
+            ValueError: files that do not fit, a damaged state, a clock that went back.
+            OSError: the state or the port is used by another process, or the disk is full.
+        """
+        add(self)
+
+
+def add(options: Add) -> None:
     """Serves until it is ended, or its disk or clock fails.
 
     Raises:

@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
 
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.hosting import NextSum, own_keys
@@ -22,15 +23,64 @@ from train_distributed.flower.documents.window_file import (
     window_of,
 )
 from train_distributed.secure_sum.keys import KEY_BYTES
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import RECEIPT_BYTES, message_bytes
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Window
 
-if TYPE_CHECKING:
-    from train_distributed.commands.federation.window import Collect, MakeWindow
+
+@dataclass(frozen=True)
+class MakeWindow:
+    """The operator: agree on a time in which reports are taken, and where the adders listen."""
+
+    folder: Path
+    """Of `init`, with protocol `shares`."""
+    adders: tuple[str, ...]
+    """HOST:PORT of every adder: the operator's own first, then the computation servers' in the
+    order of their party files."""
+    out: Path
+    """Folder to hand out: adders need all of it, users only window.json."""
+    hours: float = 24.0
+    """From now on, in which reports are taken; `collect` may close it earlier."""
+
+    def run(self) -> None:
+        """Writes the folder, whole or not at all.
+
+        Raises:
+            ValueError: no operator's folder, or a setting that does not fit.
+        """
+        make_window(self)
 
 
-def make_window(options: "MakeWindow") -> None:
+@dataclass(frozen=True)
+class Collect:
+    """The operator: close the window, open the sum, write the model."""
+
+    folder: Path
+    """Of `init`."""
+    window: Path
+    """The folder that `federation window` has made."""
+    out: Path
+    """Directory of the model."""
+    ledger: Path | None = None
+    """File that counts what is given away; in the operator's folder if left out; `none`."""
+    ca: Path | None = None
+    """Certificates of the authorities of the adders, where they have TLS."""
+    patience: float = 600.0
+    """Seconds after which an adder that is gone is an error; then collect again."""
+    status: bool = False
+    """Only say how many reports each adder holds; nothing is closed."""
+
+    def run(self) -> None:
+        """Closes for good, unless there are too few reports: then the window goes on.
+
+        Raises:
+            ValueError: files that do not fit, or fewer reports than the minimum.
+            OSError: an adder is gone, or the model cannot be written.
+        """
+        collect(self)
+
+
+def make_window(options: MakeWindow) -> None:
     """Writes the folder to hand out.
 
     Raises:
@@ -56,7 +106,7 @@ def make_window(options: "MakeWindow") -> None:
     print(f"hand {options.out} to every adder, {options.out / WINDOW} to every user")
 
 
-def collect(options: "Collect") -> None:
+def collect(options: Collect) -> None:
     """Opens the sum and writes the model, or says how many reports there are.
 
     The sum is opened once; called again after a kill, the same sum is opened again.
@@ -78,7 +128,7 @@ def collect(options: "Collect") -> None:
         from train_distributed.flower.sum_task import Facts
 
         task = task_of(federation, folder / agreed_file(federation.task))
-        entry = NextSum.of(options, folder, task)
+        entry = NextSum.of(options.ledger, folder, task)
         with new_directory(options.out) as partial:
             entry.reserve()
             opened = adders.open(keys)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account, accepted
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.flower.evaluation_task import EvaluationTask
@@ -71,8 +71,8 @@ def terms(
     """What a user gives away to whom, line by line; every ε and δ is rounded up."""
     from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.flower.sum_task import SUMS
-    from train_distributed.one_shot.released.card.content import rounded_up
     from train_distributed.one_shot.report import class_names
+    from train_distributed.released.card.content import rounded_up
 
     federation, guarantee = invitation.federation, task.guarantee
     privacy, limits, (before, after) = guarantee.privacy, account.limits, account.totals()

@@ -21,14 +21,13 @@ from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate
-from train_distributed.privacy.ledger import NONE, SUFFIX, Ledger
-from train_distributed.privacy.ledger_entry import Entry
-from train_distributed.privacy.ledger_fields import gaussian_fields
+from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.fields import gaussian_fields
+from train_distributed.ledger.ledger import NONE, SUFFIX, Ledger
 from train_distributed.secure_sum.keys import PrivateKeys
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Start
-    from train_distributed.commands.federation.window import Collect
     from train_distributed.flower.evaluation_task import EvaluationTask
     from train_distributed.flower.model_task import ModelTask
     from train_distributed.flower.sum_task import Facts
@@ -65,7 +64,7 @@ def run_session(start: "Start") -> int:
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + agreed.stat().st_size + SPARE
     operation = _operation(start, port, folder, task, keys, log)
-    opening = NextSum.of(start, folder, task)
+    opening = NextSum.of(start.ledger, folder, task)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opening.reserve()
@@ -98,15 +97,19 @@ class NextSum:
     entry: Entry
 
     @classmethod
-    def of(
-        cls, start: "Start | Collect", folder: Path, task: "ModelTask | EvaluationTask"
-    ) -> "NextSum":
-        """The first one that is not spent."""
+    def of(cls, ledger: Path | None, folder: Path, task: "ModelTask | EvaluationTask") -> "NextSum":
+        """The first sum that is not spent.
+
+        Args:
+            ledger: the file that counts it; None: the one in the operator's folder.
+            folder: the operator's.
+            task: what is summed.
+        """
         federation, privacy = task.federation, task.guarantee.privacy
         digest = federation.digest.hex()
-        given = folder / f"operator{SUFFIX}" if start.ledger is None else start.ledger
-        ledger = None if str(given) == NONE else Ledger.open(given)
-        records = () if ledger is None else ledger.state().records
+        given = folder / f"operator{SUFFIX}" if ledger is None else ledger
+        opened_ledger = None if str(given) == NONE else Ledger.open(given)
+        records = () if opened_ledger is None else opened_ledger.state().records
         opened = sum(r.spent and r.entry.reference.startswith(digest) for r in records)
         entry = Entry(
             **gaussian_fields(*task.plans),
@@ -120,7 +123,7 @@ class NextSum:
             delta=privacy.delta,
             reference=f"{digest}/sum{opened}",
         )
-        return cls(ledger, entry)
+        return cls(opened_ledger, entry)
 
     def reserve(self) -> None:
         """Before the parties are asked."""

@@ -2,8 +2,8 @@
 
 import ssl
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.taking_part import OwnRows
@@ -12,21 +12,53 @@ from train_distributed.flower.blobs import join, split
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import SESSION, BudgetedJournal, remember, state_of
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WindowFile, window_of
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal, Journal
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import make_report
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Window
 
-if TYPE_CHECKING:
-    from train_distributed.commands.federation.window import Report
+
+@dataclass(frozen=True)
+class Report:
+    """A user: compute what was agreed, with noise, and report it to the adders of a window."""
+
+    folder: Path
+    """Of `join`."""
+    invitation: Path
+    """The folder that the operator handed out."""
+    window: Path
+    """The window.json that it handed out."""
+    embeddings: Path
+    """The embedding set."""
+    accept: str = ""
+    """The federation's digest, or its first characters, as you were told over another channel. Who
+    leaves it out is shown the terms and asked, once per federation."""
+    limits: Limits = field(default_factory=Limits)
+    ledger: Path | None = None
+    """File that counts what is given away; beside the embedding set if left out; `none`."""
+    ca: Path | None = None
+    """Certificates of the authorities of the adders, where they have TLS."""
+    patience: float = 600.0
+    """Seconds after which an adder that is gone is an error; then report again."""
+
+    def run(self) -> None:
+        """Reports; called again, the same report is sent again and counts once.
+
+        Raises:
+            ValueError: a file or setting that does not fit, or an adder that refuses the report.
+            OSError: an adder is gone.
+        """
+        report(self)
+
 
 KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
 
 
-def report(options: "Report") -> None:
+def report(options: Report) -> None:
     """Sends the report that was kept, or draws one, keeps it, and sends it.
 
     Raises:
@@ -38,11 +70,11 @@ def report(options: "Report") -> None:
     user = invitation.identify(keys, options.folder)
     if user >= FIRST_SERVER:
         raise ValueError(f"{options.folder} must be a user's, is of {federation.call(user)}")
-    rows = OwnRows.of(options, invitation, user)
+    rows = OwnRows.of(options.embeddings, options.ledger, invitation, user)
     assert rows is not None
     file = WindowFile.load(options.window)
     window = agreed(file.window, federation)
-    account = rows.account(options, federation)
+    account = rows.account(options.folder, federation, options.limits)
     plain = DurableJournal(state_of(options.folder, federation, user))
     journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
     with Adders(window, file.addresses, authorities(options.ca), options.patience) as adders:

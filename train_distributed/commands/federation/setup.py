@@ -26,12 +26,12 @@ from train_distributed.flower.documents.invitation import FEDERATION, Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, public_keys, write_party
 from train_distributed.flower.documents.terms import Terms
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
     from train_distributed.flower.sum_task import SumTask
-    from train_distributed.one_shot.methods import Method
+    from train_distributed.one_shot.statistic import Method
 
 ProtocolName = Literal["secagg", "shares", "shares-replicated"]
 TLS, INVITATION, NODES = "tls", "invitation", "nodes"
@@ -143,7 +143,7 @@ def _evaluation(
 ) -> tuple[EvaluationTerms, int]:
     from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.flower.evaluation_task import read_model
-    from train_distributed.one_shot.released.evaluation import Evaluation
+    from train_distributed.released.evaluation import Evaluation
 
     init.privacy.validate()
     place = folder / MODEL

@@ -15,17 +15,18 @@ from train_distributed.flower.documents.ledger import (
     remember,
     sessions_used,
 )
+from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.escape import safe
 from train_distributed.flower.round_desk import RoundsDesk
 from train_distributed.flower.supernode import Node, serve
-from train_distributed.privacy.ledger import Ledger
-from train_distributed.privacy.ledger_entry import Entry
-from train_distributed.privacy.ledger_fields import gaussian_fields, row_fields
+from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.fields import gaussian_fields, row_fields
+from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 CARRIER_LOG = "carrier.log"
 MOST_SAID = 100  # refusals that are shown
@@ -33,7 +34,6 @@ MOST_SAID = 100  # refusals that are shown
 if TYPE_CHECKING:
     from embed import EmbeddingSet
     from train_distributed.commands.federation import Start
-    from train_distributed.commands.federation.window import Report
     from train_distributed.flower.evaluation_task import EvaluationTask
     from train_distributed.flower.model_task import ModelTask
 
@@ -52,10 +52,10 @@ def take_part(start: "Start") -> int:
     invitation = Invitation.read(start.invitation, start.accept)
     federation, keys = invitation.federation, read_private(start.folder)
     party = invitation.identify(keys, start.folder)
-    user = OwnRows.of(start, invitation, party)
+    user = OwnRows.of(start.embeddings, start.ledger, invitation, party)
     account = None
     if user is not None:
-        account = user.account(start, federation)
+        account = user.account(start.folder, federation, start.limits)
         consent(user.task, invitation, party, account, start.accept)
     state = remember(start.folder, federation, party)
     journal = DurableJournal(state)
@@ -103,27 +103,37 @@ class OwnRows:
 
     task: "ModelTask | EvaluationTask"
     rows: "EmbeddingSet"
+    path: Path  # of the rows
+    ledger: Path | None
 
     @classmethod
-    def of(cls, start: "Start | Report", invitation: Invitation, party: int) -> "OwnRows | None":
-        """None for a computation server, which has no rows."""
+    def of(
+        cls, embeddings: Path | None, ledger: Path | None, invitation: Invitation, party: int
+    ) -> "OwnRows | None":
+        """None for a computation server, which has no rows.
+
+        Args:
+            embeddings: the user's embedding set.
+            ledger: the file that counts, if one is named.
+            invitation: what is agreed.
+            party: whose rows.
+        """
         federation = invitation.federation
         if party >= FIRST_SERVER:
-            for name in ("embeddings", "ledger"):
-                if getattr(start, name) is not None:
+            for name, given in (("embeddings", embeddings), ("ledger", ledger)):
+                if given is not None:
                     raise ValueError(f"{name} must be left out for {federation.call(party)}")
             return None
-        if start.embeddings is None:
+        if embeddings is None:
             raise ValueError(f"embeddings must be given for {federation.call(party)}, got none")
         from embed import EmbeddingSet
         from train_distributed.flower.evaluation_task import task_of
 
         task = task_of(federation, invitation.agreed)
-        return cls(task, EmbeddingSet.open(start.embeddings))
+        return cls(task, EmbeddingSet.open(embeddings), embeddings, ledger)
 
-    def account(self, start: "Start | Report", federation: Federation) -> Account:
+    def account(self, folder: Path, federation: Federation, limits: Limits) -> Account:
         """What is given away, counted in the ledger beside the rows unless another is named."""
-        assert start.embeddings is not None
         privacy = self.task.guarantee.privacy
         entry = Entry(
             **row_fields(self.rows, self.task.part)
@@ -137,8 +147,8 @@ class OwnRows:
             delta=privacy.delta,
             result=f"federation {federation.digest.hex()[:16]}",
         )
-        ledger = Ledger.chosen(start.ledger, start.embeddings)
-        return Account(start.folder, federation, entry, ledger, start.limits)
+        ledger = Ledger.chosen(self.ledger, self.path)
+        return Account(folder, federation, entry, ledger, limits)
 
 
 def _desk(

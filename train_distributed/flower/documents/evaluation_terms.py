@@ -14,8 +14,8 @@ from train_distributed.flower.documents.terms import (
     read_privacy,
     read_sizes,
 )
-from train_distributed.one_shot.released.evaluation_bounds import MOST_BINS
 from train_distributed.privacy.promise import Privacy
+from train_distributed.released.evaluation_bounds import MOST_BINS
 
 KIND = "evaluation"
 MODEL, TRANSFORM = "model.safetensors", "transform.safetensors"

@@ -13,9 +13,10 @@ from train_distributed.flower.documents.document import LARGE, Document, read_do
 from train_distributed.flower.documents.party import KEY, KEY_RULE, NAME, NAME_RULE
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
+from train_distributed.secure_sum.parties import FIRST_SERVER, name_of
 from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
-from train_distributed.secure_sum.session import FIRST_SERVER, Session, name_of
+from train_distributed.secure_sum.session import Session
 
 __all__ = ["Federation", "name_of"]
 

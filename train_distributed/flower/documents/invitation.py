@@ -13,7 +13,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import KEY, NODE_KEY, node_key
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 FEDERATION, OPERATOR = "federation.json", "operator.json"
 ADDRESS = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")

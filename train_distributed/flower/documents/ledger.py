@@ -25,12 +25,12 @@ from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
-from train_distributed.privacy.ledger import TOLERANCE, Ledger
-from train_distributed.privacy.ledger_entry import Entry
-from train_distributed.privacy.ledger_total import Total
+from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.ledger import TOLERANCE, Ledger
+from train_distributed.ledger.total import Total
 from train_distributed.privacy.promise import Privacy, Unit
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 STATE = "state"
 SESSION = "session"  # begins the steps of a journal that each spend one

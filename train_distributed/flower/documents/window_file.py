@@ -17,7 +17,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE
 from train_distributed.secure_sum.keys import PublicKeys, check_order
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.window import LATEST, Enrolled, Window, read_roll
 
 WINDOW, ROLL = "window.json", "roll"

@@ -13,9 +13,9 @@ from embed import EmbeddingSet, PublicTransform
 from embed.store import EVALUATION
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
-from train_distributed.one_shot.released.evaluate import Sum, summed
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
+from train_distributed.released.evaluate import Sum, summed
 from train_distributed.research.audit.target import CONSTANT, Claim
 from train_distributed.research.audit.worst_case import Neighbours, WorstCase
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from heads import Head, SoftmaxHead
+from train_distributed.ledger.fields import gaussian_fields, simulated_fields
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal
 from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
-from train_distributed.privacy.ledger_fields import gaussian_fields, simulated_fields
 from train_distributed.research.baselines.task import Task
 
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64

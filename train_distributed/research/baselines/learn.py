@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.ledger.fields import Reserve
 from train_distributed.one_shot.methods import METHODS, build_method
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.probabilities import reading
 from train_distributed.one_shot.release import Rehearsal
-from train_distributed.one_shot.released.probabilities import reading
 from train_distributed.one_shot.report import Noise
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
-from train_distributed.privacy.ledger_fields import Reserve
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import baselines
 from train_distributed.research.baselines import multi_round

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.ledger.fields import Reserve
 from train_distributed.one_shot.defaults import Circumstances
 from train_distributed.one_shot.intake import Admission, known_classes
-from train_distributed.one_shot.methods import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal, release
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
+from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
-from train_distributed.privacy.ledger_fields import Reserve
 from train_distributed.privacy.promise import Privacy
 
 

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from embed import EmbeddingSet
 from embed.store import TRAIN
 from embed.transform_options import TransformOptions
-from train_distributed.one_shot.methods import Method, build_method
+from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.privacy.discrete_gaussian import add_noise
 from train_distributed.privacy.guarantee import Guarantee

@@ -17,7 +17,7 @@ from embed.run import Run as EmbedRun
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, release
-from train_distributed.privacy.ledger import Entry, Ledger, Limit
+from train_distributed.ledger.ledger import Entry, Ledger, Limit
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 50), "red": (220, 30, 20)}
 SIZE, TRAIN, EVALUATION, TEST = 8, 48, 24, 24

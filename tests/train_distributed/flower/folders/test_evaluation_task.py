@@ -18,7 +18,7 @@ from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.evaluation_task import EvaluationTask, task_of
 from train_distributed.flower.sum_task import Facts
-from train_distributed.one_shot.released.evaluate import summed
+from train_distributed.released.evaluate import summed
 from train_distributed.secure_sum.opening import Opened
 
 USERS, EACH = 3, 40

@@ -22,9 +22,9 @@ from train_distributed.flower.documents.ledger import (
     remember,
 )
 from train_distributed.flower.documents.limits import Limits
-from train_distributed.privacy.ledger import Ledger
-from train_distributed.privacy.ledger_entry import Entry, Limit
-from train_distributed.privacy.ledger_total import Total
+from train_distributed.ledger.entry import Entry, Limit
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.ledger.total import Total
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal
 

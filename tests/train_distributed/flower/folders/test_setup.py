@@ -22,7 +22,7 @@ from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, node_key, read_private
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 ROOT = Path(__file__).parents[4]
 FEW_SECONDS = 3.0  # of the processor; torch and timm alone take more

@@ -16,16 +16,16 @@ from train_distributed import accounting
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import ModelTask
+from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.fields import gaussian_fields
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.parts import advanced
-from train_distributed.one_shot.released.card.assemble import card_of
-from train_distributed.one_shot.released.card.markdown import as_markdown
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
-from train_distributed.privacy.ledger_entry import Entry
-from train_distributed.privacy.ledger_fields import gaussian_fields
 from train_distributed.privacy.promise import Privacy
+from train_distributed.released.card.assemble import card_of
+from train_distributed.released.card.markdown import as_markdown
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened
 

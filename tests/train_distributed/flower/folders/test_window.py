@@ -13,15 +13,15 @@ import pytest
 from embed import EmbeddingSet
 from tests.train_distributed.flower.folders.windows import Home, running
 from train_distributed.commands.federation import Status, reporting
-from train_distributed.commands.federation.window import Add
+from train_distributed.commands.federation.adding import Add
 from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.blobs import split
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts
+from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.privacy.ledger import Ledger
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.reports import RECEIPT_BYTES
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.train_distributed.flower.folders.windows import Home
-from train_distributed.commands.federation.window import Add, MakeWindow
+from train_distributed.commands.federation.adding import Add
+from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 

@@ -12,7 +12,9 @@ import pytest
 
 from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import adding
-from train_distributed.commands.federation.window import Add, Collect, MakeWindow, Report
+from train_distributed.commands.federation.adding import Add
+from train_distributed.commands.federation.collecting import Collect, MakeWindow
+from train_distributed.commands.federation.reporting import Report
 from train_distributed.flower.adder_server import serve
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import read_ledger

@@ -16,7 +16,8 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.session import FIRST_SERVER, Session
+from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.wire import Kind, receiver_of, write
 
 NONCE = b"n" * 32

@@ -10,8 +10,8 @@ import pytest
 from train_distributed.flower.desk import ComputationDesk
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.secure_sum.journal import VolatileJournal
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 def _holds_against(federation: Any) -> str:

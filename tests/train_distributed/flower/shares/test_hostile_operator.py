@@ -16,7 +16,7 @@ from train_distributed.flower.record import Record
 from train_distributed.secure_sum import shares
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.journal import VolatileJournal
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 
 def _start(trial: Any) -> bytes:

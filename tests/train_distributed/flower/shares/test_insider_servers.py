@@ -12,7 +12,7 @@ from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log
 from train_distributed.flower.desk import Request
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, ServersDisagree
-from train_distributed.secure_sum.session import FIRST_SERVER, name_of
+from train_distributed.secure_sum.parties import FIRST_SERVER, name_of
 from train_distributed.secure_sum.wire import payload_of
 
 Messages = list[bytes]

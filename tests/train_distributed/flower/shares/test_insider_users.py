@@ -11,7 +11,7 @@ from train_distributed.flower.desk import Request
 from train_distributed.flower.share_desk import Submitter
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.journal import VolatileJournal
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.wire import payload_of, receiver_of
 
 BAD = 2  # the user that leaves the protocol

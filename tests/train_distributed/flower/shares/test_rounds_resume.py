@@ -13,7 +13,7 @@ from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 
 class Killed(BaseException):

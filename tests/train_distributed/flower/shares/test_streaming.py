@@ -12,7 +12,7 @@ from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.session import FIRST_SERVER
+from train_distributed.secure_sum.parties import FIRST_SERVER
 
 D = 2**15
 VECTOR = np.arange(D, dtype=np.uint64)

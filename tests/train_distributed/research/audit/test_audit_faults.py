@@ -23,11 +23,11 @@ from train_distributed import Privacy
 from train_distributed.one_shot import parts, summation
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.further_rounds import FIRST_SHARE
-from train_distributed.one_shot.released.evaluation import Evaluation
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import guarantee
+from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
 

@@ -14,10 +14,10 @@ from train_distributed.secure_sum.graph import whole_users
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import open_seal
 from train_distributed.secure_sum.opening import DIGEST_BYTES
+from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.prg import add_stream
 from train_distributed.secure_sum.replicated import ReplicatedUser
 from train_distributed.secure_sum.replicated_server import ReplicaServer
-from train_distributed.secure_sum.session import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.shares import share_context
 from train_distributed.secure_sum.tally import tally
 from train_distributed.secure_sum.wire import Kind, payload_of

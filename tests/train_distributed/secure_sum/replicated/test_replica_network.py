@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.replicated import Replicated, ReplicatedUser
 from train_distributed.secure_sum.replicated_server import ReplicaServer
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.tally import tally
 
 W, D = 5, 3

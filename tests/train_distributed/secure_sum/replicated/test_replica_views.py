@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from train_distributed.secure_sum import keys, prg, replicated
 from train_distributed.secure_sum.keys import PrivateKeys, open_seal
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.replicated import Replicated
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.shares import share_context
 from train_distributed.secure_sum.tally import tally
 from train_distributed.secure_sum.wire import payload_of

@@ -20,8 +20,8 @@ from train_distributed.secure_sum.adder import (
 from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import make_report
-from train_distributed.secure_sum.session import FIRST_SERVER
 from train_distributed.secure_sum.window import Enrolled, Window
 
 OPENS, CLOSES = 1000, 2000

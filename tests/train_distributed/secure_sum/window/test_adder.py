@@ -10,8 +10,8 @@ from train_distributed.secure_sum.adder import COMMIT, OPEN, REFUSED, STATUS, wr
 from train_distributed.secure_sum.errors import SetMismatch
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import make_report
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 
 @pytest.mark.parametrize("bits", [32, 64])

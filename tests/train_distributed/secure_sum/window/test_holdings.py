@@ -15,8 +15,8 @@ import pytest
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.holdings import FILE, Holdings
 from train_distributed.secure_sum.journal import ResumedJournal
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import Part
-from train_distributed.secure_sum.session import FIRST_SERVER
 
 ROOT = Path(__file__).parents[4]
 

@@ -21,8 +21,8 @@ from embed.hold_out import By, hold_out
 from embed.run import Run
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import Rehearsal, release
-from train_distributed.one_shot.released.evaluate import summed
 from train_distributed.privacy.promise import Privacy
+from train_distributed.released.evaluate import summed
 from train_distributed.research.audit.pipeline.compared import (
     aligned,
     differing,

@@ -1,0 +1,109 @@
+"""Refusals of arguments: one line per rule, naming the argument, the rule and the value.
+
+Every function takes the values to check by their names and raises ValueError for the first that
+breaks the rule. None passes: it is an option that was left out.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Collection
+from typing import Any
+
+_INTERVAL = re.compile(r"([\[(])([^,]+), ([^,]+)([\])])")
+
+
+def positive(**values: float | None) -> None:
+    """Finite and > 0."""
+    for name, value in _given(values):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be finite and > 0, got {value}")
+
+
+def at_least(least: float, **values: float | None) -> None:
+    """>= `least`; NaN is refused."""
+    for name, value in _given(values):
+        if not value >= least:
+            raise ValueError(f"{name} must be >= {least}, got {value}")
+
+
+def at_most(most: float, **values: float | None) -> None:
+    """<= `most`; NaN is refused."""
+    for name, value in _given(values):
+        if not value <= most:
+            raise ValueError(f"{name} must be <= {most}, got {value}")
+
+
+def within(interval: str, **values: float | None) -> None:
+    """Inside an interval in the notation of mathematics: "(0, 1]", "[1, inf)", f"[1, {users}]".
+
+    A bound may be a power of two: "[0, 2^32)". NaN is refused.
+    """
+    parts = _INTERVAL.fullmatch(interval)
+    if parts is None:
+        raise TypeError(f"interval must be like '(0, 1]', got {interval!r}")
+    opening, low, high, closing = parts.groups()
+    above = operator.gt if opening == "(" else operator.ge
+    below = operator.lt if closing == ")" else operator.le
+    for name, value in _given(values):
+        if not (above(value, _bound(low)) and below(value, _bound(high))):
+            raise ValueError(f"{name} must be in {interval}, got {value}")
+
+
+def one_of(choices: Collection[Any], **values: Any) -> None:
+    """Equal to one of the choices."""
+    for name, value in _given(values):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+
+
+def equal(expected: Any, **values: Any) -> None:
+    """Equal to what is expected."""
+    for name, value in _given(values):
+        if value != expected:
+            raise ValueError(f"{name} must be {expected}, got {value}")
+
+
+def byte_length(length: int, **values: bytes | None) -> None:
+    """Of this many bytes; the bytes themselves are not shown."""
+    for name, value in _given(values):
+        if len(value) != length:
+            raise ValueError(f"{name} must be {length} bytes, got {len(value)}")
+
+
+def shape(expected: tuple[int | str, ...], **arrays: Any) -> None:
+    """Of this shape; a dimension that is a word is free, as "n" in ("n", 3)."""
+    for name, array in _given(arrays):
+        actual = tuple(array.shape)
+        same = len(actual) == len(expected) and all(
+            isinstance(size, str) or size == found
+            for size, found in zip(expected, actual, strict=True)
+        )
+        if not same:
+            words = ", ".join(map(str, expected))
+            raise ValueError(f"{name} must be ({words}), got {actual}")
+
+
+def given(**values: Any) -> None:
+    """Not left out."""
+    for name, value in values.items():
+        if value is None:
+            raise ValueError(f"{name} must be given, got none")
+
+
+def left_out(why: str, **values: Any) -> None:
+    """Left out: None, or empty. `why` ends the sentence "... must be left out"."""
+    for name, value in _given(values):
+        if value is not False and value not in ((), ""):
+            raise ValueError(f"{name} must be left out {why}, got {value}")
+
+
+def _given(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in values.items() if value is not None]
+
+
+def _bound(text: str) -> float:
+    base, power, exponent = text.partition("^")
+    if power:
+        return int(base) ** int(exponent)
+    return int(text) if text.lstrip("-").isdigit() else float(text)

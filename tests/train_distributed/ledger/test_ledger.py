@@ -1,0 +1,254 @@
+"""What a ledger counts: reserved is spent, up to a limit, in one ledger for the same rows."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, tzinfo
+from pathlib import Path
+
+import pytest
+
+from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
+from train_distributed.ledger import file as ledger_file
+from train_distributed.ledger.entry import Entry, Limit
+from train_distributed.ledger.ledger import Ledger
+
+LIMIT = Limit(epsilon=1.5, delta=1e-5)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.open(tmp_path / "rows.ledger")
+
+
+def spent(ledger: Ledger) -> float:
+    return Ledger.open(ledger.path).total().epsilon(1e-5)
+
+
+def test_a_file_that_is_not_there_is_an_empty_ledger_and_stays_away(ledger) -> None:
+    assert ledger.total().epsilon(1e-5) == 0
+    ledger.afford([GAUSSIAN])
+    assert not ledger.path.exists()
+
+
+def test_what_is_reserved_counts_whether_or_not_it_is_spent(ledger) -> None:
+    first = ledger.reserve(GAUSSIAN)
+    assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
+    ledger.spend(first)
+    assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
+    second = ledger.reserve(GAUSSIAN)
+    assert first != second
+    assert spent(ledger) == pytest.approx(1.465, rel=1e-3)
+    assert [r.spent for r in ledger.state().records] == [True, False]
+
+
+@pytest.mark.parametrize("id", ["", "0" * 16])
+def test_only_what_is_reserved_is_spent_and_once(ledger, id: str) -> None:
+    ledger.spend(ledger.reserve(GAUSSIAN))
+    with pytest.raises(ValueError, match="id must be of an entry in the ledger"):
+        ledger.spend(id)
+    with pytest.raises(ValueError, match="not spent yet"):
+        ledger.spend(ledger.state().records[0].id)
+
+
+def test_a_reference_is_counted_once(ledger) -> None:
+    entry = replace(GAUSSIAN, reference="federation/session0")
+    assert ledger.reserve(entry) == ledger.reserve(replace(entry, result="again"))
+    assert ledger.state().length == 1
+    with pytest.raises(ValueError, match="must be of the same entry"):
+        ledger.reserve(replace(entry, epsilon=2.0))
+    assert ledger.reserve(replace(entry, reference="federation/session1"))
+    assert ledger.state().length == 2
+
+
+def test_a_limit_is_not_passed(ledger) -> None:
+    ledger.limit(LIMIT)
+    ledger.reserve(GAUSSIAN)
+    ledger.reserve(GAUSSIAN)
+    before = ledger.path.read_bytes()
+    with pytest.raises(ValueError, match=r"limit of ledger rows.ledger must be >= 1\.8"):
+        ledger.reserve(GAUSSIAN)
+    with pytest.raises(ValueError, match=r"must be >= 1\.8"):
+        ledger.afford([GAUSSIAN])
+    assert ledger.path.read_bytes() == before
+
+
+def test_a_limit_of_what_is_promised_admits_it(tmp_path) -> None:
+    from train_distributed.ledger.fields import gaussian_fields
+    from train_distributed.privacy.integer_gaussian import plan
+
+    for epsilon, delta in ((0.01, 1e-9), (1.0, 1e-5), (30.0, 1e-3)):
+        planned = plan(epsilon, delta, sensitivity=1.0, honest=3, dimension=9)
+        fields = gaussian_fields(planned) | {"epsilon": epsilon, "delta": delta}
+        ledger = Ledger.open(tmp_path / f"{epsilon}.ledger")
+        ledger.limit(Limit(epsilon=epsilon, delta=delta))
+        ledger.reserve(replace(GAUSSIAN, data=str(epsilon), **fields))
+
+
+def test_further_limits_are_looked_at_too_and_leave_nothing(ledger) -> None:
+    with pytest.raises(ValueError, match=r"got 0\.5"):
+        ledger.reserve(GAUSSIAN, Limit(epsilon=0.5, delta=1e-5))
+    with pytest.raises(ValueError, match=r"must be >= inf, got 9"):
+        ledger.reserve(GAUSSIAN, Limit(epsilon=9.0, delta=1e-5, unit="user"))
+    assert not ledger.path.exists()
+
+
+def test_a_limit_of_the_ledger_takes_the_place_of_no_other(ledger) -> None:
+    ledger.limit(Limit(epsilon=9.0, delta=1e-5))
+    for count in (lambda *limits: ledger.reserve(GAUSSIAN, *limits), ledger_affords(ledger)):
+        with pytest.raises(ValueError, match=r"got 0\.5"):
+            count(Limit(epsilon=0.5, delta=1e-5))
+    assert not ledger.state().records
+
+
+def ledger_affords(ledger: Ledger) -> Callable[..., None]:
+    return lambda *limits: ledger.afford([GAUSSIAN], *limits)
+
+
+@pytest.mark.parametrize("part", ["Train", "rows", "train ", "TRAIN"])
+def test_only_parts_of_a_set_are_parts(ledger, part: str) -> None:
+    """Any other word would be a part that shares no row with those of a set."""
+    with pytest.raises(ValueError, match=f"part must be one of .*got '{part}'"):
+        ledger.reserve(replace(GAUSSIAN, part=part, split="s"))
+    assert not ledger.path.exists()
+
+
+def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monkeypatch) -> None:
+    """Who knows the entry, its time and all lines before it does not find the hash that is told."""
+    monkeypatch.setattr(ledger_file, "datetime", Frozen)
+    told = []
+    for name in ("mine", "guess"):
+        (tmp_path / name).mkdir()
+        ledger = Ledger.open(tmp_path / name / "rows.ledger")
+        report = ledger.report(ledger.reserve(GAUSSIAN))
+        told.append({report["head"], report["entry"]})
+    assert not told[0] & told[1]
+
+
+class Frozen:
+    """A clock that stands still."""
+
+    @staticmethod
+    def now(zone: tzinfo) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=zone)
+
+
+def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(
+    tmp_path, monkeypatch
+) -> None:
+    """Each would find no other ledger before the other has written: one of them must wait."""
+    counted, refused = [], []
+    look = Ledger._refuse_elsewhere
+
+    def look_and_dawdle(ledger: Ledger, entry: Entry) -> None:
+        look(ledger, entry)
+        time.sleep(0.2)
+
+    def open_and_reserve(name: str) -> None:
+        try:
+            counted.append(Ledger.open(tmp_path / name).reserve(GAUSSIAN))
+        except ValueError as error:
+            refused.append(str(error))
+
+    monkeypatch.setattr(Ledger, "_refuse_elsewhere", look_and_dawdle)
+    names = [f"{letter}.ledger" for letter in "abcd"]
+    threads = [threading.Thread(target=open_and_reserve, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counted) == 1
+    assert all("which counts these rows already" in words for words in refused)
+
+
+def test_a_limit_is_tightened_freely_and_raised_on_the_record(ledger) -> None:
+    ledger.limit(LIMIT)
+    ledger.limit(replace(LIMIT, epsilon=1.0))
+    assert ledger.state().raised == 0
+    for looser in (LIMIT, replace(LIMIT, epsilon=1.0, delta=1e-4)):
+        with pytest.raises(ValueError, match="limit must not allow more than epsilon 1 at"):
+            ledger.limit(looser)
+    ledger.limit(LIMIT, raised=True)
+    assert (ledger.state().limit, ledger.state().raised) == (LIMIT, 1)
+    ledger.reserve(GAUSSIAN)
+    ledger.limit(replace(LIMIT, epsilon=0.1))
+    with pytest.raises(ValueError, match=r"got 0\.1"):
+        ledger.reserve(replace(GAUSSIAN, sigma=1e6))
+
+
+def test_many_at_once_stay_within_the_limit(ledger) -> None:
+    """Each in a thread with a descriptor of its own, which is to the lock as a process is."""
+    limit = Limit(epsilon=3.0, delta=1e-5)
+    ledger.limit(limit)
+    refused = []
+
+    def reserve() -> None:
+        for _ in range(3):
+            try:
+                Ledger.open(ledger.path).reserve(GAUSSIAN)
+            except ValueError as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=reserve) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) + len(ledger.state().records) == 18
+    assert ledger.total().epsilon(1e-5) <= 3.0
+    with pytest.raises(ValueError, match="limit of ledger"):
+        ledger.afford([GAUSSIAN])
+
+
+def test_the_ledger_of_a_set_lies_beside_it_and_outlives_it(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "mine.ledger"
+    for name in ("mine", "mine/", "./mine", str(tmp_path / "mine"), "mine/."):
+        assert Ledger.beside(Path(name)).path == place
+    (tmp_path / "link").symlink_to("mine")
+    assert Ledger.beside(Path("link")).path == place
+    chosen = Ledger.chosen(None, Path("mine"))
+    assert chosen is not None
+    assert chosen.path == place
+    assert Ledger.chosen(Path("none"), Path("mine")) is None
+
+
+@pytest.mark.parametrize("change", [{}, {"data": "another encoder's", "images": "i"}])
+def test_rows_that_another_ledger_counts_are_refused(tmp_path, change) -> None:
+    """A copy of the set, or another embedding of its images, beside it."""
+    entry = replace(GAUSSIAN, images="i")
+    Ledger.open(tmp_path / "mine.ledger").reserve(entry)
+    with pytest.raises(ValueError, match=r"ledger must be .*mine\.ledger, which counts these"):
+        Ledger.open(tmp_path / "copy.ledger").reserve(replace(entry, **change))
+    (tmp_path / "elsewhere").mkdir()
+    far = Ledger.chosen(tmp_path / "elsewhere" / "x.ledger", tmp_path / "copy")
+    assert far is not None
+    with pytest.raises(ValueError, match=r"which counts these rows already"):
+        far.reserve(replace(entry, **change))
+    Ledger.open(tmp_path / "other.ledger").reserve(replace(entry, data="o", images=""))
+    (tmp_path / "accounts.ledger").write_text("2026-01-01 * Opening balance\n")
+    Ledger.open(tmp_path / "third.ledger").reserve(replace(entry, data="t", images=""))
+
+
+def test_what_a_result_says_of_its_entry(ledger) -> None:
+    id = ledger.reserve(GAUSSIAN)
+    told = ledger.report(id)
+    assert json.loads(json.dumps(told)) == told
+    assert told["entry"] == id
+    assert told["file"] == "rows.ledger"
+    assert told["epsilon_total"] == pytest.approx(1.0, rel=1e-4)
+    bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
+    assert ledger.report(ledger.reserve(bare))["epsilon_total"] == "not private"
+
+
+def test_another_release_of_a_set_is_called_so(ledger) -> None:
+    assert ledger.release_kind("d") == "release"
+    ledger.reserve(replace(GAUSSIAN, data="d", kind="evaluation"))
+    assert ledger.release_kind("d") == "release"
+    ledger.reserve(replace(GAUSSIAN, data="d"))
+    assert ledger.release_kind("d") == "re-release"
+    assert ledger.release_kind("e") == "release"

@@ -1,0 +1,205 @@
+"""`run` counts what it spends, before it draws noise, or does not run."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from embed import EmbeddingSet
+from train_distributed.ledger.entry import Limit
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.one_shot import summation
+from train_distributed.research.baselines.learn import ALL_METHODS
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def report(out: Path) -> dict:
+    return json.loads((out / "report.json").read_text())
+
+
+def total(ledger: Ledger, delta: float = 1e-5) -> float:
+    return Ledger.open(ledger.path).total().epsilon(delta)
+
+
+def test_every_run_on_a_set_is_counted_beside_it(run, ledger, tmp_path) -> None:
+    for name, total_so_far in (("one", "1"), ("two", "1.46517")):
+        code, printed, _ = run("--out", name)
+        assert code == 0
+        assert f"private.ledger: epsilon {total_so_far} at delta 1e-05 in all" in printed
+    first, second = ledger.state().records
+    assert [r.entry.kind for r in (first, second)] == ["release", "re-release"]
+    assert [r.entry.result for r in (first, second)] == ["one", "two"]
+    assert first.spent
+    assert second.spent
+    assert (first.entry.noise, first.entry.part) == ("discrete", "train")
+    told = report(tmp_path / "two")["ledger"]
+    assert told["entry"] == second.id
+    assert told["epsilon_total"] == pytest.approx(total(ledger))
+    assert report(tmp_path / "one")["ledger"]["epsilon_total"] == pytest.approx(1.0, abs=1e-9)
+    assert 1.4 < total(ledger) < 1.5
+
+
+def test_the_ledger_outlives_the_set_it_is_of(run, call, sets, ledger) -> None:
+    """The set is embedded anew, by another encoder: the same people, so it adds up."""
+    assert run()[0] == 0
+    before = EmbeddingSet.open(sets[0])
+    EmbeddingSet(
+        embeddings=before.embeddings[:, ::-1] * 0.5,
+        labels=before.labels,
+        users=before.users,
+        split=before.split,
+        meta={"class_names": ["a", "b", "c"]},
+    ).save(Path(sets[0]), overwrite=True)
+    assert run()[0] == 0
+    assert len({r.entry.data for r in ledger.state().records}) == 2
+    assert total(ledger) > 1.4
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_every_method_is_counted_before_its_noise(
+    call, sets, tmp_path, ledger, method, monkeypatch
+) -> None:
+    """A ledger that refuses stops it: nothing is written, nothing was drawn."""
+    epsilon = "inf" if method.startswith("non-private") else "9"
+    command = ["run", "--embeddings", sets[0], "--public", sets[1], "--epsilon", epsilon]
+    command += ["--method", method, "--out", "made"]
+    ledger.limit(Limit(epsilon=0.001, delta=1e-5))
+    code, _, error = call(*command)
+    if "needs opacus" in error:
+        pytest.skip(error)
+    assert code == 2
+    assert "limit of ledger private.ledger must be >=" in error
+    assert not (tmp_path / "made").exists()
+    assert not ledger.state().records
+
+
+@pytest.mark.parametrize(
+    ("change", "gaussian", "noise"),
+    [
+        ([], True, "discrete"),
+        (["--seed", "1"], True, "float"),
+        (["--method", "gradient-perturbation"], True, "float"),
+        (["--method", "gradient-perturbation", "--noise", "discrete"], True, "discrete"),
+        (["--method", "output-perturbation"], True, "float"),
+        (["--method", "svm", "--scheme", "iid", "--users", "9"], True, "discrete"),
+        (["--method", "amp"], False, "float"),
+        (["--method", "admm-dual"], False, "float"),
+        (["--unit", "user"], True, "discrete"),
+    ],
+)
+def test_simulations_and_rivals_are_counted_as_what_they_promise(
+    call, sets, tmp_path, ledger, change, gaussian: bool, noise: str
+) -> None:
+    command = ["run", "--embeddings", sets[0], "--public", sets[1], "--epsilon", "9"]
+    code, _, error = call(*command, "--out", "made", *change)
+    assert (code, error) == (0, "")
+    (record,) = ledger.state().records
+    assert (record.entry.gaussian, record.entry.noise) == (gaussian, noise)
+    assert total(ledger) == pytest.approx(9.0, rel=1e-3)
+    assert total(ledger, 1e-5) <= 9 * (1 + 1e-9)
+
+
+def test_what_has_no_noise_is_never_free(run, ledger) -> None:
+    assert run("--epsilon", "inf")[0] == 0
+    assert total(ledger) == float("inf")
+
+
+def test_users_of_simulated_partitions_are_other_users(run, ledger) -> None:
+    for _ in range(2):
+        assert run("--unit", "user", "--scheme", "iid", "--users", "9")[0] == 0
+    assert ledger.total("user").epsilon(1e-5) == float("inf")
+    assert ledger.total("record").epsilon(1e-5) < 2
+
+
+def test_without_a_ledger_nothing_is_kept_and_the_report_says_so(run, ledger, tmp_path) -> None:
+    code, printed, _ = run("--ledger", "none", "--out", "made")
+    assert code == 0
+    assert re.search(r"^ledger +none$", printed, re.MULTILINE)
+    assert not ledger.path.exists()
+    assert report(tmp_path / "made")["ledger"] == "none"
+
+
+def test_a_ledger_elsewhere_is_taken_unless_another_counts_the_rows(run, tmp_path) -> None:
+    assert run("--ledger", "central.ledger")[0] == 0
+    code, _, error = run()
+    assert code == 2
+    assert "central.ledger, which counts these rows already" in error
+    assert run("--ledger", str(tmp_path / "central.ledger"))[0] == 0
+    assert len(Ledger(tmp_path / "central.ledger").state().records) == 2
+
+
+def test_a_broken_chain_is_one_line_and_nothing_is_drawn(run, ledger, monkeypatch) -> None:
+    assert run()[0] == 0
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"epsilon": 1.0', b'"epsilon": 0.1'))
+    monkeypatch.setattr(summation, "discrete_gaussian", lambda *_: pytest.fail("drawn"))
+    before = ledger.path.read_bytes()
+    code, printed, error = run()
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert "ledger must be an unbroken chain of lines, line 1 is altered" in error
+    assert ledger.path.read_bytes() == before
+
+
+def test_a_ledger_that_cannot_be_written_stops_a_run(run, tmp_path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    code, printed, error = run("--ledger", "nowhere/rows.ledger", "--out", "made")
+    assert (code, printed) == (2, "")
+    assert "ledger cannot be written: No such file or directory" in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [0, 1])
+def test_out_must_not_hold_what_is_read(run, sets, tmp_path, name: int) -> None:
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*")}
+    for out in (sets[name], str(tmp_path)):
+        code, _, error = run("--out", out, "--overwrite")
+        assert code == 2
+        assert "out must not hold what the command reads" in error
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == before
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte, which a release and its pictures do not fit."""
+    place = tmp_path / "small"
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(["mount", *options], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_one_line_before_any_noise_is_drawn(run, ledger, small_disk) -> None:
+    code, printed, error = run("--out", str(small_disk / "made"))
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert "bytes must be free for the result: No space left on device" in error
+    assert not list(small_disk.iterdir())
+    assert not ledger.path.exists()
+
+
+def test_a_full_disk_of_the_ledger_stops_a_run(run, tmp_path, small_disk) -> None:
+    (small_disk / "filler").write_bytes(bytes((1 << 20) - 4096))
+    (small_disk / "rows.ledger").write_bytes(b"")
+    with contextlib.suppress(OSError):
+        (small_disk / "rest").write_bytes(bytes(1 << 13))
+    code, printed, error = run("--out", "made", "--ledger", str(small_disk / "rows.ledger"))
+    assert (code, printed) == (2, "")
+    assert "ledger cannot be written: No space left on device" in error
+    assert not (tmp_path / "made").exists()
+    assert not Ledger.open(small_disk / "rows.ledger").state().records
+
+
+def test_an_interruption_says_that_what_was_reserved_counts(run, ledger, monkeypatch) -> None:
+    def interrupted(std, count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(summation, "add_noise", lambda *_: interrupted(0, 0))
+    code, printed, error = run("--out", "made")
+    assert (code, printed, error.count("\n")) == (130, "", 1)
+    (record,) = ledger.state().records
+    assert f"its epsilon counts: entry {record.id} in {ledger.path}" in error

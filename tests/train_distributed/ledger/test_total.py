@@ -1,0 +1,193 @@
+"""What entries come to together: never less than another accountant finds, and not much more."""
+
+import itertools
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
+from train_distributed import accounting
+from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.total import Total
+from train_distributed.privacy.composition import ROUND_UP, Cost
+from train_distributed.privacy.integer_gaussian import plan
+
+
+def gaussian(mu: float, **more) -> Entry:
+    return replace(GAUSSIAN, sigma=2.0, sensitivity=2.0 * mu, epsilon=math.inf, **more)
+
+
+def epsilon(mu: float, delta: float = 1e-5) -> float:
+    return accounting.epsilon(delta, 1 / mu)
+
+
+def test_gaussian_entries_add_up_as_squares() -> None:
+    total = Total.of([gaussian(0.3), gaussian(0.4)], "record")
+    assert total.epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
+    assert total.epsilon(1e-5) >= epsilon(0.5)
+
+
+def test_compositions_are_those_of_one_entry() -> None:
+    four = Total.of([gaussian(0.1, compositions=4)], "record").epsilon(1e-5)
+    assert four == pytest.approx(epsilon(0.2), rel=1e-12)
+
+
+@pytest.mark.parametrize("mus", [(0.3, 0.2, 0.7), (1.5,), (0.05,) * 12])
+@pytest.mark.parametrize("delta", [1e-5, 1e-8])
+def test_privacy_loss_distributions_agree(mus: tuple[float, ...], delta: float) -> None:
+    """dp-accounting's grid errs upwards: no less than ours, and by little."""
+    accountant = PLDAccountant(
+        dp_accounting.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=1e-4
+    )
+    for mu in mus:
+        accountant.compose(dp_accounting.GaussianDpEvent(1 / mu))
+    ours = Total.of([gaussian(mu) for mu in mus], "record").epsilon(delta)
+    theirs = accountant.get_epsilon(delta)
+    assert ours == pytest.approx(theirs, rel=2e-3)
+    assert ours <= theirs * (1 + 1e-9)
+
+
+def test_other_promises_add_up_and_take_their_delta_from_the_gaussian_ones() -> None:
+    both = Total.of([gaussian(0.5), STATED, replace(STATED, epsilon=0.25)], "record")
+    assert both.epsilon(1e-5) == pytest.approx(0.75 + epsilon(0.5, 8e-6), rel=1e-9)
+    assert both.epsilon(2e-6) == math.inf
+    assert both.epsilon(1e-6) == math.inf
+    assert both.least_delta == pytest.approx(1.2e-5)
+    assert Total.of([STATED], "record").epsilon(1e-6) == 0.5
+    alone = Total.of([STATED, STATED], "record")
+    assert alone.epsilon(2e-6 * (1 + 1e-12)) == pytest.approx(1.0)
+    assert alone.epsilon(1.9e-6) == math.inf
+    assert alone.epsilon() == pytest.approx(1.0)
+
+
+def test_pure_promises_need_no_delta() -> None:
+    pure = replace(STATED, delta=0.0)
+    total = Total.of([pure, pure], "record")
+    assert total.epsilon() == pytest.approx(1.0)
+    assert total.epsilon(1e-12) == pytest.approx(1.0)
+
+
+def test_discreteness_is_charged_twice_over() -> None:
+    plain, charged = gaussian(0.5), gaussian(0.5, zeta=0.01)
+    found = Total.of([charged, charged], "record").epsilon(1e-5)
+    assert found > Total.of([plain, plain], "record").epsilon(1e-5) + 0.04
+
+
+def test_a_planned_sum_costs_what_it_promised() -> None:
+    from train_distributed.ledger.fields import gaussian_fields
+
+    planned = plan(1.0, 1e-5, sensitivity=2.0, honest=5, dimension=40)
+    entry = replace(GAUSSIAN, **gaussian_fields(planned))
+    spent = Total.of([entry], "record").epsilon(1e-5)
+    assert spent == pytest.approx(planned.epsilon(1e-5), rel=1e-11)
+    assert spent <= 1 + 1e-9
+
+
+def test_a_promise_for_a_user_covers_records_and_not_the_other_way_round() -> None:
+    user = gaussian(0.4, unit="user")
+    both = [gaussian(0.3), user]
+    assert Total.of(both, "record").epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
+    assert Total.of(both, "user").epsilon(1e-5) == math.inf
+    assert Total.of(both, "user").uncovered == 1
+    assert Total.of([user], "user").epsilon(1e-5) == pytest.approx(epsilon(0.4), rel=1e-12)
+
+
+def test_users_of_two_divisions_of_the_rows_are_not_the_same_users() -> None:
+    own, simulated = gaussian(0.3, unit="user", users="h"), gaussian(0.4, unit="user", users="g")
+    whole = gaussian(0.4, unit="user")
+    assert Total.of([own, simulated], "user").epsilon(1e-5) == math.inf
+    assert Total.of([own, simulated], "record").epsilon(1e-5) == pytest.approx(epsilon(0.5))
+    for entries in ([own, whole], [whole, own]):
+        assert Total.of(entries, "user").epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
+
+
+def test_the_group_is_the_smallest_that_all_entries_cover() -> None:
+    three, five = gaussian(0.3, group_size=3), gaussian(0.4, group_size=5)
+    assert Total.of([three, five], "record").group_size == 3
+    assert Total.of([three, gaussian(0.1)], "record").group_size == 1
+    assert Total.of([three, gaussian(0.1, unit="user", group_size=9)], "record").group_size == 1
+
+
+def test_parts_of_one_split_do_not_add_up_for_one_record() -> None:
+    train = gaussian(0.3, part="train", split="s")
+    held = gaussian(0.4, part="evaluation", split="s", kind="evaluation")
+    assert Total.of([train, held], "record").epsilon(1e-5) == pytest.approx(epsilon(0.4))
+    again = [train, train, held]
+    assert Total.of(again, "record").epsilon(1e-5) == pytest.approx(epsilon(0.3 * 2**0.5))
+
+
+@pytest.mark.parametrize(
+    ("unit", "change"),
+    [
+        ("record", {"split": "another"}),
+        ("record", {"data": "another"}),
+        ("record", {"part": "train"}),
+        ("record", {"part": "Evaluation"}),  # of an older ledger, which took any word
+        ("record", {"part": ""}),
+        ("record", {"split": ""}),
+        ("user", {}),
+    ],
+)
+def test_whatever_may_share_rows_or_users_adds_up(unit, change) -> None:
+    train = gaussian(0.3, part="train", split="s", unit=unit)
+    held = replace(gaussian(0.4, part="evaluation", split="s", unit=unit), **change)
+    assert Total.of([train, held], unit).epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
+
+
+def test_groups_may_have_records_in_both_parts() -> None:
+    train = gaussian(0.3, part="train", split="s", group_size=2)
+    held = gaussian(0.4, part="evaluation", split="s", group_size=2)
+    assert Total.of([train, held], "record").epsilon(1e-5) == pytest.approx(epsilon(0.5))
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.01, 3), st.sampled_from(["", "train", "evaluation"]), st.booleans()),
+        max_size=7,
+    ),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_order_and_no_further_entry_makes_the_total_smaller(drawn, random) -> None:
+    entries = [
+        gaussian(mu, part=part, split="s")
+        if is_gaussian
+        else replace(STATED, epsilon=mu, part=part, split="s")
+        for mu, part, is_gaussian in drawn
+    ]
+    running = [Total.of(entries[:k], "record").epsilon(1e-4) for k in range(len(entries) + 1)]
+    assert all(a <= b for a, b in itertools.pairwise(running))
+    random.shuffle(entries)
+    shuffled = Total.of(entries, "record").epsilon(1e-4)
+    assert shuffled == pytest.approx(running[-1], rel=1e-9)
+    for part in ("train", "evaluation"):  # a record of either part is covered
+        of_part = [replace(e, part="") for e in entries if e.part in ("", part)]
+        assert Total.of(of_part, "record").epsilon(1e-4) <= shuffled * (1 + 1e-9)
+
+
+def test_no_total_is_below_the_exact_sum() -> None:
+    """What is added to the Gaussian part is rounded up too."""
+    for k in range(1, 2000):
+        cost = Cost(squared_mu=0.01, zeta=k * 1e-17, epsilon=k * 0.1)
+        left = (1e-5 / ROUND_UP) * math.exp(-cost.zeta) / ROUND_UP
+        gaussian = accounting.epsilon(left, 1 / (0.1 * ROUND_UP))
+        exact = Fraction(gaussian) + 2 * Fraction(cost.zeta) + Fraction(cost.epsilon)
+        assert Fraction(cost.at(1e-5)) >= exact
+
+
+def test_no_noise_is_no_privacy() -> None:
+    bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
+    assert Total.of([bare, GAUSSIAN], "record").epsilon(1e-5) == math.inf
+    assert Total.of([replace(STATED, epsilon=math.inf)], "record").epsilon(1e-5) == math.inf
+    assert Total.of([], "record").epsilon(1e-5) == 0.0
+
+
+def test_costs_of_disjoint_rows_are_at_least_either() -> None:
+    one, other = Cost(1.0, 0.1, 0.2, 0.0), Cost(0.5, 0.2, 0.1, 1e-6)
+    assert one.worst(other) == Cost(1.0, 0.2, 0.2, 1e-6)

@@ -1,0 +1,225 @@
+"""ONNX and torch.export files, run by their own runtimes, against `predict`."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch.nn import functional
+
+from embed import EmbeddingSet, PublicTransform
+from embed.encoding import Encoding
+from pretrain.encoder import build_encoder, encoder_hash, save_encoder
+from pretrain.preprocess import Preprocess
+from pretrain.resnet import ResNetConfig, SmallResNet
+from train_distributed import Privacy, Release, release
+from train_distributed.released.encoder import encoding_of, released_encoder
+from train_distributed.released.export.network import _Pixels, scaling_matrix
+from train_distributed.released.export.parity import of_pictures, some_pictures
+from train_distributed.released.export.programs import (
+    described,
+    picture_size,
+    run_onnx,
+    run_torch,
+    save_onnx,
+    save_torch,
+    trace,
+)
+
+NAMES = ("blue", "green", "red")
+PARITY = 1e-5
+KINDS = {"onnx": (save_onnx, run_onnx), "pt2": (save_torch, run_torch)}
+
+
+def pictures(rows: int, size: tuple[int, int], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy shapes of three colours, and their classes."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(rows) % 3
+    low = rng.normal(0, 60, (rows, 3, 4, 4)) + 180 * np.eye(3)[labels][:, :, None, None] + 40
+    smooth = functional.interpolate(torch.from_numpy(low), size=size, mode="bilinear")
+    noisy = smooth.numpy() + rng.normal(0, 15, (rows, 3, *size))
+    return np.clip(noisy, 0, 255).astype(np.uint8), labels
+
+
+def learned(encoder, preprocess: Preprocess, size: tuple[int, int], method: str) -> Release:
+    """A private model of pictures, with its transform fitted to others."""
+    sets = []
+    for seed in (0, 1):
+        pixels, labels = pictures(120, size, seed)
+        with torch.inference_mode():
+            parts = torch.from_numpy(pixels).split(30)
+            rows = torch.cat([encoder(preprocess(part)) for part in parts]).numpy()
+        meta = {"class_names": list(NAMES), "image_shape": [3, *size]}
+        known = Encoding(
+            encoder="test",
+            encoder_hash=encoder_hash(encoder),
+            weights="random",
+            preprocess=preprocess,
+        )
+        meta |= known.to_json()
+        sets.append(EmbeddingSet(embeddings=rows, labels=labels, users=labels * 0, meta=meta))
+    transform = PublicTransform.fit(sets[1], components=8)
+    return release(sets[0], method, Privacy(20.0, 1e-5), transform=transform)
+
+
+def check(kind: str, released: Release, encoder, size: tuple[int, int], path: Path) -> None:
+    """Asserts that a file agrees with `predict`, in batches of several sizes."""
+    program = KINDS[kind][1](path)
+    pixels = np.concatenate([pictures(30, size, 7)[0], some_pictures(size)])
+    for n in (1, 2, len(pixels)):
+        difference, classes = of_pictures(released, encoder, program, pixels[:n])
+        assert difference <= PARITY
+        assert classes == 0
+
+
+@pytest.fixture(scope="module")
+def small() -> SmallResNet:
+    generator = torch.Generator().manual_seed(0)
+    return SmallResNet(ResNetConfig((8, 12), (1, 1)), generator).eval()
+
+
+SHRUNK, SIZE = Preprocess(image_size=12, crop=0.875), (20, 17)
+
+
+@pytest.fixture(scope="module")
+def files(small, tmp_path_factory) -> tuple[Release, Path]:
+    """One model, and the folder of both its files."""
+    folder = tmp_path_factory.mktemp("files")
+    released = learned(small, SHRUNK, SIZE, "least-squares")
+    program, told = trace(released, small, SIZE), described(released, SIZE)
+    for kind, (save, _) in KINDS.items():
+        save(program, told, folder / f"model.{kind}")
+    return released, folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_as_predict(files, small, kind: str) -> None:
+    released, folder = files
+    check(kind, released, small, SIZE, folder / f"model.{kind}")
+
+
+@pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind: str) -> None:
+    preprocess, path = Preprocess(image_size=24, invert=True), tmp_path / f"model.{kind}"
+    released = learned(small, preprocess, SIZE, "class-sums")
+    KINDS[kind][0](trace(released, small, SIZE), described(released, SIZE), path)
+    check(kind, released, small, SIZE, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "preprocess", "size"),
+    [
+        ("simclr-small", Preprocess(), (32, 32)),
+        ("simclr-small", Preprocess(image_size=32, crop=0.875), (60, 45)),
+        ("mirrored:simclr-small", Preprocess(), (32, 32)),
+        ("timm:mobilenetv3_small_050", Preprocess(image_size=96), (64, 64)),
+        ("timm:vit_tiny_patch16_224", Preprocess(image_size=224), (256, 300)),
+    ],
+)
+def test_a_file_with_a_known_encoder_is_as_predict(
+    tmp_path, kind: str, name: str, preprocess: Preprocess, size: tuple[int, int]
+) -> None:
+    encoder = build_encoder(name, weights=None if "simclr-small" in name else "random")
+    released = learned(encoder, preprocess, size, "least-squares")
+    path = tmp_path / f"model.{kind}"
+    KINDS[kind][0](trace(released, encoder, size), described(released, size), path)
+    check(kind, released, encoder, size, path)
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest-exact"])
+@pytest.mark.parametrize(("side", "target"), [(32, 128), (50, 32), (224, 96), (7, 5), (9, 9)])
+def test_two_products_are_the_interpolation(mode: str, side: int, target: int) -> None:
+    x = torch.rand(2, 3, side, 40, generator=torch.Generator().manual_seed(0))
+    antialias = mode != "nearest-exact" and target < side
+    options = {"antialias": antialias} if antialias else {}
+    expected = functional.interpolate(x, size=(target, 23), mode=mode, **options)
+    rows = scaling_matrix(side, target, mode, antialias=antialias)
+    columns = scaling_matrix(40, 23, mode, antialias=antialias)
+    assert torch.allclose(rows @ x @ columns.T, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "preprocess",
+    [
+        Preprocess(),
+        Preprocess(crop=0.5),
+        Preprocess(image_size=20, invert=True),
+        Preprocess(image_size=96, crop=0.875),
+        Preprocess(image_size=33),
+        Preprocess(image_size=(16, 24), crop=0.9),
+        Preprocess(image_size=24, fit="shortest", resize=28, interpolation="bilinear"),
+        Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9)),
+        Preprocess(image_size=(20, 30), fit="squash", interpolation="nearest"),
+    ],
+)
+@pytest.mark.parametrize("size", [(33, 33), (50, 41), (64, 20)])
+def test_pixels_are_prepared_alike(preprocess: Preprocess, size: tuple[int, int]) -> None:
+    images = torch.from_numpy(some_pictures(size))
+    found = _Pixels(preprocess, size)(images)
+    assert torch.allclose(found, preprocess(images), atol=2e-6)
+
+
+def test_a_border_goes_around_any_number_of_pictures() -> None:
+    preprocess = Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9))
+    images = torch.from_numpy(some_pictures((40, 31)))
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    network = _Pixels(preprocess, (40, 31))
+    program = torch.export.export(network, (images[:3],), dynamic_shapes=shapes).module()
+    for n in (1, len(images)):
+        assert torch.allclose(program(images[:n]), preprocess(images[:n]), atol=2e-6)
+
+
+def test_files_say_what_they_are(files, small) -> None:
+    released, folder = files
+    told = described(released, SIZE)
+    extra = {"release.json": ""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch, of itself
+        torch.export.load(folder / "model.pt2", extra_files=extra)
+    assert json.loads(extra["release.json"]) == told
+    assert told["class_names"] == list(NAMES)
+    assert told["epsilon"] == 20.0
+    assert told["encoding"]["encoder_hash"] == encoder_hash(small)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["class_names"]) == list(NAMES)
+    assert metadata["neighbouring"].startswith("replace one record")
+    assert json.loads(metadata["encoding"]) == told["encoding"]
+    (pixels,) = session.get_inputs()
+    assert (pixels.name, pixels.type, pixels.shape[1:]) == ("pixels", "tensor(uint8)", [3, *SIZE])
+    assert isinstance(pixels.shape[0], str)  # any number of pictures
+
+
+def test_sizes_that_do_not_fit_are_refused(small) -> None:
+    stored = learned(small, Preprocess(), (16, 16), "class-sums")
+    assert picture_size(stored, None) == (16, 16)
+    with pytest.raises(ValueError, match="must be 16 x 16, for the encoder takes pictures as they"):
+        picture_size(stored, (32, 16))
+    scaled = learned(small, Preprocess(image_size=16), (16, 16), "class-sums")
+    assert picture_size(scaled, (40, 30)) == (40, 30)
+    for asked in ((0, 3), (3, 100_000)):
+        with pytest.raises(ValueError, match=r"input_size must be in \[1, 8192\]"):
+            picture_size(scaled, asked)
+
+
+@pytest.fixture
+def directory(tmp_path, small) -> Path:
+    released = learned(small, Preprocess(image_size=12), (16, 16), "least-squares")
+    released.save(tmp_path / "model")
+    save_encoder(small, tmp_path / "model" / "encoder.safetensors")
+    return tmp_path / "model"
+
+
+def test_a_damaged_encoder_is_refused(directory) -> None:
+    released = Release.load(directory)
+    found = released_encoder(released, directory)
+    assert encoder_hash(found) == encoding_of(released).encoder_hash
+    carried = directory / "encoder.safetensors"
+    carried.write_bytes(carried.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="must be a safetensors file"):
+        released_encoder(released, directory)

@@ -1,0 +1,217 @@
+"""A private evaluation from rows to report."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet
+from embed.hold_out import hold_out
+from train_distributed import Privacy, Release
+from train_distributed.one_shot.release import Rehearsal
+from train_distributed.partition import split
+from train_distributed.released import evaluate as module
+from train_distributed.released.evaluate import evaluate, summed
+
+NONE = Privacy(float("inf"), 1e-5)
+SOME = Privacy(1.0, 1e-5)
+
+
+@pytest.fixture
+def rows(released: Release) -> EmbeddingSet:
+    """400 rows of 20 users, a quarter of every user's held out."""
+    draw = np.random.default_rng(3)
+    x = draw.standard_normal((400, 6)).astype(np.float32) + 5
+    labels = released.predict(x).numpy()
+    labels[::4] = draw.integers(0, 3, 100)
+    users = np.arange(400) % 20
+    meta = {"class_names": list(released.class_names)}
+    return hold_out(EmbeddingSet(embeddings=x, labels=labels, users=users, meta=meta), 0.25)
+
+
+def test_without_noise_it_counts(released: Release, rows: EmbeddingSet) -> None:
+    found = evaluate(released, rows, NONE)
+    wanted = released.confusion(rows, 2)
+    assert torch.equal(found.estimates.confusion, wanted.double())
+    share = float(wanted.trace() / wanted.sum())
+    assert found.estimates.accuracy.estimate == pytest.approx(share)
+    recalls = (wanted.diagonal() / wanted.sum(1)).tolist()
+    seen = [each.estimate for each in found.estimates.recalls]
+    assert seen == pytest.approx(recalls)
+    assert found.estimates.balanced_accuracy.estimate == pytest.approx(np.mean(recalls))
+    assert found.report["rows"] == 100
+    assert not found.report["suitable_for_release"]
+    json.dumps(found.report, allow_nan=False)
+
+
+def test_of_a_private_one_the_report_says_everything(released: Release, rows: EmbeddingSet) -> None:
+    found = evaluate(released, rows, SOME)
+    report = found.report
+    assert report["suitable_for_release"]
+    assert (report["noise"], report["users"], report["rows"]) == ("discrete", 20, 100)
+    assert report["neighbouring"].startswith("replace one record")
+    assert "do not add up" in report["with_the_training"]
+    assert report["confidence_level"] == 0.95
+    for name in ("accuracy", "balanced_accuracy", "expected_calibration_error"):
+        assert 0 <= report[name]["low"] <= report[name]["high"] <= 1
+    drowned = [name for name, share in report["recall"].items() if share.get("too_few_rows")]
+    assert drowned  # a third of 100 rows in noise of this size
+    assert all(report["recall"][name]["estimate"] is None for name in drowned)
+    json.dumps(report, allow_nan=False)
+
+
+def test_the_noise_in_the_sum_is_what_is_stated(released: Release, rows: EmbeddingSet) -> None:
+    bare = summed(released, rows, NONE).opened
+    found = [summed(released, rows, SOME, noise="float") for _ in range(60)]
+    assert all(each.noise_std == found[0].noise_std for each in found)
+    noise = torch.stack([each.opened - bare for each in found]) / found[0].noise_std
+    assert noise.std().item() == pytest.approx(1, rel=0.06)
+    multiplier = found[0].report["noise_multiplier"]
+    assert found[0].noise_std == pytest.approx(
+        multiplier * found[0].report["sensitivity"] * 2**0.5, rel=1e-6
+    )  # 10 of 20 users are honest, and all 20 add theirs
+    exact = summed(released, rows, SOME)
+    assert exact.noise_std == pytest.approx(found[0].noise_std, rel=1e-3)
+    assert exact.noise_std >= found[0].noise_std
+
+
+def test_nothing_is_drawn_before_it_is_counted(
+    released: Release, rows: EmbeddingSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(noise: Any) -> None:
+        assert noise["noise"] == "discrete"
+        assert noise["sigma"] / noise["sensitivity"] == pytest.approx(3.7306, rel=1e-3)
+        raise ValueError("the limit is reached")
+
+    def drawn(*_: Any) -> None:
+        raise AssertionError("noise was drawn")
+
+    monkeypatch.setattr(module, "submissions", drawn)
+    with pytest.raises(ValueError, match="the limit is reached"):
+        evaluate(released, rows, SOME, reserve=stop)
+
+
+def test_rows_that_were_trained_on(released: Release, rows: EmbeddingSet) -> None:
+    x = np.array(rows.embeddings)
+    train, held = np.flatnonzero(rows.split == 0), np.flatnonzero(rows.split == 2)
+    x[held[:3]] = x[train[:3]].astype(np.float16)  # stored in another precision
+    x[train[:3]] = x[held[:3]]
+    drawn = replace(rows, embeddings=x)
+    found = evaluate(released, drawn, SOME)  # of one draw: equal rows are two records
+    assert "do not add up" in found.report["with_the_training"]
+    meta = {name: value for name, value in rows.meta.items() if name != "held_out"}
+    shared = replace(drawn, meta=meta)
+    with pytest.raises(ValueError, match=r"must not be training rows, got row \d+ and 2 more"):
+        evaluate(released, shared, SOME)
+    alone = rows.subset(rows.split == 2)
+    assert "do not add up" in evaluate(released, alone, SOME).report["with_the_training"]
+    other = replace(alone, split=np.zeros(len(alone), np.uint8))
+    with pytest.raises(ValueError, match=r"must not be training rows, got row 0 and 99 more"):
+        evaluate(released, alone, SOME, training=[other])
+
+
+def test_nobody_counts_the_training_rows_that_are_let_in(
+    released: Release, rows: EmbeddingSet
+) -> None:
+    """The number would be exact, and no ε covers it: nothing but the sum may depend on it."""
+    x = np.array(rows.embeddings)
+    train, held = np.flatnonzero(rows.split == 0), np.flatnonzero(rows.split == 2)
+    x[train[:3]] = x[held[:3]]
+    reports = [
+        evaluate(released, replace(rows, embeddings=each, meta={}), SOME, overlap="add").report
+        for each in (rows.embeddings, x)
+    ]
+    assert reports[0]["with_the_training"].endswith("the promises add up")
+    of_sum = reports[0].keys() - summed(released, rows, SOME).report.keys()
+    first, second = ({k: v for k, v in each.items() if k not in of_sum} for each in reports)
+    assert first == second
+
+
+def test_a_draw_by_a_seed_is_for_simulations(released: Release, rows: EmbeddingSet) -> None:
+    seeded = replace(rows, meta=rows.meta | {"held_out": {"seed": 0}})
+    with pytest.raises(ValueError, match="rows must be held out by the operating system's draw"):
+        evaluate(released, seeded, SOME)
+    report = evaluate(released, seeded, SOME, noise="float").report
+    assert "a seed says which rows are held out" in report["unsuitable_because"]
+
+
+@pytest.mark.parametrize(
+    "privacy", [Privacy(1.0, 1e-5, unit="user"), Privacy(1, 1e-5, None, group_size=2)]
+)
+def test_for_users_and_groups_promises_add_up(
+    privacy: Privacy, released: Release, rows: EmbeddingSet
+) -> None:
+    found = summed(released, rows, privacy, noise="float")
+    single = summed(released, rows, SOME, noise="float")
+    assert "promises add up" in found.report["with_the_training"]
+    times = 5 if privacy.unit == "user" else 2
+    assert found.noise_std == pytest.approx(times * single.noise_std)
+
+
+def test_users_that_drop_out(released: Release, rows: EmbeddingSet) -> None:
+    partition = split(torch.zeros(100, dtype=torch.int64), 10)
+    played = Rehearsal(dropped=[9])
+    found = summed(
+        released, rows, SOME, partition=partition, min_survivors=9, rehearsal=played, bins=0
+    )
+    assert (found.report["survivors"], found.report["rows"]) == (9, 90)
+    assert found.sizes.tolist() == [10] * 9
+    assert not found.report["suitable_for_release"]
+
+
+def test_clusters_widen_intervals(released: Release, rows: EmbeddingSet) -> None:
+    widths = [
+        (e := evaluate(released, rows, NONE, sampling=s).estimates.accuracy).high - e.low
+        for s in ("rows", "users")
+    ]
+    assert widths[1] > 1.8 * widths[0]  # sqrt(5 rows of every user), and whole users
+
+
+def _changed(rows: EmbeddingSet, **changes: Any) -> EmbeddingSet:
+    return replace(rows, **changes)
+
+
+def test_rows_that_no_evaluation_looks_at(released: Release, rows: EmbeddingSet) -> None:
+    x, held = np.array(rows.embeddings), np.flatnonzero(rows.split == 2)
+    x[held[5], 2] = np.nan
+    labels = np.array(rows.labels)
+    labels[held[4]] = 7
+    assert released.encoding is not None
+    of_another = released.encoding.to_json() | {"encoder_hash": "1" * 64}
+    for odd, words in [
+        (_changed(rows, split=np.zeros(400, np.uint8)), "got none; `embed hold-out --share 0.2`"),
+        (_changed(rows, embeddings=x[:, :5].copy()), "must have the model's 6 columns, got 5"),
+        (_changed(rows, embeddings=x), f"must be finite, got nan in row {held[5]}"),
+        (_changed(rows, labels=labels, meta={}), r"must lie in \[0, 3\), got 7 and 1 outside"),
+        (
+            _changed(rows, meta={"class_names": ["dog", "cat", "owl"]}),
+            r"must be the model's \('cat', 'dog', 'owl'\), got \('dog', 'cat', 'owl'\)",
+        ),
+        (_changed(rows, labels=np.full(400, -1), meta={}), "must have labels"),
+        (_changed(rows, meta=of_another), "model and embeddings must be embedded by one encoder"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            evaluate(released, odd, SOME)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"noise": "none"}, "noise must be 'discrete' or 'float', got 'none'"),
+        ({"generator": torch.Generator()}, "generator must be None for noise 'discrete'"),
+        ({"confidence": 0.9999}, "confidence must be from 0.5 to 0.999, got 0.9999"),
+        ({"sampling": "all"}, "sampling must be 'rows' or 'users', got 'all'"),
+        ({"overlap": "yes"}, "overlap must be 'refuse' or 'add', got 'yes'"),
+        ({"bins": 51}, "bins must be from 0 to 50, got 51"),
+        ({"min_survivors": 21}, r"min_survivors must be in \[1, 20\]"),
+        ({"partition": split(torch.zeros(99, dtype=torch.int64), 9)}, "must cover the 100"),
+    ],
+)
+def test_bad_settings(
+    settings: dict[str, Any], words: str, released: Release, rows: EmbeddingSet
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        evaluate(released, rows, SOME, **settings)

@@ -1,0 +1,1 @@
+"""What releases have spent on a set of rows: reservation before noise, entries, totals."""

@@ -1,0 +1,268 @@
+"""What has been spent on private rows: every sum over them is reserved here before its noise.
+
+One ledger is kept beside one set of private rows, and **all that is in it adds up**, except for
+parts of one split (see `ledger_total`): a set that was embedded again, cut or copied holds the same
+people, whatever its hash. What is reserved counts as spent from then on: a crash between here and
+the result loses an allowance, never an entry.
+
+A ledger sees only what is written to it. It does not know of copies of the rows in other places, of
+commands run with `--ledger none`, of simulations that say so, or of its own end being cut off.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from train_distributed.ledger.entry import PARTS, Entry, Kind, Limit
+from train_distributed.ledger.file import (
+    Chain,
+    LedgerFile,
+    Writer,
+    is_ledger,
+    locked_directories,
+)
+from train_distributed.ledger.state import (
+    LIMIT,
+    RESERVE,
+    SPEND,
+    State,
+    entry_id,
+    torn_entry,
+)
+from train_distributed.ledger.total import Total
+from train_distributed.privacy.promise import Unit
+
+__all__ = ["Entry", "Ledger", "Limit"]
+
+NONE = "none"  # what `--ledger` is given to keep none, and what a report then says
+SUFFIX = ".ledger"
+TOLERANCE = 1e-9  # relative: a limit admits just what it says, whose ε is computed from its noise
+
+
+class Ledger:
+    """A ledger by the path of its file, which need not exist yet.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "rows.ledger")
+        >>> entry = Entry(
+        ...     kind="release", data="rows", method="least-squares", noise="discrete",
+        ...     unit="record", epsilon=1.0, delta=1e-5, sigma=3.7307, sensitivity=1.0,
+        ... )
+        >>> ledger.spend(ledger.reserve(entry))
+        >>> f"{ledger.total().epsilon(1e-5):.3f}"
+        '1.000'
+        >>> id = ledger.reserve(entry)  # whether or not anything comes of it
+        >>> f"{ledger.total().epsilon(1e-5):.3f}"
+        '1.465'
+    """
+
+    def __init__(self, path: Path, *near: Path) -> None:
+        self.path = path
+        self._file = LedgerFile(path)
+        self._near = {path.resolve().parent, *near}  # where other ledgers of these rows may lie
+
+    @classmethod
+    def open(cls, path: Path, *near: Path) -> "Ledger":
+        """The ledger in this file.
+
+        Args:
+            path: of the file.
+            near: directories beside the file's own in which no other ledger may count the same
+                rows.
+
+        Raises:
+            ValueError: its chain is broken, or it is no ledger.
+        """
+        ledger = cls(Path(path), *near)
+        ledger.state()
+        return ledger
+
+    @classmethod
+    def beside(cls, embeddings: Path) -> "Ledger":
+        """The ledger of an embedding set: `NAME.ledger` beside its directory, which outlives it.
+
+        Raises:
+            ValueError: its chain is broken.
+        """
+        place = Path(embeddings).resolve()
+        return cls.open(place.with_name(place.name + SUFFIX))
+
+    @classmethod
+    def chosen(cls, given: Path | None, embeddings: Path) -> "Ledger | None":
+        """As an option `--ledger` says: a file, "none", or left out: beside the set.
+
+        Raises:
+            ValueError: its chain is broken.
+        """
+        if given is None:
+            return cls.beside(embeddings)
+        return None if str(given) == NONE else cls.open(given, Path(embeddings).resolve().parent)
+
+    def state(self) -> State:
+        """Reads and verifies the file.
+
+        Raises:
+            ValueError: its chain is broken, or it is no ledger.
+        """
+        return self._read(self._file.read())
+
+    def total(self, unit: Unit = "record") -> Total:
+        """What all entries come to, reserved and spent alike."""
+        return self.state().total(unit)
+
+    def reserve(self, entry: Entry, *at_most: Limit) -> str:
+        """Counts an entry as spent; its noise may be drawn once this has returned.
+
+        Args:
+            entry: with a `reference` that is in the ledger already, nothing is added.
+            at_most: limits beside the ledger's own.
+
+        Returns:
+            The entry's id.
+
+        Raises:
+            ValueError: a limit would be passed, the reference is another entry's, or the part is
+                none of `PARTS`; nothing is reserved.
+            OSError: the ledger cannot be written: no noise may be drawn.
+        """
+        if entry.part not in PARTS:
+            raise ValueError(f"part must be one of {PARTS}, got {entry.part!r}")
+        with locked_directories(self._near):
+            self._refuse_elsewhere(entry)
+            if not self.path.exists():  # nothing is left behind where it is refused
+                self._afford(self._read(Chain(())), [entry], at_most)
+            with self._file.locked() as writer:
+                return self._reserved(writer, entry, at_most)
+
+    def _reserved(self, writer: Writer, entry: Entry, at_most: Iterable[Limit]) -> str:
+        """Id of the entry, which is appended unless its reference is there already."""
+        self._recover(writer)
+        state = self._read(writer.chain)
+        for record in state.records:
+            if entry.reference and record.entry.reference == entry.reference:
+                if replace(record.entry, kind=entry.kind, result=entry.result) != entry:
+                    raise ValueError(f"reference {entry.reference} must be of the same entry")
+                return record.id
+        self._afford(state, [entry], at_most)
+        return entry_id(writer.append(RESERVE, {"entry": entry.to_json()}))
+
+    def afford(self, entries: Iterable[Entry], *at_most: Limit) -> None:
+        """Looks whether entries could be reserved, all of them; reserves nothing.
+
+        Raises:
+            ValueError: a limit would be passed.
+        """
+        self._afford(self.state(), list(entries), at_most)
+
+    def spend(self, id: str) -> None:
+        """Notes that the result of a reserved entry was written; it costs what it cost before.
+
+        Raises:
+            ValueError: nothing is reserved under this id, or it was spent before.
+        """
+        self.state().record(id)
+        with self._file.locked() as writer:
+            self._recover(writer)  # what was torn has its id from then on
+            if self._read(writer.chain).record(id).spent:
+                raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
+            writer.append(SPEND, {"id": id})
+
+    def limit(self, limit: Limit, *, raised: bool = False) -> None:
+        """Sets what all entries may come to; nothing is reserved beyond it.
+
+        Args:
+            limit: may lie below what is spent.
+            raised: whether it may allow more than the one before; the ledger keeps that it did.
+
+        Raises:
+            ValueError: it allows more, and `raised` is off.
+        """
+        with self._file.locked() as writer:
+            before = self._read(writer.chain).limit
+            looser = before is not None and not limit.within(before)
+            if before is not None and looser and not raised:
+                raise ValueError(
+                    f"limit must not allow more than epsilon {before.epsilon:g} at delta "
+                    f"{before.delta:g} for one {before.unit} (or pass --raise-limit), got "
+                    f"{limit.epsilon:g} at {limit.delta:g} for one {limit.unit}"
+                )
+            self._recover(writer)
+            writer.append(LIMIT, {"limit": limit.to_json(), "raised": looser})
+
+    def release_kind(self, data: str) -> Kind:
+        """What one more of a set is called: a re-release where the ledger holds one already."""
+        kinds = {r.entry.kind for r in self.state().records if r.entry.data == data}
+        return "re-release" if kinds & {"release", "re-release"} else "release"
+
+    def report(self, id: str) -> dict[str, Any]:
+        """What a result says of its entry: a ledger that was cut off since does not hold it."""
+        state = self.state()
+        record = state.record(id)
+        total = state.total(record.entry.unit)
+        return {
+            "file": self.path.name,
+            "entry": id,
+            "length": state.length,
+            "head": state.head,
+            "epsilon_total": "not private" if (e := total.epsilon()) == float("inf") else e,
+            "delta_total": total.least_delta,
+            "unit": total.unit,
+        }
+
+    def check_against(self, report: dict[str, Any]) -> None:
+        """Looks whether this ledger still holds what a result has seen of it.
+
+        Args:
+            report: what `report` gave when the result was made.
+
+        Raises:
+            ValueError: lines are missing since, or it is another ledger's.
+        """
+        length, head = report.get("length"), report.get("head")
+        lines = self._file.read().lines
+        if not (isinstance(length, int) and 0 < length <= len(lines)) or (
+            lines[length - 1].hash != head
+        ):
+            raise ValueError(
+                f"ledger {self.path} must hold the {length} lines that a report has seen, "
+                f"up to hash {head}, got {len(lines)} lines without it"
+            )
+
+    def _read(self, chain: Chain) -> State:
+        return State.read(chain, str(self.path))
+
+    def _recover(self, writer: Writer) -> None:
+        """Writes down what a killed writer left: what can be read of it counts as reserved."""
+        if writer.chain.torn:
+            entry = torn_entry(writer.chain.torn)
+            writer.close_torn({"entry": None if entry is None else entry.to_json()})
+
+    def _afford(self, state: State, entries: list[Entry], at_most: Iterable[Limit]) -> None:
+        limits = [*at_most] if state.limit is None else [state.limit, *at_most]
+        for limit in limits:
+            spent = [record.entry for record in state.records]
+            delta = limit.delta * (1 + TOLERANCE)
+            before = Total.of(spent, limit.unit).epsilon(delta)
+            after = Total.of([*spent, *entries], limit.unit).epsilon(delta)
+            if after > limit.epsilon * (1 + TOLERANCE):
+                raise ValueError(
+                    f"limit of ledger {self.path.name} must be >= {after:g}, got "
+                    f"{limit.epsilon:g}: epsilon at delta {limit.delta:g} for one {limit.unit}, of "
+                    f"which {before:g} is spent"
+                )
+
+    def _refuse_elsewhere(self, entry: Entry) -> None:
+        """The same rows, or images, must not be counted in two ledgers of one folder."""
+        own = self.path.resolve()
+        for path in sorted(p for near in self._near for p in near.glob(f"*{SUFFIX}")):
+            if path.resolve() == own or not is_ledger(path):
+                continue
+            for record in Ledger(path).state().records:
+                same = record.entry.images == entry.images and entry.images
+                if record.entry.data == entry.data or same:
+                    raise ValueError(
+                        f"ledger must be {path}, which counts these rows already, got {self.path}"
+                    )

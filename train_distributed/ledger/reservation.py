@@ -1,0 +1,109 @@
+"""What a command that spends ε does with a ledger: reserve before noise, note the result after."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.cli.durable import sync_tree
+from train_distributed.ledger.entry import Entry, Kind
+from train_distributed.ledger.fields import row_fields
+from train_distributed.ledger.ledger import NONE, Ledger
+
+if TYPE_CHECKING:
+    from embed import EmbeddingSet
+    from train_distributed.privacy.promise import Privacy
+
+
+class Counted:
+    """One sum over rows of a set, and the ledger that counts it, if any.
+
+    Args:
+        ledger: None: nobody counts.
+        embeddings: whose rows.
+        part: which of them, see `row_fields`.
+        privacy: what is promised.
+        kind: None: a release, or a re-release where the ledger holds one of the set.
+        method: that makes the sum.
+        result: the directory that is written.
+        users: hash of a simulated division of the rows; None: the set's own.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        embeddings: "EmbeddingSet",
+        part: str,
+        privacy: "Privacy",
+        *,
+        method: str,
+        result: Path,
+        kind: Kind | None = None,
+        users: str | None = None,
+    ) -> None:
+        self._ledger, self._result, self._id = ledger, result, None
+        self._fields: dict[str, Any] = {}
+        if ledger is None:
+            return
+        rows = row_fields(embeddings, part)
+        self._fields = {
+            **rows,
+            "users": rows["users"] if users is None else users,
+            "kind": kind or ledger.release_kind(rows["data"]),
+            "method": method,
+            "unit": privacy.unit,
+            "group_size": privacy.group_size,
+            "epsilon": privacy.epsilon,
+            "delta": privacy.delta,
+            "result": result.name,
+        }
+
+    def reserve(self, noise: Mapping[str, Any]) -> None:
+        """Counts the sum as spent, before any noise is drawn; what `release` calls.
+
+        Args:
+            noise: what is known of it: fields of an `Entry`.
+
+        Raises:
+            ValueError: it would pass a limit.
+            OSError: the ledger cannot be written.
+        """
+        if self._ledger is not None:
+            self._id = self._ledger.reserve(Entry(**self._fields, **noise))
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Says, where the block is interrupted, that what was reserved in it counts."""
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if self._ledger is None or self._id is None:
+                raise
+            kept = f"nothing was written, but its epsilon counts: entry {self._id} in"
+            raise KeyboardInterrupt(kept, self._ledger.path) from stop
+
+    def report(self) -> Any:
+        """What the result says of its entry; that there is none, where nobody counts."""
+        if self._ledger is None:
+            return NONE
+        return self._ledger.report(self._reserved())
+
+    def summary(self) -> str:
+        """One line of it, for people."""
+        if self._ledger is None:
+            return NONE
+        told = self.report()
+        total = told["epsilon_total"]
+        epsilon = total if isinstance(total, str) else f"epsilon {total:.6g}"
+        return f"{self._ledger.path}: {epsilon} at delta {told['delta_total']:g} in all"
+
+    def spend(self) -> None:
+        """Notes that the result was written, once it has reached the disk."""
+        if self._ledger is not None:
+            sync_tree(self._result)
+            self._ledger.spend(self._reserved())
+
+    def _reserved(self) -> str:
+        if self._id is None:
+            raise RuntimeError("reserve must come before noise is drawn, was never called")
+        return self._id

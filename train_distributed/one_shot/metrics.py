@@ -1,0 +1,173 @@
+"""How good a classifier is on rows whose labels are known: more than how often it is right.
+
+Scores and labels are read once, block by block. Only what ranks rows (n K log-odds, for the areas
+under the curves) is kept, in a temporary file where it is long. All numbers are scikit-learn's.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
+from torch import Tensor
+
+from train_distributed.one_shot.probabilities import log_odds, probabilities
+
+BINS = 15  # of equal width, as Guo et al. 2017 use
+IN_MEMORY = 1 << 25  # bytes of log-odds
+SHOWN = 100  # classes up to which the whole confusion matrix goes into the report
+
+
+class Evaluation:
+    """Rows with labels, block by block, and what they show together.
+
+    Args:
+        class_names: K names.
+        rows: n, of all blocks together.
+        temperature: T of the model's probabilities.
+    """
+
+    def __init__(self, class_names: Sequence[str], rows: int, temperature: float = 1.0) -> None:
+        if rows < 1:
+            raise ValueError(f"rows with labels must be >= 1, got {rows}")
+        classes = len(class_names)
+        self.class_names, self.rows, self.temperature = tuple(class_names), rows, temperature
+        self.confusion = np.zeros((classes, classes), np.int64)  # by label and predicted class
+        self._labels = np.empty(rows, np.int64)
+        self._odds = _array((classes, rows))
+        self._bins = np.zeros((3, BINS))  # per bin: rows, sum of confidence, hits
+        self._seen = 0
+
+    def add(self, scores: Tensor, labels: np.ndarray) -> None:
+        """Counts (b, K) float64 scores with their (b,) labels in [0, K)."""
+        classes, y = len(self.class_names), np.asarray(labels, np.int64)
+        if len(y) and not 0 <= y.min() <= y.max() < classes:
+            raise ValueError(f"labels must lie in [0, {classes}), got {y.min()} to {y.max()}")
+        here = slice(self._seen, self._seen + len(y))
+        if here.stop > self.rows:
+            raise ValueError(f"rows must be {self.rows} in all, got {here.stop} or more")
+        self._seen = here.stop
+        predicted = scores.argmax(1).numpy()
+        np.add.at(self.confusion, (y, predicted), 1)
+        self._labels[here] = y
+        self._odds[:, here] = log_odds(scores, self.temperature).numpy().T
+        sure = probabilities(scores, self.temperature).amax(1).numpy()
+        bins = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+        for values, into in zip((1.0, sure, predicted == y), self._bins, strict=True):
+            np.add.at(into, bins, values)
+
+    def report(self) -> dict[str, Any]:
+        """All metrics, ready for JSON.
+
+        Raises:
+            ValueError: fewer rows were added than announced.
+        """
+        if self._seen != self.rows:
+            raise ValueError(f"rows must be {self.rows} in all, got {self._seen}")
+        truth, guess, counts = self._cells()
+        accuracy = float(accuracy_score(truth, guess, sample_weight=counts))
+        present, ever = self.confusion.sum(1), self.confusion.sum(0)
+        found = precision_recall_fscore_support(
+            truth,
+            guess,
+            labels=np.arange(len(self.class_names)),
+            sample_weight=counts,
+            zero_division=0.0,  # pyright: ignore[reportArgumentType]
+        )
+        precision, recall, f1 = map(np.asarray, found[:3])
+        areas = self._areas()
+        majority = int(present.argmax())
+        per_class = {
+            name: {
+                "rows": int(present[k]),
+                "precision": _if(ever[k], precision[k]),
+                "recall": _if(present[k], recall[k]),
+                "f1": _if(present[k] + ever[k], f1[k]),
+                "auroc": areas[k],
+            }
+            for k, name in enumerate(self.class_names)
+        }
+        small = len(self.class_names) <= SHOWN
+        return {
+            "rows": self.rows,
+            "accuracy": accuracy,
+            "majority_baseline": int(present[majority]) / self.rows,
+            "majority_class": self.class_names[majority],
+            "balanced_accuracy": float(recall[present > 0].mean()),
+            "macro_f1": float(f1[present + ever > 0].mean()),
+            **self._auroc(areas),
+            "expected_calibration_error": self._calibration_error(),
+            "calibration_bins": f"{BINS} of equal width, by the probability of the class predicted",
+            "per_class": per_class,
+            **({"confusion": self.confusion.tolist()} if small else {}),
+            "warnings": self._warnings(accuracy),
+        }
+
+    def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The confusion matrix as rows of (label, predicted class, how many)."""
+        truth, guess = self.confusion.nonzero()
+        return truth, guess, self.confusion[truth, guess]
+
+    def _areas(self) -> list[float | None]:
+        """Per class, the area under the curve of it against the rest; None where one is missing."""
+        areas: list[float | None] = []
+        for k, odds in enumerate(self._odds):
+            mine = self._labels == k
+            both = 0 < mine.sum() < self.rows
+            areas.append(float(roc_auc_score(mine, np.asarray(odds))) if both else None)
+        return areas
+
+    def _auroc(self, areas: list[float | None]) -> dict[str, Any]:
+        names = self.class_names
+        known = [area for area in areas if area is not None]
+        missing = [name for name, area in zip(names, areas, strict=True) if area is None]
+        if not known:
+            return {"auroc": None, "auroc_of": "none: all rows are of one class"}
+        if len(names) == 2:
+            return {"auroc": areas[1], "auroc_of": f"{names[1]!r} against {names[0]!r}"}
+        left_out = {"auroc_classes_absent": missing} if missing else {}
+        words = f"macro: mean of {len(known)} classes, each against the rest"
+        return {"auroc": float(np.mean(known)), "auroc_of": words, **left_out}
+
+    def _calibration_error(self) -> float:
+        """Σ over bins of |hits − sum of confidence| / n."""
+        _, sure, hits = self._bins
+        return float(np.abs(hits - sure).sum() / self.rows)
+
+    def _warnings(self, accuracy: float) -> list[str]:
+        predicted = self.confusion.sum(0).nonzero()[0]
+        words = []
+        if len(predicted) == 1:
+            name = self.class_names[int(predicted[0])]
+            words.append(f"one class only: all {self.rows} rows are taken for {name!r}")
+        largest = self.confusion.sum(1).max() / self.rows
+        if accuracy <= largest < 1:
+            words.append(
+                f"accuracy {100 * accuracy:.1f} % is not above the {100 * largest:.1f} % of always "
+                "answering with the most frequent class"
+            )
+        return words
+
+
+def brief(metrics: dict[str, Any]) -> Sequence[tuple[str, str]]:
+    """Name and value of the metrics that are printed, the warnings last."""
+    names = ("balanced_accuracy", "macro_f1", "auroc", "expected_calibration_error")
+    lines = [(name, _digits(metrics[name])) for name in names]
+    return [*lines, *(("warning", words) for words in metrics["warnings"])]
+
+
+def _digits(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
+
+
+def _if(count: int, value: float) -> float | None:
+    """A share of `count` rows, if there are any."""
+    return float(value) if count else None
+
+
+def _array(shape: tuple[int, int]) -> np.ndarray:
+    if 8 * shape[0] * shape[1] <= IN_MEMORY:
+        return np.empty(shape)
+    with tempfile.TemporaryFile() as file:  # mapped beyond its closing, gone with the mapping
+        return np.memmap(file, np.float64, "w+", shape=shape)

@@ -1,1 +1,0 @@
-"""What one does with a released model: files, probabilities, metrics, predictions, exports."""

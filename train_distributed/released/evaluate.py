@@ -1,0 +1,201 @@
+"""A private evaluation: what a model gets wrong on rows that users held out, by one sum."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet
+from embed.store import EVALUATION
+from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
+from train_distributed.one_shot.intake import (
+    SEEDED,
+    check_partition,
+    refuse_seeded_split,
+    spread_users,
+)
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.parts import promise_report
+from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.report import Noise, suitability, versions
+from train_distributed.one_shot.summation import (
+    Integers,
+    one_sum,
+)
+from train_distributed.one_shot.users import own_partition
+from train_distributed.partition import Partition
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.promise import Privacy
+from train_distributed.released.evaluation import Evaluation
+from train_distributed.released.evaluation_bounds import FINEST_GRID
+from train_distributed.released.evaluation_estimates import (
+    Estimates,
+    Sampling,
+    check_reading,
+    estimate,
+)
+from train_distributed.released.evaluation_rows import (
+    Overlap,
+    held_out,
+    submissions,
+)
+
+APART = "no row of these sets is in both: for one replaced record the promises do not add up"
+ADDED = "rows that were trained on may be among them: the promises add up"
+OF_GROUPS = "users, and groups of records, may have rows in both: for them the promises add up"
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What one sum over held-out rows showed, not read yet."""
+
+    method: Evaluation
+    opened: Tensor  # (D,) float64
+    sizes: Tensor  # (users,) n_i of those in it
+    noise_std: float  # in every entry
+    grid: float  # of confidences
+    report: dict[str, Any]  # how it was made
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A report with intervals, and what it was read from."""
+
+    report: dict[str, Any]
+    estimates: Estimates
+    opened: Tensor  # (D,) float64
+
+
+def evaluate(
+    release: Release,
+    embeddings: EmbeddingSet,
+    privacy: Privacy,
+    *,
+    confidence: float = 0.95,
+    sampling: Sampling = "rows",
+    **settings: Any,
+) -> Evaluated:
+    """How good a model is on the rows of split `evaluation`, (ε, δ)-differentially private.
+
+    Args:
+        release: the model.
+        embeddings: what users hold, raw, embedded as the model's training rows were.
+        privacy: (ε, δ), honest fraction, unit and group.
+        confidence: of every interval, by itself.
+        sampling: what was drawn independently from those of whom the intervals speak: "rows", or
+            only "users" with all of their rows.
+        **settings: those of `summed`.
+
+    Raises:
+        ValueError: a setting out of range, no evaluation rows, or rows that `held_out` refuses.
+            Nothing has been sent then.
+    """
+    check_reading(confidence, sampling)
+    found = summed(release, embeddings, privacy, **settings)
+    read = estimate(
+        found.method,
+        found.opened,
+        found.sizes,
+        found.noise_std,
+        confidence=confidence,
+        sampling=sampling,
+        grid=found.grid,
+    )
+    told = {"sampling": sampling} | read.as_dict(release.class_names)
+    return Evaluated(found.report | told | {"versions": versions()}, read, found.opened)
+
+
+def summed(
+    release: Release,
+    embeddings: EmbeddingSet,
+    privacy: Privacy,
+    *,
+    bins: int = 10,
+    overlap: Overlap = "refuse",
+    training: Iterable[EmbeddingSet] = (),
+    partition: Partition | None = None,
+    noise: Noise = "discrete",
+    generator: torch.Generator | None = None,
+    min_survivors: int | None = None,
+    reserve: Reserve | None = None,
+    rehearsal: Rehearsal | None = None,
+) -> Sum:
+    """The noised counts of all users' held-out rows.
+
+    Args:
+        release: the model.
+        embeddings: what users hold.
+        privacy: the promise.
+        bins: of confidence, for its calibration; 0: none.
+        overlap: "add" lets rows in that were trained on; the report then says that the promises of
+            both add up.
+        training: further sets whose training rows may not be among the rows.
+        partition: which user holds which evaluation row; None: as the set's own users say.
+        noise: "discrete" is what is deployed; "float" is for simulations and marked.
+        generator: makes a "float" run reproducible, and unsuitable for release once more.
+        min_survivors: m_min, the fewest users that a sum is opened for; None: all.
+        reserve: called once, when nothing can be refused any more and before any noise is drawn,
+            with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
+            stops it by raising.
+        rehearsal: users that drop out or whose noise is known, for audits; the report is marked.
+
+    Raises:
+        ValueError: as `evaluate`.
+    """
+    if noise not in ("discrete", "float"):
+        raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
+    if generator is not None and noise == "discrete":
+        raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
+    method = Evaluation(num_classes=release.weights.shape[1], bins=bins)
+    method.validate()
+    if noise == "discrete" and privacy.private:
+        refuse_seeded_split(embeddings)
+    rows = held_out(embeddings, release, training=training, overlap=overlap)
+    partition = own_partition(embeddings, EVALUATION) if partition is None else partition
+    check_partition(partition, len(rows))
+    sizes = partition.counts
+    guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
+    played = Rehearsal() if rehearsal is None else rehearsal
+    kept = played.surviving(len(sizes), guarantee.min_survivors)
+    summation = one_sum(
+        method,
+        guarantee,
+        sizes,
+        discrete=noise == "discrete",
+        generator=generator,
+        bare=frozenset(played.known_noise),
+    )
+    if reserve is not None:
+        exact = isinstance(summation, Integers)
+        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
+    grid = FINEST_GRID if summation.grid is None else summation.grid
+    for users, sent in submissions(method, release, embeddings, rows, partition, grid):
+        present = kept[users]
+        if present.any():
+            summation.add(users[present], sent[present])
+    opened, survivors = summation.total(), sizes[kept]
+    verdict = suitability(
+        privacy,
+        noise,
+        seeded=generator is not None,
+        rehearsed=None if rehearsal is None else rehearsal.reason,
+        others=(
+            *spread_users(embeddings, partition, privacy, EVALUATION),
+            *([] if embeddings.held_out_seed is None else [SEEDED]),
+        ),
+    )
+    report = promise_report(guarantee, summation) | summation.report()
+    report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
+    report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
+    noise_std = summation.local_std * math.sqrt(len(survivors))
+    return Sum(method, opened, survivors, noise_std, grid, report)
+
+
+def overlap_words(privacy: Privacy, overlap: Overlap = "refuse") -> str:
+    """Whether the promises of the evaluation and of the training add up, and for whom."""
+    if overlap == "add":
+        return ADDED
+    return OF_GROUPS if privacy.unit == "user" or privacy.group_size > 1 else APART

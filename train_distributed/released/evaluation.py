@@ -1,0 +1,161 @@
+"""What every user sends of a released model's mistakes: a confusion matrix and calibration bins.
+
+A record (x, y), of which the model says class ŷ with confidence q, adds
+
+    1        to M[y, ŷ]     of K × K,
+    1        to G[y, y = ŷ] of K × 2: wrong and right answers of a class,
+    1        to H[b, y = ŷ] of B × 2: wrong and right answers in bin b of q,
+    s(q − m) to R[b]        of B: m is the middle of the bin, s = `weight`.
+
+G follows from M, but there wrong answers are a sum of K − 1 noisy cells: sent by itself it has the
+noise of one, and shares of right answers by class become twice as certain. Count, right answers
+and sum of confidences of a bin are H[b].sum(), H[b, 1] and m H[b].sum() + R[b]/s. Sent like this
+they need less noise: of every part a record moves a single entry, and R, of which only the
+deviation from the middle remains, costs next to nothing.
+
+**Sensitivity** of replacing one record. M loses a one in one cell and gains one in another: √2 at
+most. So do G and H. In R, with bins of width w = 1/B, both confidences in one bin move one entry by
+s w at most. Those of two bins move two entries, each by s (w/2 + g) at most, g the grid of
+confidences; that is less, 2 (w/2 + g)² ≤ w², as g ≤ w/5. Jointly
+
+    Δ² = 2 + 2 + 2 + (s w)² = 6 + (s/B)²,
+
+attained by a right and a wrong answer, of two classes, at either end of one bin. Without bins
+Δ = 2. A user's n_i records move the sum by n_i Δ at most, attained where all are such.
+
+Confidences are rounded to a multiple of g = 2⁻ᵉ, and s is a power of two: every entry is a whole
+number of steps g, exactly, and nothing is charged for rounding.
+
+Entries of one record depend on that record and on public things alone: predictions of a row are a
+function of the row and of the number of rows (`embed.project`), and that number is public. This
+holds of any model: one whose scores overflow is not sure of anything (confidence 1/K), that is all.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from train_distributed.released.evaluation_bounds import COARSEST_GRID, MOST_BINS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How rows become what a user sends, and what a record moves of it."""
+
+    num_classes: int  # K
+    bins: int = 10  # B of confidence, of equal width on [0, 1]; 0: no H and no R
+
+    def validate(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        if self.num_classes < 2:
+            raise ValueError(f"num_classes must be >= 2, got {self.num_classes}")
+        if not 0 <= self.bins <= MOST_BINS:
+            raise ValueError(f"bins must be from 0 to {MOST_BINS}, got {self.bins}")
+
+    @property
+    def first_bin(self) -> int:
+        """Bins below hold nothing: the largest of K probabilities is at least 1/K."""
+        return self.bins // self.num_classes
+
+    @property
+    def sent_bins(self) -> int:
+        """B', the number of bins that may hold something."""
+        return self.bins - self.first_bin
+
+    @property
+    def weight(self) -> float:
+        """s: the largest power of two with s² ≤ 2B, near which calibration is seen best."""
+        return 2.0 ** ((math.frexp(2 * self.bins)[1] - 1) // 2) if self.bins else 1.0
+
+    @property
+    def dimension(self) -> int:
+        """K² + 2 K + 3 B'."""
+        return self.num_classes * (self.num_classes + 2) + 3 * self.sent_bins
+
+    @property
+    def compositions(self) -> int:
+        """1: all parts jointly."""
+        return 1
+
+    @property
+    def scale(self) -> float:
+        """All entries in one unit: s is in R already."""
+        return 1.0
+
+    @property
+    def grid_powers(self) -> Tensor:
+        """(dimension,): every entry is a multiple of the confidences' grid."""
+        return torch.ones(self.dimension, dtype=torch.int64)
+
+    def entry_bound(self, n: int) -> float:
+        """n records add up to n in a cell, and in R to less, as s (w/2 + g) < 1."""
+        return float(n)
+
+    def record_reach(self, sizes: Tensor) -> float:
+        """Δ; see above."""
+        return math.sqrt(6 + (self.weight / self.bins) ** 2) if self.bins else 2.0
+
+    def user_reach(self, sizes: Tensor) -> Tensor:
+        """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
+        return sizes.double() * self.record_reach(sizes)
+
+    def record_removal(self, sizes: Tensor) -> float:
+        """How far one record that is taken out moves the sum: a one of each part, and its rest."""
+        if not self.bins:
+            return math.sqrt(2)
+        return math.sqrt(3 + (self.weight * (0.5 / self.bins + COARSEST_GRID)) ** 2)
+
+    def user_removal(self, sizes: Tensor) -> Tensor:
+        """(users,) the same for all n_i records of a user."""
+        return sizes.double() * self.record_removal(sizes)
+
+    def middles(self, grid: float) -> Tensor:
+        """(B',) float64: the middle of every bin that is sent, rounded down to the grid."""
+        places = torch.arange(self.first_bin, self.bins, dtype=torch.float64)
+        return ((places + 0.5) / max(1, self.bins) / grid).floor() * grid
+
+    def submit(
+        self, users: Tensor, labels: Tensor, probabilities: Tensor, count: int, grid: float
+    ) -> Tensor:
+        """What users send, before their noise.
+
+        Args:
+            users: (n,) int64 in [0, count): whose row it is.
+            labels: (n,) int64 in [0, K).
+            probabilities: (n, K) of every row; the first largest is the prediction.
+            count: u, the number of users.
+            grid: g, a power of two from 2⁻²⁰ to 2⁻⁸, to whose multiples confidences are rounded.
+
+        Returns:
+            (u, D) float64: M, G, H and R row after row.
+        """
+        confidence, predicted = torch.nan_to_num(probabilities.double(), nan=0.0).max(1)
+        sent = torch.zeros(count * self.dimension, dtype=torch.float64)
+        start, one = users * self.dimension, torch.ones(len(users), dtype=torch.float64)
+        right = (labels == predicted).long()
+        sent.index_add_(0, start + labels * self.num_classes + predicted, one)
+        start = start + self.num_classes**2
+        sent.index_add_(0, start + 2 * labels + right, one)
+        if self.bins:
+            whole = round(1 / grid)
+            least = -(-self.first_bin * whole // self.bins)  # 1/K may round to less
+            rounded = (confidence / grid).round().clamp(least, whole).long()
+            place = (rounded * self.bins // whole).clamp(max=self.bins - 1) - self.first_bin
+            start = start + 2 * self.num_classes
+            sent.index_add_(0, start + 2 * place + right, one)
+            rest = self.weight * (rounded * grid - self.middles(grid)[place])
+            sent.index_add_(0, start + 2 * self.sent_bins + place, rest)
+        return sent.unflatten(0, (count, self.dimension))
+
+    def parts(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(K, K) M, (K, 2) G, (B', 2) H and (B',) R/s of a (D,) sum."""
+        classes, bins = self.num_classes, self.sent_bins
+        matrix, by_class, by_bin, rest = total.split([classes**2, 2 * classes, 2 * bins, bins])
+        square = matrix.unflatten(0, (classes, classes))
+        return square, by_class.reshape(-1, 2), by_bin.reshape(-1, 2), rest / self.weight

@@ -1,0 +1,56 @@
+"""An exported file against `predict`, in its own runtime."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from embed.fast import fast_forward
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.probabilities import probabilities
+from train_distributed.released.encoder import encoding_of
+
+PICTURES, ROWS, SEED = 16, 256, 0
+
+
+def of_pictures(
+    released: Release,
+    encoder: nn.Module,
+    run: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    pixels: np.ndarray,
+) -> tuple[float, int]:
+    """Largest difference of a probability, and how many classes differ, of (n, 3, h, w) uint8."""
+    preprocess = encoding_of(released).preprocess
+    forward = fast_forward(encoder, torch.device("cpu"), torch.float32, compiled=False)
+    scores = released.scores(forward(preprocess(torch.from_numpy(pixels))))
+    shares = probabilities(scores, released.temperature).numpy()
+    classes, found = run(pixels)
+    return float(np.abs(found - shares).max()), int((classes != scores.argmax(1).numpy()).sum())
+
+
+def some_pictures(size: tuple[int, int]) -> np.ndarray:
+    """(16, 3, h, w) uint8: noise of several strengths, black and white."""
+    rng = np.random.default_rng(SEED)
+    pixels = rng.integers(0, 256, (PICTURES, 3, *size))
+    strength = np.linspace(0, 1, PICTURES)[:, None, None, None]
+    grey = np.linspace(0, 255, PICTURES)[:, None, None, None]
+    return np.round(strength * pixels + (1 - strength) * grey).astype(np.uint8)
+
+
+def some_rows(released: Release) -> np.ndarray:
+    """(256, p) float64 embeddings: about the public mean, and far beyond it."""
+    rng = np.random.default_rng(SEED)
+    transform = released.transform
+    noise = rng.standard_normal((ROWS, transform.basis.shape[1]))
+    spread = noise * transform.scale.double().numpy() @ transform.basis.double().numpy().T
+    sizes = 10.0 ** rng.integers(-3, 6, (ROWS, 1))
+    return transform.mean.double().numpy() + sizes * spread
+
+
+def of_rows(released: Release, pipeline: Any, rows: np.ndarray) -> tuple[float, int]:
+    """The same of (n, p) embeddings, by a scikit-learn estimator."""
+    names = np.array(released.class_names)[released.predict(rows).numpy()]
+    difference = np.abs(pipeline.predict_proba(rows) - released.predict_proba(rows).numpy())
+    return float(difference.max()), int((pipeline.predict(rows) != names).sum())

@@ -1,0 +1,123 @@
+"""A released model from pixels on, as a torch.export program or an ONNX file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from embed.engines.program import in_onnx, quiet, traced
+from train_distributed.one_shot.model import Release
+from train_distributed.released.encoder import encoding_of
+from train_distributed.released.export.facts import facts
+from train_distributed.released.export.network import PixelNetwork
+
+OUTPUTS = ("class", "probabilities")
+Run = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # pixels to classes, probabilities
+
+
+def picture_size(released: Release, asked: tuple[int, int] | None) -> tuple[int, int]:
+    """(h, w) of the pictures that an export takes: as asked, or those that the model learned from.
+
+    Raises:
+        ValueError: nobody knows; or another size, where the encoder takes pictures as stored.
+    """
+    preprocess, shape = encoding_of(released).preprocess, released.image_shape
+    known = None if shape is None else (shape[1], shape[2])
+    if asked is None and known is None:
+        raise ValueError("input_size must be given for a model that knows none, got none")
+    size = asked or known
+    assert size is not None
+    if min(size) < 1 or max(size) > 8192:
+        raise ValueError(f"input_size must be in [1, 8192], got {size[0]} x {size[1]}")
+    if preprocess.image_size is None and known not in (None, size):
+        raise ValueError(
+            f"input_size must be {known[0]} x {known[1]}, for the encoder takes pictures as they "
+            f"are stored, got {size[0]} x {size[1]}"
+        )
+    return size
+
+
+def trace(released: Release, encoder: nn.Module, size: tuple[int, int]) -> ExportedProgram:
+    """The program for any number of (3, h, w) uint8 pictures of one size.
+
+    Raises:
+        ValueError: torch cannot trace the encoder.
+    """
+    preprocess = encoding_of(released).preprocess
+    network = PixelNetwork(released, encoder.float().eval(), preprocess, size).eval()
+    shown = torch.zeros(3, 3, *size, dtype=torch.uint8)
+    shapes = {"pixels": {0: Dim("batch", min=1)}}
+    return traced(network, (shown,), shapes)
+
+
+def described(released: Release, size: tuple[int, int]) -> dict[str, Any]:
+    """What the file says of itself, ready for JSON."""
+    return facts(released) | {
+        "input": f"pixels: uint8 (batch, 3, {size[0]}, {size[1]}), RGB",
+        "output": "class: int64 (batch,); probabilities: float32 (batch, classes)",
+    }
+
+
+def save_torch(program: ExportedProgram, told: dict[str, Any], path: Path) -> None:
+    """Writes the program as a .pt2 archive; its facts are the extra file release.json."""
+    with quiet():
+        torch.export.save(program, path, extra_files={"release.json": json.dumps(told)})
+
+
+def run_torch(path: Path) -> Run:
+    """The program of a .pt2 archive."""
+    with quiet():
+        module = torch.export.load(path).module()
+
+    def run(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with torch.inference_mode():
+            classes, shares = module(torch.from_numpy(pixels))
+        return classes.numpy(), shares.numpy()
+
+    return run
+
+
+def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> None:
+    """Writes the program as one ONNX file; its facts are the model's metadata.
+
+    That is text: words as they are, everything else as JSON.
+
+    Raises:
+        ValueError: onnx or onnxscript is not installed, or an operation has no ONNX form.
+    """
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ValueError(_missing("onnxscript")) from error
+    converted = in_onnx(program, ["pixels"], OUTPUTS)
+    text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in told.items()}
+    converted.model.metadata_props.update(text)
+    converted.save(path, external_data=False)
+
+
+def run_onnx(path: Path) -> Run:
+    """An ONNX file in onnxruntime, on the CPU.
+
+    Raises:
+        ValueError: onnxruntime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError(_missing("onnxruntime")) from error
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        classes, shares = session.run(list(OUTPUTS), {"pixels": pixels})
+        return np.asarray(classes), np.asarray(shares)
+
+    return run
+
+
+def _missing(package: str) -> str:
+    return f"format onnx must have {package} installed: pip install 'blind-averaging[export]'"

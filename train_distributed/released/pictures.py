@@ -1,0 +1,101 @@
+"""Pictures to the rows that a released model takes, exactly as `embed run` makes them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from embed.engines.choice import choose
+from embed.engines.trial import trial_pictures
+from embed.fast import choose_batch_size
+from embed.stream import Span, embedded, spans
+from pretrain.datasets import ImageSet
+from pretrain.sources import open_images
+from train_distributed.one_shot.model import BLOCK, Release
+from train_distributed.released.encoder import encoding_of
+from train_distributed.released.predictions import Rows, count_splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """Where and how a network runs."""
+
+    device: str = "cpu"
+    compute: str = "auto"  # auto, float32, bfloat16 or float16
+    batch_size: int | None = None  # None: what suits the device
+
+
+def open_pictures(
+    released: Release, data: str, *, splits: tuple[str, ...] = (), resize: int | None = None
+) -> ImageSet:
+    """Opens pictures of the size that a model learned from.
+
+    Args:
+        released: the model.
+        data: as for `pretrain.sources.open_images`.
+        splits: which to read.
+        resize: shorter side of a folder's pictures; None: as the model knows it.
+
+    Raises:
+        ValueError: nothing of the kind, or pictures of another size where the encoder takes them as
+            they are stored.
+    """
+    preprocess, shape = encoding_of(released).preprocess, released.image_shape
+    square = shape[1] if shape is not None and shape[1] == shape[2] else None
+    images = open_images(data, splits=splits, resize=resize or square)
+    found = images.images(slice(0, 1)).shape[1:]
+    if shape is not None and preprocess.image_size is None and found != shape:
+        raise ValueError(
+            f"pictures must be {shape[1]} x {shape[2]} as those that the model learned from, "
+            f"got {found[1]} x {found[2]} in {images.place(0)}"
+        )
+    return images
+
+
+def picture_rows(
+    released: Release,
+    images: ImageSet,
+    encoder: nn.Module,
+    computing: Computing,
+    labels: np.ndarray | None = None,
+) -> Rows:
+    """The rows of all pictures, computed while they are read.
+
+    Batches are those of `embed run` with its usual shards, so that its rows come out to the bit.
+    """
+    preprocess = encoding_of(released).preprocess
+    device = torch.device(computing.device)
+    size = min(computing.batch_size or choose_batch_size(device), len(images))
+    shape = images.images(slice(0, 1)).shape[2:]
+    engine = choose(
+        encoder,
+        device,
+        lambda: preprocess(trial_pictures(size, *shape).to(device)),
+        rows=len(images),
+        batch_size=size,
+        compute=computing.compute,
+    )
+    starts = range(0, len(images), BLOCK)
+    batches = [span for s in starts for span in spans(s, min(len(images), s + BLOCK), size)]
+    rows = embedded(images, batches, lambda x: engine.forward(preprocess(x.to(device))))
+    return Rows(
+        count=len(images),
+        blocks=_whole(rows),
+        name=images.image_name,
+        labels=labels,
+        by_split=count_splits(images.split),
+    )
+
+
+def _whole(batches: Iterator[tuple[Span, np.ndarray]]) -> Iterator[np.ndarray]:
+    """Batches put together to blocks of BLOCK rows, as a set's rows are scored."""
+    held: list[np.ndarray] = []
+    for (_, stop), rows in batches:
+        held.append(rows)
+        if stop % BLOCK == 0:
+            yield np.concatenate(held)
+            held = []
+    if held:
+        yield np.concatenate(held)

@@ -1,0 +1,137 @@
+"""Rows to classes: a stream of embeddings in, a CSV file and metrics out, memory bounded."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embed import EmbeddingSet
+from pretrain.datasets import SPLITS
+from train_distributed.one_shot.metrics import Evaluation
+from train_distributed.one_shot.model import BLOCK, Release
+from train_distributed.one_shot.probabilities import probabilities
+
+OF = "labels read in the clear: no epsilon covers what these numbers show of the rows"
+BEST = 3  # classes per row
+HEADER = (
+    *("path", "class", "probability"),
+    *("second", "second_probability", "third", "third_probability"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What is to be classified."""
+
+    count: int
+    blocks: Iterator[np.ndarray]  # (b, p) floats, b <= BLOCK, `count` rows in all
+    name: Callable[[int], str]  # what row i is called in the file
+    labels: np.ndarray | None = None  # (count,) classes of the model; None: unknown
+    by_split: dict[str, int]  # how many rows are of which split
+
+    @classmethod
+    def of(cls, embeddings: EmbeddingSet, rows: np.ndarray, labels: np.ndarray | None) -> "Rows":
+        """These rows of a set."""
+        parts = (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
+        return cls(
+            count=len(rows),
+            blocks=(np.asarray(embeddings.embeddings[part]) for part in parts),
+            name=lambda row: embeddings.name(int(rows[row])),
+            labels=labels,
+            by_split=count_splits(embeddings.split[rows]),
+        )
+
+
+def count_splits(split: np.ndarray) -> dict[str, int]:
+    """How many rows are of which split, by its first name."""
+    names = {number: name for name, number in reversed(SPLITS.items())}
+    return {
+        names[int(n)]: int(c) for n, c in zip(*np.unique(split, return_counts=True), strict=True)
+    }
+
+
+def write_predictions(
+    released: Release, rows: Rows, path: Path, advance: Callable[[int], object]
+) -> tuple[dict[str, int], dict[str, Any] | None]:
+    """Classifies all rows into a CSV file of HEADER: the best three classes of each.
+
+    Args:
+        released: the model.
+        rows: what to classify.
+        path: of the file.
+        advance: is told how many rows are done, block by block.
+
+    Returns:
+        How many rows each class got, and the metrics where labels are known.
+
+    Raises:
+        ValueError: a row that does not fit the model.
+    """
+    counts = np.zeros(len(released.class_names), np.int64)
+    evaluation = None
+    if rows.labels is not None:
+        evaluation = Evaluation(released.class_names, rows.count, released.temperature)
+    done = 0
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        table = csv.writer(file)
+        table.writerow(HEADER)
+        for block in rows.blocks:
+            scores = released.scores(block)
+            best, shares = _best(scores.numpy(), released.temperature)
+            counts += np.bincount(best[:, 0], minlength=len(counts))
+            for offset, (classes, values) in enumerate(zip(best, shares, strict=True)):
+                cells: list[str] = [rows.name(done + offset)]
+                for k, value in zip(classes, values, strict=True):
+                    cells += [released.class_names[k], f"{value:.6f}"]
+                table.writerow(cells + [""] * (len(HEADER) - len(cells)))
+            if evaluation is not None and rows.labels is not None:
+                evaluation.add(scores, rows.labels[done : done + len(block)])
+            done += len(block)
+            advance(len(block))
+    if done != rows.count:
+        raise ValueError(f"rows must be {rows.count} as announced, got {done}")
+    named = dict(zip(released.class_names, counts.tolist(), strict=True))
+    if evaluation is None:
+        return named, None
+    metrics = {"of": OF, "rows_by_split": rows.by_split} | evaluation.report()
+    if len(rows.by_split) > 1 and (trained := rows.by_split.get("train")):
+        metrics["warnings"].append(
+            f"{trained} rows are of split train: a model that learned from them is flattered"
+        )
+    return named, metrics
+
+
+def own_labels(released: Release, names: Sequence[Any], labels: np.ndarray) -> np.ndarray:
+    """(n,) classes of a model from (n,) labels of a set whose classes may stand in another order.
+
+    Args:
+        released: the model.
+        names: of the set's classes as declared; none: its labels are numbers of the model's.
+        labels: of its rows.
+
+    Raises:
+        ValueError: rows without labels, or of a class that the model does not know.
+    """
+    if not len(labels) or (labels < 0).any():
+        raise ValueError(f"evaluate must have labels, got {len(labels)} rows without any")
+    classes = len(released.class_names)
+    if not names and labels.max() >= classes:
+        raise ValueError(f"labels must be < {classes}, the model's classes, got {labels.max()}")
+    known = list(map(str, names)) or list(released.class_names)
+    own = {name: k for k, name in enumerate(released.class_names)}
+    if unknown := [known[k] for k in np.unique(labels) if known[k] not in own]:
+        raise ValueError(
+            f"labels must be of the model's classes {', '.join(own)}, got {', '.join(unknown)}"
+        )
+    return np.array([own.get(name, -1) for name in known])[labels]
+
+
+def _best(scores: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """(n, 3 or 2) classes by falling score, the first of equal ones first, and probabilities."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :BEST]
+    shares = probabilities(torch.from_numpy(scores), temperature).numpy()
+    return order, np.take_along_axis(shares, order, 1)

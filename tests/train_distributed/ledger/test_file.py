@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
+from train_distributed.ledger import ledger as ledger_module
 from train_distributed.ledger.entry import Limit
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.privacy import ledger as ledger_module
 
 LIMIT = Limit(epsilon=1.5, delta=1e-5)
 

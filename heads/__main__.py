@@ -181,7 +181,7 @@ def _system_generator() -> "Generator":
 
 @contextlib.contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Yields an empty directory beside `path`, renamed to it only if the block succeeds."""
+    """Yields an empty directory next to `path`, renamed to it only if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.mkdir()

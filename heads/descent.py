@@ -17,7 +17,7 @@ CHECK_EVERY = 4  # iterations between two looks at the gradient norm
 MOST_ITERATIONS = 10**6  # a round, by the bound alone; condition numbers up to about 10^8
 STRIDES = 31, 7  # every so many-th row is a sample: primes, as labels may come in turns
 LEAST_SAMPLE = 256  # rows
-COARSE = 2.0**-23  # of L: what is told of gradients this short is float64
+COARSE = 2.0**-23  # of L: gradients shorter than this are measured in float64
 GAIN = 50.0  # by which a round on a sample shrinks the gradient that it knows
 ALL = slice(None), slice(None), slice(None)
 
@@ -43,7 +43,7 @@ def gradient_rounding(head: Head, n: int, dim: int, size: float | Tensor) -> flo
 
 @dataclass(frozen=True)
 class Point:
-    """Where a search stands, in float64 unless it is said."""
+    """State of a search, in float64 unless stated otherwise."""
 
     v: Tensor  # (users, K, width)
     scores: Tensor  # (users, K, n), of the type they were taken in
@@ -215,6 +215,6 @@ def iteration_cap(head: Head, tau: float) -> int:
     if cap > MOST_ITERATIONS:
         raise ValueError(
             f"l2_reg must be so large that {MOST_ITERATIONS} iterations are enough, got "
-            f"{head.l2_reg} beside a smoothness of {head.smoothness:.3g}: {cap} iterations"
+            f"{head.l2_reg} with a smoothness of {head.smoothness:.3g}: {cap} iterations"
         )
     return cap

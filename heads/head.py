@@ -1,4 +1,4 @@
-"""What softmax, SVM and logistic heads have in common: constants, sensitivity, loss, gradient."""
+"""Base class of softmax, SVM and logistic heads: constants, sensitivity, loss, gradient."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Head(ABC):
         visit of the differing record moves the iterate by α_m·2L/b at most; every other step
         contracts by (1 − α_m Λ) and projection never expands, so a visit at step t of T
         contributes at most 2L/(bΛT), and the visits sum to 2L/(Λ b ⌈n/b⌉) ≤ 2L/(Λn). It holds
-        for `fit_sgd` as it stands (whole epochs, nominal batch size, m = 1, 2, …) and for the
+        for `fit_sgd` as implemented (whole epochs, nominal batch size, m = 1, 2, …) and for the
         minimiser.
         paper: 2(ΛR + L)/(Λn), Thm 4.1 and Ex. 3.16 of Kirschte et al. 2024.
 

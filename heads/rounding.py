@@ -1,4 +1,4 @@
-"""What floating point adds to the sensitivity of projected SGD, and where nothing can be said.
+"""Sensitivity that floating point adds to projected SGD, and where no bound exists.
 
 Let u be the unit roundoff, S = L/Λ, c the clip norm, T the steps, b ≤ n the batch size. In exact
 arithmetic one step maps W to a weighted mean of W and a vector of norm at most S, then projects:

@@ -1,4 +1,4 @@
-"""What the solvers ask of their input, checked once at the door."""
+"""Checks of the solvers' input, made once."""
 
 import numpy as np
 import torch

@@ -56,10 +56,10 @@ class Schedule:
                 yield Step(rows, shrink, rate, first=batch == 0)
 
     def may_leave(self, head: Head, norm2: Tensor, first: Step, dim: int) -> Tensor:
-        """Whose steps of this epoch might leave its ball, each moving W by αL at most; (...) bool.
+        """Marks models that may leave their ball in this epoch, each step moving W by αL; (...) bool.
 
-        What rounding may hide is counted (`heads.rounding`): ‖W‖² made afresh is off by less than
-        2NuS², a step by NuS. Everybody's, where users are padded.
+        Rounding is counted (`heads.rounding`): ‖W‖² computed afresh is off by less than 2NuS², a
+        step by NuS. Every model is marked where users are padded.
         """
         if head.radius is None or isinstance(first.rate, Tensor):
             return torch.ones_like(norm2, dtype=torch.bool)

@@ -36,7 +36,7 @@ class Space(Protocol):
         ...
 
     def spread(self, v: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """What ‖W‖ may have cancelled down from: Σ‖vᵢ‖‖xᵢ‖ ≥ ‖W‖, or ‖W‖."""
+        """Largest size of terms that cancel in W: Σ‖vᵢ‖‖xᵢ‖ ≥ ‖W‖, or ‖W‖."""
         ...
 
     def top(self) -> Tensor:

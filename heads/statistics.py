@@ -85,7 +85,7 @@ def least_squares_statistics(
         x: as in `class_sums`, floating point.
         y: as in `class_sums`.
         num_classes: K.
-        alpha: weight of the second moments beside the class sums, > 0.
+        alpha: weight of the second moments relative to the class sums, > 0.
         counts: as in `class_sums`.
 
     Raises:

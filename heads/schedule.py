@@ -56,7 +56,7 @@ class Schedule:
                 yield Step(rows, shrink, rate, first=batch == 0)
 
     def may_leave(self, head: Head, norm2: Tensor, first: Step, dim: int) -> Tensor:
-        """Marks models that may leave their ball in this epoch, each step moving W by αL; (...) bool.
+        """Marks models that may leave their ball in this epoch, a step moving W by αL; (...) bool.
 
         Rounding is counted (`heads.rounding`): ‖W‖² computed afresh is off by less than 2NuS², a
         step by NuS. Every model is marked where users are padded.

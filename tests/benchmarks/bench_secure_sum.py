@@ -43,7 +43,7 @@ from train_distributed.secure_sum.prg import add_stream, new_seed
 from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 from train_distributed.secure_sum.simulate import MASKED_INPUT
-from train_distributed.secure_sum.story import Story
+from train_distributed.secure_sum.survivor_check import SurvivorCheck
 
 HEADER = (
     "protocol               w  dropped        d   client bytes   server bytes   client s   server s"
@@ -60,10 +60,10 @@ def like_the_first(users: int) -> Iterator[list[float]]:
     """
     seconds: list[float] = []
     sets: dict[bytes, frozenset[int]] = {}
-    check, read = Story._check_signatures, Session.users_of
+    check, read = SurvivorCheck._check_signatures, Session.users_of
 
     def first(
-        self: Story, signatures: list[bytes], signers: list[int], witnesses: list[int]
+        self: SurvivorCheck, signatures: list[bytes], signers: list[int], witnesses: list[int]
     ) -> None:
         if len(seconds) < users:
             start = time.process_time()
@@ -75,14 +75,14 @@ def like_the_first(users: int) -> Iterator[list[float]]:
             sets[bitmap] = read(self, bitmap)
         return sets[bitmap]
 
-    Story._check_signatures, Session.users_of = first, once
+    SurvivorCheck._check_signatures, Session.users_of = first, once
     gc.collect()
     gc.disable()  # it would look through all users' objects in the server's time
     try:
         yield seconds
     finally:
         gc.enable()
-        Story._check_signatures, Session.users_of = check, read
+        SurvivorCheck._check_signatures, Session.users_of = check, read
 
 
 def measure(

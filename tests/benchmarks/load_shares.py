@@ -41,9 +41,9 @@ from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.documents.window_file import WindowFile
-from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Part, message_bytes
 from train_distributed.secure_sum.window import Window
 
@@ -159,7 +159,7 @@ def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
             own = folder / f"adder{adder - FIRST_SERVER}"
             number = f"adder{adder - FIRST_SERVER}"
             state = party_state(file.window.digest, number, own / "state")
-            holdings = Holdings(state, enrolled, adder)
+            holdings = ReportStore(state, enrolled, adder)
             size = 32 if adder < file.window.last else 0  # of a seed
             for start in range(0, users, 10_000):
                 some = range(start, min(users, start + 10_000))

@@ -14,7 +14,7 @@ from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
-    from train_distributed.ledger.reservation import Counted
+    from train_distributed.ledger.reservation import LedgerReservation
     from train_distributed.partition import Partition
 
 REPORT = "evaluation.json"
@@ -90,12 +90,12 @@ class Evaluate:
             print(line)
         print(f"{'written':28} {out}")
 
-    def _evaluated(self, out: Path) -> "tuple[dict[str, Any], Counted]":
+    def _evaluated(self, out: Path) -> "tuple[dict[str, Any], LedgerReservation]":
         import torch
 
         from embed import EmbeddingSet
         from train_distributed.ledger.ledger import Ledger
-        from train_distributed.ledger.reservation import Counted
+        from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.files import MODEL
         from train_distributed.one_shot.model import Release
         from train_distributed.released.evaluate import evaluate
@@ -104,7 +104,7 @@ class Evaluate:
         embeddings = EmbeddingSet.open(self.embeddings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition, divided = self._partition(embeddings)
-        counted = Counted(
+        counted = LedgerReservation(
             Ledger.chosen(self.ledger, self.embeddings),
             embeddings,
             "evaluation" if self.overlap == "refuse" else "",  # a part that shares no row

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
-    from train_distributed.ledger.reservation import Counted
+    from train_distributed.ledger.reservation import LedgerReservation
     from train_distributed.one_shot.model import Release
     from train_distributed.partition import Partition
 
@@ -101,13 +101,13 @@ class Run:
         print(f"{'ledger':22} {counted.summary()}")
         print(f"{'written':22} {out}")
 
-    def _into(self, partial: Path, out: Path) -> "Counted":
+    def _into(self, partial: Path, out: Path) -> "LedgerReservation":
         import torch
 
         from embed import EmbeddingSet
         from train_distributed.ledger.fields import hash_of
         from train_distributed.ledger.ledger import Ledger
-        from train_distributed.ledger.reservation import Counted
+        from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.defaults import Circumstances
         from train_distributed.one_shot.intake import known_classes
         from train_distributed.one_shot.report import class_names, with_reason
@@ -137,7 +137,7 @@ class Run:
             carry_encoder(private.encoding, partial, self.encoder_weights)
         ledger = Ledger.chosen(self.ledger, self.embeddings)
         divided = hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
-        counted = Counted(
+        counted = LedgerReservation(
             ledger,
             private,
             "train",
@@ -146,7 +146,7 @@ class Run:
             result=out,
             users=None if self.scheme == "own" else divided,
         )
-        with counted.told(), reserved(partial, _size(transform, private)):
+        with counted.explain_interrupt(), reserved(partial, _size(transform, private)):
             released = learn(
                 private,
                 settings.method,

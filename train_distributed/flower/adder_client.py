@@ -13,7 +13,7 @@ from typing import TypeVar
 from train_distributed.flower.adder_server import ORDER, REPORT
 from train_distributed.flower.escape import safe
 from train_distributed.flower.transport import frames
-from train_distributed.secure_sum.adder import (
+from train_distributed.secure_sum.aggregator import (
     COMMIT,
     DONE,
     OPEN,

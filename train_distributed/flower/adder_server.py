@@ -24,7 +24,7 @@ from functools import partial
 
 from train_distributed.flower.transport.frames import LENGTH
 from train_distributed.flower.transport.sandbox import leash
-from train_distributed.secure_sum.adder import Adder, Check, request_bytes
+from train_distributed.secure_sum.aggregator import Aggregator, Check, request_bytes
 from train_distributed.secure_sum.reports import Checked, Checker
 from train_distributed.secure_sum.session import Agreement
 
@@ -37,7 +37,7 @@ UNREAD_BYTES = 2**20  # of answers that somebody does not fetch
 
 
 async def serve(
-    adder: Adder,
+    adder: Aggregator,
     window: Agreement,
     host: str,
     port: int,
@@ -69,7 +69,7 @@ async def serve(
 class _Post:
     """Requests in the order of their arrival, and the adder that answers them."""
 
-    def __init__(self, adder: Adder, largest: int) -> None:
+    def __init__(self, adder: Aggregator, largest: int) -> None:
         self._adder, self.largest = adder, largest
         self.lines: set[_Line] = set()
         self._requests: deque[tuple[_Line, bytes]] = deque()

@@ -14,6 +14,11 @@ from numpy.typing import NDArray
 from train_distributed.flower.blobs import split
 from train_distributed.flower.clerk import DONE, REFUSED, Clerk, Handlers, Request, words
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.ledger import (
+    free_session,
+    no_session_left,
+    spend_session,
+)
 from train_distributed.flower.share_desk import Machine, Submitter, close, receive_all, settle
 from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
 from train_distributed.secure_sum.graph import STARTS
@@ -81,13 +86,15 @@ class UserDesk(Clerk):
     @property
     def _can_submit(self) -> bool:
         unsigned = not (isinstance(self._user, SecAggUser) and self._user.agreed)
-        return (unsigned and self._drawn is not None) or self._ticket() is not None
+        if unsigned and self._drawn is not None:
+            return True
+        return free_session(self._journal, self._federation) is not None
 
     def _start(self, nonce: bytes) -> list[bytes]:
         federation = self._federation
         self._leave()
         if not self._can_submit:
-            raise _spent(federation)
+            raise no_session_left(federation)
         if self._journal.detail(federation.session(nonce).digest, "submit") is not None:
             raise AlreadyOpened("session must be a new one, got one this user has taken part in")
         if federation.protocol == "secagg":
@@ -141,16 +148,11 @@ class UserDesk(Clerk):
         if self._drawn is not None:
             return self._drawn
         federation = self._federation
-        while (ticket := self._ticket()) is not None:
-            try:
-                self._journal.claim(federation.digest, ticket, nonce)
-                vector = self._submission()
-                if federation.protocol == "secagg" and federation.sessions == 1:
-                    self._drawn = vector
-                return vector
-            except AlreadyOpened:  # another process of this user was faster
-                continue
-        raise _spent(self._federation)
+        spend_session(self._journal, federation, nonce)
+        vector = self._submission()
+        if federation.protocol == "secagg" and federation.sessions == 1:
+            self._drawn = vector
+        return vector
 
     def _count_start(self, nonce: bytes) -> None:
         """Notes a start, of which the operator may not have so many that it can pick a graph.
@@ -164,12 +166,6 @@ class UserDesk(Clerk):
             if self._journal.detail(digest, name) is None:
                 return self._journal.claim(digest, name, nonce)
         raise AlreadyOpened(f"sessions started must be <= {most}, got one more")
-
-    def _ticket(self) -> str | None:
-        """The first of the agreed sessions that is not used up."""
-        names = (f"session{place}" for place in range(self._federation.sessions))
-        digest, journal = self._federation.digest, self._journal
-        return next((name for name in names if journal.detail(digest, name) is None), None)
 
 
 class ComputationDesk(Clerk):
@@ -215,7 +211,3 @@ class ComputationDesk(Clerk):
         self._machine = None
         self._opened += opened
         return self._opened >= self._federation.sessions
-
-
-def _spent(federation: Federation) -> AlreadyOpened:
-    return AlreadyOpened(f"sessions must be <= {federation.sessions}, got one more")

@@ -24,6 +24,7 @@ from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import DONE, REFUSED, Request, words
 from train_distributed.flower.desk import ComputationDesk, Desk, Submission, UserDesk
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.ledger import free_session, spend_session
 from train_distributed.flower.orders import NONCE_BYTES, read_order, write_order
 from train_distributed.secure_sum.errors import AlreadyOpened, MalformedMessage
 from train_distributed.secure_sum.journal import Journal
@@ -155,10 +156,10 @@ class RoundsDesk:
 
     def _paid(self, number: int, drawn: Submission) -> NDArray[np.uint64]:
         """Spends as many sessions as this round has chains, then draws: most are spent already."""
-        digest, sessions = self._federation.digest, self._federation.sessions
-        for place in range(min(self._count(number), sessions)):
-            if self._journal.detail(digest, f"session{place}") is None:
-                self._journal.claim(digest, f"session{place}", b"")
+        federation, journal = self._federation, self._journal
+        needed = min(self._count(number), federation.sessions)
+        while (free := free_session(journal, federation)) is not None and free < needed:
+            spend_session(journal, federation, b"")
         return drawn()
 
     def _count(self, number: int) -> int:

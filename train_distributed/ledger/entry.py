@@ -85,6 +85,24 @@ class Entry:
         found = accounting.delta(left, 1 / math.sqrt(self.cost.squared_mu))
         return found * math.exp(self.zeta) <= self.delta
 
+    @classmethod
+    def of(cls, privacy: Privacy, *fields: Mapping[str, Any], **more: Any) -> Self:
+        """Entry of a sum that keeps this promise.
+
+        Args:
+            privacy: the promise.
+            fields: of the rows and of the noise; see `ledger.fields`.
+            more: all other fields.
+
+        Raises:
+            ValueError: a field out of range, or an ε below what the noise gives.
+        """
+        given: dict[str, Any] = {"unit": privacy.unit, "group_size": privacy.group_size}
+        given |= {"epsilon": privacy.epsilon, "delta": privacy.delta}
+        for each in (*fields, more):
+            given |= each
+        return cls(**given)
+
     @property
     def gaussian(self) -> bool:
         """Whether its noise is known to be Gaussian, and so adds up as such."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from train_distributed.privacy.promise import Privacy
 
 
-class Counted:
+class LedgerReservation:
     """One sum over rows of a set, and the ledger that counts it, if any.
 
     Args:
@@ -42,7 +42,7 @@ class Counted:
         users: str | None = None,
     ) -> None:
         self._ledger, self._result, self._id = ledger, result, None
-        self._fields: dict[str, Any] = {}
+        self._privacy, self._fields = privacy, dict[str, Any]()
         if ledger is None:
             return
         rows = row_fields(embeddings, part)
@@ -51,10 +51,6 @@ class Counted:
             "users": rows["users"] if users is None else users,
             "kind": kind or ledger.release_kind(rows["data"]),
             "method": method,
-            "unit": privacy.unit,
-            "group_size": privacy.group_size,
-            "epsilon": privacy.epsilon,
-            "delta": privacy.delta,
             "result": result.name,
         }
 
@@ -69,10 +65,10 @@ class Counted:
             OSError: the ledger cannot be written.
         """
         if self._ledger is not None:
-            self._id = self._ledger.reserve(Entry(**self._fields, **noise))
+            self._id = self._ledger.reserve(Entry.of(self._privacy, self._fields, noise))
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def explain_interrupt(self) -> Iterator[None]:
         """Says, where the block is interrupted, that what was reserved in it counts."""
         try:
             yield

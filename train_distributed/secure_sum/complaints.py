@@ -12,7 +12,7 @@ from train_distributed.secure_sum.secagg import COMPLAINT_BYTES, unpack_entries
 Packet = Callable[[int, int], tuple[Link, bytes] | None]  # (sender, receiver) -> what was forwarded
 
 
-class Court:
+class ComplaintResolver:
     """Takes complaints, then defences; names dealers that are guilty and users that lied."""
 
     def __init__(self, packet: Packet) -> None:

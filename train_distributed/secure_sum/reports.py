@@ -1,17 +1,18 @@
-"""A user's report to the adders of a window, and how an adder checks what arrives.
+"""A user's report to the aggregators of a window, and how an aggregator checks what arrives.
 
-As in `shares.py`, the first adders get a seed each and the last one the vector minus their streams,
-sealed and signed. Reports come at any time and are sent again until they are acknowledged, so:
+As in `shares.py`, the first aggregators get a seed each and the last one the vector minus their
+streams, sealed and signed. Reports come at any time and are sent again until they are acknowledged,
+so:
 
 * all parts of a report carry the same 16 random bytes, its *tag*: parts of two reports of one user
   (of a user that forgot its first one) never meet in a sum, which they would make meaningless;
-* an adder of seeds answers, once the seed is on its disk, with a *receipt*: a MAC for the last
-  adder over user and tag. The last adder takes a vector with the receipts of all others only. So
-  it holds none that another lacks: its set is the intersection of all sets.
+* an aggregator of seeds answers, once the seed is on its disk, with a *receipt*: a MAC for the last
+  aggregator over user and tag. The last aggregator takes a vector with the receipts of all others
+  only. So it holds none that another lacks: its set is the intersection of all sets.
 
-A receipt's key is derived from the two adders' X25519 keys (static Diffie-Hellman), so that it
-costs a hash and not a signature. An adder that forges receipts, or forgets what it gave one for,
-ends the window at its commitment (`adder.py`); it opens nothing.
+A receipt's key is derived from the two aggregators' X25519 keys (static Diffie-Hellman), so that it
+costs a hash and not a signature. An aggregator that forges receipts, or forgets what it gave one
+for, ends the window at its commitment (`aggregator.py`); it opens nothing.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ from train_distributed.secure_sum.keys import (
 from train_distributed.secure_sum.prg import SEED_BYTES, WORD, derive, new_seed, stream
 from train_distributed.secure_sum.session import Agreement
 from train_distributed.secure_sum.shares import share_context
-from train_distributed.secure_sum.window import Enrolled, Window
+from train_distributed.secure_sum.window import Window, WindowWithKeys
 from train_distributed.secure_sum.wire import (
     OVERHEAD,
     Kind,
@@ -54,7 +55,7 @@ Words = NDArray[np.unsignedinteger]
 def make_report(
     window: Window, user: int, keys: PrivateKeys, vector: NDArray[np.uint64]
 ) -> dict[int, bytes]:
-    """Splits a vector into one message per adder. Keep them: to send again is to send the same.
+    """Splits a vector into one message per aggregator; to send again is to send these again.
 
     Args:
         window: what was agreed.
@@ -63,7 +64,7 @@ def make_report(
         vector: (d,) uint64, integers plus this user's noise; taken modulo 2^bits.
 
     Returns:
-        Adder -> message; the last adder's is to be sent with the receipts of all others.
+        Aggregator -> message; the last aggregator's is to be sent with the receipts of all others.
 
     Raises:
         ValueError: a vector of another shape or type, or a user that is not on the roll.
@@ -73,30 +74,33 @@ def make_report(
         raise ValueError(f"user must be from 0 to {window.enrolled - 1}, got {user}")
     *first, last = sorted(window.servers)
     tag, masked = secrets.token_bytes(TAG_BYTES), vector.astype(window.word)
-    parts: dict[int, bytes] = {adder: new_seed() for adder in first}
+    parts: dict[int, bytes] = {aggregator: new_seed() for aggregator in first}
     for seed in parts.values():
         _add_stream(masked, seed, subtract=True)
     parts[last] = words_to_bytes(masked)
-    return {adder: _message(window, user, adder, keys, tag, part) for adder, part in parts.items()}
+    return {
+        aggregator: _message(window, user, aggregator, keys, tag, part)
+        for aggregator, part in parts.items()
+    }
 
 
 def _message(
-    window: Window, user: int, adder: int, keys: PrivateKeys, tag: bytes, part: bytes
+    window: Window, user: int, aggregator: int, keys: PrivateKeys, tag: bytes, part: bytes
 ) -> bytes:
-    context = share_context(window, user, adder) + tag
-    sealed = seal(window.servers[adder].sealing, part, context)
-    return write(window, Kind.SHARE, user, adder, tag + sealed, keys.signing)
+    context = share_context(window, user, aggregator) + tag
+    sealed = seal(window.servers[aggregator].sealing, part, context)
+    return write(window, Kind.SHARE, user, aggregator, tag + sealed, keys.signing)
 
 
-def part_bytes(window: Agreement, adder: int) -> int:
-    """Length of what an adder is sent: a seed, or the vector."""
-    last = adder == max(window.servers)
+def part_bytes(window: Agreement, aggregator: int) -> int:
+    """Length of what an aggregator is sent: a seed, or the vector."""
+    last = aggregator == max(window.servers)
     return window.word.itemsize * window.dimension if last else SEED_BYTES
 
 
-def message_bytes(window: Agreement, adder: int) -> int:
+def message_bytes(window: Agreement, aggregator: int) -> int:
     """Length of the message in which it comes, without receipts."""
-    return OVERHEAD + TAG_BYTES + SEAL_BYTES + part_bytes(window, adder)
+    return OVERHEAD + TAG_BYTES + SEAL_BYTES + part_bytes(window, aggregator)
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Part:
     user: int
     tag: bytes
     message: bytes  # SHA-256 of the message: the same again is no other report
-    seed: bytes  # empty at the last adder, which keeps no vector
+    seed: bytes  # empty at the last aggregator, which keeps no vector
 
 
 @dataclass(frozen=True)
@@ -118,36 +122,40 @@ class Checked:
 
 
 class Receipts:
-    """The receipts that an adder gives, or those that the last one checks."""
+    """The receipts that an aggregator gives, or those that the last one checks."""
 
-    def __init__(self, window: Agreement, adder: int, keys: PrivateKeys) -> None:
+    def __init__(self, window: Agreement, aggregator: int, keys: PrivateKeys) -> None:
         last, own = max(window.servers), exchange_key(keys.opening)
-        others = sorted(set(window.servers) - {last}) if adder == last else [last]
+        others = sorted(set(window.servers) - {last}) if aggregator == last else [last]
         self._keys = []
         for other in others:
-            pair = (other if adder == last else adder).to_bytes(4, "big")
+            pair = (other if aggregator == last else aggregator).to_bytes(4, "big")
             shared = agree(own, window.servers[other].sealing)
             self._keys.append(derive(shared, b"receipt" + window.digest + pair))
-        self.length = RECEIPT_BYTES * len(others) if adder == last else 0  # with a message
+        self.length = RECEIPT_BYTES * len(others) if aggregator == last else 0  # with a message
 
     def give(self, user: int, tag: bytes) -> bytes:
-        """The receipts for a report: an adder of seeds gives one."""
+        """The receipts for a report: an aggregator of seeds gives one."""
         text = user.to_bytes(4, "big") + tag
         return b"".join(hmac.digest(key, text, "sha256") for key in self._keys)
 
     def check(self, user: int, tag: bytes, receipts: bytes) -> None:
-        """Raises BadSignature unless these are the receipts of all adders of seeds."""
+        """Raises BadSignature unless these are the receipts of all aggregators of seeds."""
         if not hmac.compare_digest(self.give(user, tag), receipts):
-            raise BadSignature(f"report of user {user} must have all other adders' receipts")
+            raise BadSignature(f"report of user {user} must have all other aggregators' receipts")
 
 
 class Checker:
     """Checks messages, opens and adds their parts: all that costs time, and needs no state."""
 
-    def __init__(self, window: Enrolled, adder: int, keys: PrivateKeys) -> None:
-        self._window, self._adder, self._opening = window, adder, exchange_key(keys.opening)
-        self._receipts = Receipts(window, adder, keys)
-        self._size = part_bytes(window, adder)
+    def __init__(self, window: WindowWithKeys, aggregator: int, keys: PrivateKeys) -> None:
+        self._window, self._aggregator, self._opening = (
+            window,
+            aggregator,
+            exchange_key(keys.opening),
+        )
+        self._receipts = Receipts(window, aggregator, keys)
+        self._size = part_bytes(window, aggregator)
 
     def __call__(self, messages: Sequence[bytes]) -> Checked:
         """Looks at messages, each followed by its receipts; no user may be named twice."""
@@ -164,14 +172,14 @@ class Checker:
         end = len(request) - self._receipts.length
         message, receipts = request[: max(0, end)], request[max(0, end) :]
         longest = TAG_BYTES + SEAL_BYTES + self._size
-        envelope = read(self._window, message, self._adder, {Kind.SHARE: longest})
+        envelope = read(self._window, message, self._aggregator, {Kind.SHARE: longest})
         user, payload = envelope.sender, envelope.payload
         if user not in self._window.users or len(payload) != longest:
             raise MalformedMessage(f"report must be {longest} bytes of a user, got {len(payload)}")
         tag = payload[:TAG_BYTES]
         if self._receipts.length:
             self._receipts.check(user, tag, receipts)
-        context = share_context(self._window, user, self._adder) + tag
+        context = share_context(self._window, user, self._aggregator) + tag
         part = open_seal(self._opening, payload[TAG_BYTES:], context)
         if self._receipts.length:
             total += bytes_to_words(part, self._window.dimension, self._window.word)

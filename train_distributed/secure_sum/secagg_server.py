@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-from train_distributed.secure_sum.complaints import Court
+from train_distributed.secure_sum.complaints import ComplaintResolver
 from train_distributed.secure_sum.conviction import Recall, Recovery
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
@@ -80,7 +80,9 @@ class SecAggServer:
         self._sharing = self._statement = b""  # who shared keys (a bitmap); what users sign
         self._told: dict[int, bytes] = {}  # who sent a masked vector -> its word on it
         self._total = np.zeros(self._session.dimension, np.uint64)
-        self._court = Court(lambda sender, receiver: self._mail.packet(sender, receiver))
+        self._complaints = ComplaintResolver(
+            lambda sender, receiver: self._mail.packet(sender, receiver)
+        )
         self._agreed: dict[int, bytes] = {}
         self._unmasking = Unmasking(self._roster, frozenset(), self._mail.hashes)
         self._recall, self._secrets = recall, dict[int, bytes]()
@@ -90,8 +92,10 @@ class SecAggServer:
             Kind.ADVERTISE: self._take_advert,
             Kind.KEY_SHARES: lambda e, _: self._mail.post(e.sender, e.payload),
             Kind.MASKED: self._take_masked,
-            Kind.COMPLAINT: lambda e, message: self._court.complain(e.sender, e.payload, message),
-            Kind.DEFENCE: lambda e, _: self._court.defend(e.sender, e.payload),
+            Kind.COMPLAINT: lambda e, message: self._complaints.complain(
+                e.sender, e.payload, message
+            ),
+            Kind.DEFENCE: lambda e, _: self._complaints.defend(e.sender, e.payload),
             Kind.AGREED: self._take_agreed,
             Kind.REVEAL: lambda e, _: self._unmasking.reveal(e.sender, e.payload),
             Kind.EXPOSED: lambda e, _: self._recovered.expose(e.sender, e.payload),
@@ -269,7 +273,7 @@ class SecAggServer:
 
     def _send_accusations(self) -> Mapping[int, bytes]:
         """Asks for defences; if there is no need, the round after the next begins at once."""
-        accused = self._court.accusations()
+        accused = self._complaints.accusations()
         if accused:
             return self._messages_of(Kind.ACCUSED, accused, lambda user: [accused[user]])
         messages = self._send_survivors()
@@ -277,10 +281,10 @@ class SecAggServer:
         return messages
 
     def _send_survivors(self) -> Mapping[int, bytes]:
-        self._court.close()
-        self._expel(self._court.liars | self._court.guilty)
-        if self._court.guilty:
-            raise Misbehaviour(self._court.guilty)
+        self._complaints.close()
+        self._expel(self._complaints.liars | self._complaints.guilty)
+        if self._complaints.guilty:
+            raise Misbehaviour(self._complaints.guilty)
         survivors = self._enough(self._told)
         self._roster.check_lists(survivors)
         self._unmasking = Unmasking(self._roster, survivors, self._mail.hashes)

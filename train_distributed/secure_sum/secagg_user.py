@@ -46,7 +46,7 @@ from train_distributed.secure_sum.secagg import (
 )
 from train_distributed.secure_sum.secagg_rounds import longest_to_user
 from train_distributed.secure_sum.shamir import split
-from train_distributed.secure_sum.story import Story
+from train_distributed.secure_sum.survivor_check import SurvivorCheck
 from train_distributed.secure_sum.wire import (
     Kind,
     check_vector,
@@ -95,7 +95,7 @@ class SecAggUser:
         self._sent: dict[int, bytes] = {}  # partner -> this user's packet for it
         self._shares: dict[int, tuple[bytes, bytes]] = {}
         self._masks: dict[int, tuple[Advert, bytes]] = {}  # partner -> advert, mask seed
-        self._story: Story | None = None
+        self._survivor_check: SurvivorCheck | None = None
         self._alive: frozenset[int] | None = None  # survivors, once shares were revealed
         self._expected: Kind | None = None
         self._agreed = False
@@ -216,7 +216,7 @@ class SecAggUser:
             (add_stream if self._user < peer else subtract_stream)(masked, seed)
         self._shares = {p: both for p, both in shares.items() if both}
         self._masks = {p: (self._peers[p], seed) for p, seed in seeds.items()}
-        self._story = Story(self._setup, self._user, sharing, self._lists)
+        self._survivor_check = SurvivorCheck(self._setup, self._user, sharing, self._lists)
         self._vector = np.zeros(0, np.uint64)
         told = self._setup.told(payload[:sets])
         return self._write(Kind.MASKED, told + words_to_bytes(masked))
@@ -244,12 +244,12 @@ class SecAggUser:
     def _agree(self, payload: bytes) -> bytes:
         survivors = self._session.users_of(payload)
         self._check_set(survivors, "survived")
-        statement = self._told_story.survive(survivors)
+        statement = self._listed.survive(survivors)
         self._agreed = True
         return self._write(Kind.AGREED, statement, EVERYONE)
 
     def _reveal(self, payload: bytes) -> bytes:
-        alive = self._told_story.check(payload)
+        alive = self._listed.check(payload)
         revealed = {
             owner: both[SEED] if owner in alive else both[KEY]
             for owner, both in self._shares.items()
@@ -273,10 +273,10 @@ class SecAggUser:
         return self._write(Kind.EXPOSED, pack_entries(exposed))
 
     @property
-    def _told_story(self) -> Story:
-        if self._story is None:
+    def _listed(self) -> SurvivorCheck:
+        if self._survivor_check is None:
             raise OutOfOrder("MASKED must be sent first")
-        return self._story
+        return self._survivor_check
 
     def _check_set(self, users: frozenset[int], what: str) -> None:
         signers = self._setup.graph.signers

@@ -20,10 +20,10 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import WORD
 
 if TYPE_CHECKING:
-    from train_distributed.secure_sum.window import Enrolled, Window
+    from train_distributed.secure_sum.window import Window, WindowWithKeys
 
 # What messages and openings need to know of a sum; one over very many users is a window.
-Agreement: TypeAlias = "Session | Window | Enrolled"
+Agreement: TypeAlias = "Session | Window | WindowWithKeys"
 
 
 @dataclass(frozen=True, kw_only=True)

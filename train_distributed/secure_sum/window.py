@@ -1,14 +1,14 @@
 """`shares` for very many users: reports arrive over time, one per user of a roll, summed once.
 
-A `Window` is what all parties agree on: the adders' keys, the digest of the roll of users, how few
-reports may be opened, and from when to when they are taken. A report's id is its user's number on
-the roll, whose key signs it: so a user counts once however often it sends, and nobody counts whom
-the roll does not hold. Whoever writes the roll decides who the users are, as in a federation.
+A `Window` is what all parties agree on: the aggregators' keys, the digest of the roll of users, how
+few reports may be opened, and from when to when they are taken. A report's id is its user's number
+on the roll, whose key signs it: so a user counts once however often it sends, and nobody counts
+whom the roll does not hold. Whoever writes the roll decides who the users are, as in a federation.
 
-**The width of a word.** Adders sum modulo 2^bits. The true sum is an integer S; users' vectors,
-streams and partial sums are all reduced modulo 2^bits, which keeps sums, so the opened number is S
-modulo 2^bits, and S itself if -2^(bits-1) <= S < 2^(bits-1). `FixedPoint` proves that of its
-`largest_sum`, and names the narrowest width that holds it (`word_bits`).
+**The width of a word.** Aggregators sum modulo 2^bits. The true sum is an integer S; users'
+vectors, streams and partial sums are all reduced modulo 2^bits, which keeps sums, so the opened
+number is S modulo 2^bits, and S itself if -2^(bits-1) <= S < 2^(bits-1). `FixedPoint` proves that
+of its `largest_sum`, and names the narrowest width that holds it (`word_bits`).
 """
 
 import hashlib
@@ -43,7 +43,9 @@ class Window:
     minimum: int  # m_min, fewest reports whose sum may be opened: those that the noise is for
     enrolled: int  # w, users on the roll, numbered from 0
     roll: bytes  # SHA-256 of the roll
-    servers: Mapping[int, PublicKeys]  # the adders, FIRST_SERVER + j; the operator's is the first
+    servers: Mapping[
+        int, PublicKeys
+    ]  # the aggregators, FIRST_SERVER + j; the operator's is the first
     opens: int  # seconds since 1970, UTC
     closes: int  # from then on no report is taken
     context: bytes = field(default=b"")  # what else must be agreed: method, promise, noise
@@ -66,18 +68,22 @@ class Window:
             raise ValueError(f"bits must be 32 or 64, got {self.bits}")
         expected = range(FIRST_SERVER, FIRST_SERVER + len(self.servers))
         if len(self.servers) < 2 or set(self.servers) != set(expected):
-            raise ValueError(f"adders must be >= 2, from 2^31 on, got {sorted(self.servers)}")
+            raise ValueError(f"aggregators must be >= 2, from 2^31 on, got {sorted(self.servers)}")
         if len(set(self.servers.values())) != len(self.servers):
-            raise ValueError("adders must have keys of their own, two share some")
+            raise ValueError("aggregators must have keys of their own, two share some")
         object.__setattr__(self, "servers", MappingProxyType(dict(self.servers)))
 
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of everything above."""
         numbers = (self.dimension, self.bits, self.minimum, self.enrolled, self.opens, self.closes)
-        adders = b"".join(keys.verifying + keys.sealing for _, keys in sorted(self.servers.items()))
+        aggregators = b"".join(
+            keys.verifying + keys.sealing for _, keys in sorted(self.servers.items())
+        )
         head = b"window, version 1" + self.nonce + struct.pack(">6Q", *numbers) + self.roll
-        return hashlib.sha256(head + bytes([len(self.servers)]) + adders + self.context).digest()
+        return hashlib.sha256(
+            head + bytes([len(self.servers)]) + aggregators + self.context
+        ).digest()
 
     def state(self, now: float, *, closed: bool) -> str:
         """What to say of it.
@@ -107,30 +113,30 @@ class Window:
 
     @property
     def last(self) -> int:
-        """The adder that takes masked vectors; all others take seeds."""
+        """The aggregator that takes masked vectors; all others take seeds."""
         return max(self.servers)
 
     def verifying_key(self, party: int) -> bytes | None:
-        """An adder's key; users' are on the roll."""
+        """An aggregator's key; users' are on the roll."""
         return self.servers[party].verifying if party in self.servers else None
 
 
-class Enrolled:
-    """A window together with its roll, which adders have: it knows all keys.
+class WindowWithKeys:
+    """A window together with its roll, which aggregators have: it knows all keys.
 
     Raises:
         ValueError: not the window's roll, or a key that stands on it twice.
     """
 
-    def __init__(self, window: Window, roll: NDArray[np.uint8]) -> None:
-        if roll.shape != (window.enrolled, KEY_BYTES):
+    def __init__(self, window: Window, user_keys: NDArray[np.uint8]) -> None:
+        if user_keys.shape != (window.enrolled, KEY_BYTES):
             raise ValueError(
-                f"roll must hold {window.enrolled} keys of {KEY_BYTES} bytes, got {roll.shape}"
+                f"roll must hold {window.enrolled} keys of {KEY_BYTES} bytes, got {user_keys.shape}"
             )
-        if hashlib.sha256(roll.data).digest() != window.roll:
+        if hashlib.sha256(user_keys.data).digest() != window.roll:
             raise ValueError(f"roll must have SHA-256 {window.roll.hex()}, has another")
-        check_distinct(roll)
-        self.window, self._roll = window, roll
+        check_distinct(user_keys)
+        self.window, self._user_keys = window, user_keys
         self.digest, self.dimension, self.minimum = window.digest, window.dimension, window.minimum
         self.word, self.users, self.order = window.word, window.users, window.order
         self.servers, self.last = window.servers, window.last
@@ -138,11 +144,11 @@ class Enrolled:
     def verifying_key(self, party: int) -> bytes | None:
         """The key that must have signed a party's messages; None for a stranger."""
         if party in self.users:
-            return self._roll[party].tobytes()
+            return self._user_keys[party].tobytes()
         return self.window.verifying_key(party)
 
 
-def read_roll(path: Path) -> NDArray[np.uint8]:
+def read_user_keys(path: Path) -> NDArray[np.uint8]:
     """(w, 32) Ed25519 public keys, one after another; mapped, not read.
 
     Raises:
@@ -154,14 +160,14 @@ def read_roll(path: Path) -> NDArray[np.uint8]:
     return np.memmap(path, np.uint8, "r").reshape(-1, KEY_BYTES)
 
 
-def check_distinct(roll: NDArray[np.uint8]) -> None:
+def check_distinct(user_keys: NDArray[np.uint8]) -> None:
     """Raises ValueError where a key stands twice, which would count one user twice."""
-    heads = np.ascontiguousarray(roll[:, :8]).view(np.uint64).ravel()
+    heads = np.ascontiguousarray(user_keys[:, :8]).view(np.uint64).ravel()
     rising = np.sort(heads)
     alike = np.unique(rising[1:][rising[1:] == rising[:-1]])  # of honest keys none: 2^-64 a pair
     places = np.flatnonzero(np.isin(heads, alike))
     first: dict[bytes, int] = {}
     for place in places.tolist():
-        other = first.setdefault(roll[place].tobytes(), place)
+        other = first.setdefault(user_keys[place].tobytes(), place)
         if other != place:
             raise ValueError(f"every user must have a key of its own, {other} and {place} share it")

@@ -50,7 +50,7 @@ class Kind(IntEnum):
     COMMIT = 3  # server -> everyone: the set it agrees to open
     OPENING = 4  # server -> everyone: its partial sum over that set
     WITNESS = 5  # user -> everyone: the set it has seen signed, where a server is lost
-    ORDER = 6  # operator -> adders of a window: what to do
+    ORDER = 6  # operator -> aggregators of a window: what to do
     ADVERTISE = 16  # user -> everyone: two public keys, a commitment, the seed of its list
     NEIGHBOURS = 17  # server -> user: its partners' ADVERTISE messages
     KEY_SHARES = 18  # user -> server: a packet for each partner

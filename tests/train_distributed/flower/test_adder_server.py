@@ -16,12 +16,12 @@ from train_distributed.flower import adder_server
 from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.adder_server import REPORT, serve, spread
 from train_distributed.flower.transport.frames import LENGTH
-from train_distributed.secure_sum.adder import Adder
-from train_distributed.secure_sum.holdings import Holdings
+from train_distributed.secure_sum.aggregator import Aggregator
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Checker, Part, make_report
-from train_distributed.secure_sum.window import Enrolled, Window
+from train_distributed.secure_sum.window import Window, WindowWithKeys
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 USERS, D = 12, 7
@@ -49,7 +49,7 @@ class Hall:
             opens=0,
             closes=2**40,
         )
-        self.enrolled = Enrolled(self.window, np.frombuffer(roll, np.uint8).reshape(-1, 32))
+        self.enrolled = WindowWithKeys(self.window, np.frombuffer(roll, np.uint8).reshape(-1, 32))
         self.addresses: dict[int, tuple[str, int]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._threads: list[threading.Thread] = []
@@ -61,8 +61,8 @@ class Hall:
             assert ready.wait(30)
 
     def _run(self, adder: int, folder: Path, ready: threading.Event) -> None:
-        holdings = Holdings(folder / str(adder), self.enrolled, adder)
-        machine = Adder(self.enrolled, adder, self.keys[adder], holdings)
+        holdings = ReportStore(folder / str(adder), self.enrolled, adder)
+        machine = Aggregator(self.enrolled, adder, self.keys[adder], holdings)
 
         def listening(port: int) -> None:
             self.addresses[adder] = ("127.0.0.1", port)

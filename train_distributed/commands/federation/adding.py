@@ -12,9 +12,9 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile, split_address
-from train_distributed.secure_sum.adder import Adder
-from train_distributed.secure_sum.holdings import Holdings
+from train_distributed.secure_sum.aggregator import Aggregator
 from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Checker
 
 
@@ -67,8 +67,8 @@ def add(options: Add) -> None:
     host, port = ("0.0.0.0", listen) if isinstance(listen, int) else split_address(listen)
     log = RunLog.begin(folder, f"adder{number}")
     with log.told(), spread(Checker(enrolled, adder, keys), options.processes) as check:
-        holdings = Holdings(state, enrolled, adder)
-        machine = Adder(enrolled, adder, keys, holdings, check=check)
+        holdings = ReportStore(state, enrolled, adder)
+        machine = Aggregator(enrolled, adder, keys, holdings, check=check)
         log.say(f"adder {number} of window {window.digest.hex()[:16]}, {holdings.count} reports")
         ready = partial(_ready, log)
         with suppress(KeyboardInterrupt):

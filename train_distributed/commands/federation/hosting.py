@@ -111,16 +111,13 @@ class NextSum:
         opened_ledger = None if str(given) == NONE else Ledger.open(given)
         records = () if opened_ledger is None else opened_ledger.state().records
         opened = sum(r.spent and r.entry.reference.startswith(digest) for r in records)
-        entry = Entry(
-            **gaussian_fields(*task.plans),
+        entry = Entry.of(
+            privacy,
+            gaussian_fields(*task.plans),
             kind="re-release" if opened and task.kind == "release" else task.kind,
             data=f"federation {digest}",
             users=digest,
             method=task.terms.method,
-            unit=privacy.unit,
-            group_size=privacy.group_size,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
             reference=f"{digest}/sum{opened}",
         )
         return cls(opened_ledger, entry)

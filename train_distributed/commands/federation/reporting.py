@@ -11,12 +11,16 @@ from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import SESSION, BudgetedJournal, remember, state_of
+from train_distributed.flower.documents.ledger import (
+    BudgetedJournal,
+    remember,
+    spend_session,
+    state_of,
+)
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WindowFile, window_of
-from train_distributed.secure_sum.errors import AlreadyOpened
-from train_distributed.secure_sum.journal import DurableJournal, Journal
+from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
@@ -85,7 +89,7 @@ def report(options: Report) -> None:
             journal.check()
             encoded = rows.task.encoded(user, rows.rows)
             adders.connect()
-            _spend(journal, federation, window)
+            spend_session(journal, federation, window.digest, resume=True)
             made = make_report(window, user, keys, rows.task.noised(encoded))
             journal.claim(window.digest, KEPT, join(made[a] for a in (*first, window.last)))
         kept = split(journal.detail(window.digest, KEPT) or b"")
@@ -120,22 +124,3 @@ def _check_time(window: Window) -> None:
         raise ValueError(
             f"report must come from {moments[0]} to {closes} UTC, this clock says {moments[1]}"
         )
-
-
-def _spend(journal: Journal, federation: Federation, window: Window) -> None:
-    """Uses up one of the agreed sessions for this window, before any noise is drawn.
-
-    One that was used up for it by a process that was killed before its report was kept, and so
-    before it sent anything, is this one.
-
-    Raises:
-        AlreadyOpened: there is none left.
-    """
-    places = [f"{SESSION}{place}" for place in range(federation.sessions)]
-    used = {place: journal.detail(federation.digest, place) for place in places}
-    if window.digest in used.values():
-        return
-    for place in places:
-        if used[place] is None:
-            return journal.claim(federation.digest, place, window.digest)
-    raise AlreadyOpened(f"sessions must be <= {federation.sessions}, got one more")

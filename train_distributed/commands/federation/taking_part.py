@@ -134,17 +134,13 @@ class OwnRows:
 
     def account(self, folder: Path, federation: Federation, limits: Limits) -> Account:
         """What is given away, counted in the ledger beside the rows unless another is named."""
-        privacy = self.task.guarantee.privacy
-        entry = Entry(
-            **row_fields(self.rows, self.task.part)
-            | {"users": ""},  # to the others this is one user
-            **gaussian_fields(*self.task.plans),
+        entry = Entry.of(
+            self.task.guarantee.privacy,
+            row_fields(self.rows, self.task.part),
+            gaussian_fields(*self.task.plans),
+            users="",  # to the others this is one user
             kind=self.task.kind,
             method=self.task.terms.method,
-            unit=privacy.unit,
-            group_size=privacy.group_size,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
             result=f"federation {federation.digest.hex()[:16]}",
         )
         ledger = Ledger.chosen(self.ledger, self.path)

@@ -29,7 +29,8 @@ from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import TOLERANCE, Ledger
 from train_distributed.ledger.total import Total
 from train_distributed.privacy.promise import Privacy, Unit
-from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.errors import AlreadyOpened
+from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 STATE = "state"
@@ -63,15 +64,9 @@ class LedgerEntry:
     @property
     def stated(self) -> Entry:
         """One session as an entry of a ledger, of which only the promise is known."""
-        return Entry(
-            kind="release",
-            data=f"federation {self.digest}",
-            method=self.method,
-            noise="discrete",
-            unit=self.privacy.unit,
-            group_size=self.privacy.group_size,
-            epsilon=self.privacy.epsilon,
-            delta=self.privacy.delta,
+        data = f"federation {self.digest}"
+        return Entry.of(
+            self.privacy, kind="release", data=data, method=self.method, noise="discrete"
         )
 
 
@@ -278,6 +273,45 @@ class BudgetedJournal:
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
         return self._journal.detail(session, step)
+
+
+def free_session(journal: Journal, federation: Federation) -> int | None:
+    """Number of the first agreed session that is not used up; None: all are."""
+    places, digest = range(federation.sessions), federation.digest
+    return next((p for p in places if journal.detail(digest, f"{SESSION}{p}") is None), None)
+
+
+def spend_session(
+    journal: Journal, federation: Federation, detail: bytes, *, resume: bool = False
+) -> None:
+    """Uses up one of the agreed sessions, before any noise is drawn.
+
+    Args:
+        journal: of the user.
+        federation: that agreed on the sessions.
+        detail: the nonce, or the window's digest, that it is spent on.
+        resume: whether a session that was spent on the same detail before is this one. Only where
+            nothing was sent between: what was drawn for it must be unknown to all others.
+
+    Raises:
+        AlreadyOpened: none is left.
+    """
+    for place in range(federation.sessions):
+        step = f"{SESSION}{place}"
+        found = journal.detail(federation.digest, step)
+        if resume and found == detail:
+            return
+        if found is None:
+            try:
+                return journal.claim(federation.digest, step, detail)
+            except AlreadyOpened:  # another process of this user was faster
+                continue
+    raise no_session_left(federation)
+
+
+def no_session_left(federation: Federation) -> AlreadyOpened:
+    """Refusal of a session more than was agreed."""
+    return AlreadyOpened(f"sessions must be <= {federation.sessions}, got one more")
 
 
 def sessions_used(state: Path, federation: Federation) -> int:

@@ -18,7 +18,7 @@ from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE
 from train_distributed.secure_sum.keys import PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.window import LATEST, Enrolled, Window, read_roll
+from train_distributed.secure_sum.window import LATEST, Window, WindowWithKeys, read_user_keys
 
 WINDOW, ROLL = "window.json", "roll"
 WINDOWS = "windows"  # where the operator's folder keeps what it has handed out
@@ -85,13 +85,13 @@ class WindowFile:
         with new_file(path) as partial:
             partial.write_text(json.dumps(stated | {"adders": adders}, indent=1) + "\n")
 
-    def enrolled(self, folder: Path) -> Enrolled:
+    def enrolled(self, folder: Path) -> WindowWithKeys:
         """The window with the roll that lies beside the file.
 
         Raises:
             ValueError: another roll, or none.
         """
-        return Enrolled(self.window, read_roll(folder / ROLL))
+        return WindowWithKeys(self.window, read_user_keys(folder / ROLL))
 
 
 def keep_window(folder: Path, file: WindowFile) -> None:

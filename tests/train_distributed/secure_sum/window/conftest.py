@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.adder import (
+from train_distributed.secure_sum.aggregator import (
     COMMIT,
     DONE,
     OPEN,
     REFUSED,
-    Adder,
+    Aggregator,
     write_order,
 )
-from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
 from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import make_report
-from train_distributed.secure_sum.window import Enrolled, Window
+from train_distributed.secure_sum.window import Window, WindowWithKeys
 
 OPENS, CLOSES = 1000, 2000
 
@@ -36,22 +36,22 @@ class Service:
     """All parties of one window; `now` is the adders' clock."""
 
     window: Window
-    enrolled: Enrolled
+    enrolled: WindowWithKeys
     users: list[PrivateKeys]
     keys: dict[int, PrivateKeys]
     folder: Path
     now: float = OPENS
-    adders: dict[int, Adder] = field(default_factory=dict)
-    holdings: dict[int, Holdings] = field(default_factory=dict)
+    adders: dict[int, Aggregator] = field(default_factory=dict)
+    holdings: dict[int, ReportStore] = field(default_factory=dict)
     reports: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
-    def start(self, adder: int) -> Adder:
+    def start(self, adder: int) -> Aggregator:
         """Starts an adder from what is on its disk, as after a kill."""
         if adder in self.holdings:
             self.holdings[adder].close_file()
-        self.holdings[adder] = Holdings(self.folder / str(adder), self.enrolled, adder)
+        self.holdings[adder] = ReportStore(self.folder / str(adder), self.enrolled, adder)
         keys = self.keys[adder]
-        self.adders[adder] = Adder(
+        self.adders[adder] = Aggregator(
             self.enrolled, adder, keys, self.holdings[adder], clock=lambda: self.now
         )
         return self.adders[adder]
@@ -130,7 +130,7 @@ def make_service(tmp_path: Path) -> Callable[..., Service]:
             closes=CLOSES,
             context=b"a test",
         )
-        service = Service(window, Enrolled(window, roll), users, keys, tmp_path / folder)
+        service = Service(window, WindowWithKeys(window, roll), users, keys, tmp_path / folder)
         for name in names:
             service.start(name)
         return service

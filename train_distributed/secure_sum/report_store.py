@@ -1,4 +1,4 @@
-"""What an adder holds, on the disk: whose reports, their sum, and which set it has signed.
+"""What an aggregator holds, on the disk: whose reports, their sum, and which set it has signed.
 
 One SQLite file. Whatever a batch of reports changes is one transaction, and is on the disk when
 `add` returns: only then may the reports be acknowledged. Killed at any moment, the file holds all
@@ -7,8 +7,8 @@ intact file, and with it reports that were acknowledged).
 
 SQLite notices torn writes, not flipped bits. So the state's row carries a hash of itself, and with
 it the sum modulo 2^256 of the hashes of all reports' rows: what does not fit is an error in one
-line. Nothing is repaired, and a file from a backup must never be used: what the adder signed since
-would be forgotten.
+line. Nothing is repaired, and a file from a backup must never be used: what the aggregator signed
+since would be forgotten.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class _State:
     """The one row beside the reports."""
 
     session: bytes
-    adder: int
+    adder: int  # number of the aggregator; the column keeps its name
     clock: float  # seconds since 1970 at the last batch
     closed: int
     reports: int
@@ -59,14 +59,14 @@ class _State:
         return digest.digest()
 
 
-class Holdings:
-    """The state of one adder in one window; also the `Journal` of what it signed."""
+class ReportStore:
+    """The state of one aggregator in one window; also the `Journal` of what it signed."""
 
-    def __init__(self, directory: Path, window: Agreement, adder: int) -> None:
+    def __init__(self, directory: Path, window: Agreement, aggregator: int) -> None:
         """Opens the file, or makes it, and verifies all of it.
 
         Raises:
-            ValueError: it is of another window or adder, or damaged.
+            ValueError: it is of another window or aggregator, or damaged.
             OSError: another process has it, or it cannot be read or written.
         """
         self._window, self._path = window, directory / FILE
@@ -76,9 +76,9 @@ class Holdings:
         try:
             with self._told():
                 self._lock()
-                self._create(adder)
+                self._create(aggregator)
                 sync_directory(directory)
-                self._state = self._read(adder)
+                self._state = self._read(aggregator)
         except BaseException:
             self._file.close()
             raise
@@ -187,7 +187,7 @@ class Holdings:
         self._file.execute("BEGIN EXCLUSIVE")
         self._file.execute("COMMIT")
 
-    def _create(self, adder: int) -> None:
+    def _create(self, aggregator: int) -> None:
         tables = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         layout = self._file.execute("PRAGMA user_version").fetchone()[0]
         if tables or layout:
@@ -195,7 +195,9 @@ class Holdings:
         window = self._window
         none = np.zeros(window.dimension, window.word)
         self._file.execute("BEGIN")
-        first = _State(window.digest, adder, 0.0, 0, 0, bytes(32), words_to_bytes(none), b"", b"")
+        first = _State(
+            window.digest, aggregator, 0.0, 0, 0, bytes(32), words_to_bytes(none), b"", b""
+        )
         self._file.execute(f"PRAGMA user_version = {LAYOUT}")
         self._file.execute("CREATE TABLE report (user INTEGER PRIMARY KEY, line BLOB NOT NULL)")
         self._file.execute(f"CREATE TABLE state ({_COLUMNS}, seal)")
@@ -204,7 +206,7 @@ class Holdings:
         self._file.execute(f"INSERT INTO state VALUES ({places})", [*values, first.seal()])
         self._file.execute("COMMIT")
 
-    def _read(self, adder: int) -> _State:
+    def _read(self, aggregator: int) -> _State:
         """Everything, verified; `held` is made of it."""
         (layout,) = self._file.execute("PRAGMA user_version").fetchone()
         if layout != LAYOUT:
@@ -212,8 +214,8 @@ class Holdings:
         rows = self._file.execute(f"SELECT {_COLUMNS}, seal FROM state").fetchall()
         if len(rows) != 1 or (state := _State(*rows[0][:-1])).seal() != rows[0][-1]:
             raise ValueError(f"{self._path} must be as it was written, its state is damaged")
-        if (state.session, state.adder) != (self._window.digest, adder):
-            raise ValueError(f"{self._path} must be of this window and adder, is of another")
+        if (state.session, state.adder) != (self._window.digest, aggregator):
+            raise ValueError(f"{self._path} must be of this window and aggregator, is of another")
         self.held: NDArray[np.bool_] = np.zeros(len(self._window.users), bool)
         mark = count = 0
         for user, line in self._file.execute("SELECT user, line FROM report"):

@@ -11,7 +11,7 @@ from train_distributed.secure_sum.wire import WITNESS_BYTES, Kind, check_stateme
 
 
 @dataclass
-class Story:
+class SurvivorCheck:
     """Who shared keys and who survived, as one user was told.
 
     UNMASK is four sets (alive, dropped, who signs the story, whose word on its vector is shown) and

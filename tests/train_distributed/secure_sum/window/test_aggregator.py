@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum import reports as reports_module
-from train_distributed.secure_sum.adder import COMMIT, OPEN, REFUSED, STATUS, write_order
+from train_distributed.secure_sum.aggregator import COMMIT, OPEN, REFUSED, STATUS, write_order
 from train_distributed.secure_sum.errors import SetMismatch
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import combine
@@ -179,7 +179,7 @@ def test_nothing_is_opened_before_all_have_committed(make_service, vector) -> No
         service.send(user, vector(user))
     last = service.window.last
     first = service.done(last, COMMIT)
-    assert service.ordered(FIRST_SERVER, COMMIT)[1:].startswith(b"OutOfOrder: the last adder")
+    assert service.ordered(FIRST_SERVER, COMMIT)[1:].startswith(b"OutOfOrder: the last aggregator")
     assert service.ordered(FIRST_SERVER, OPEN, [first])[1:].startswith(b"OutOfOrder")
     second = service.done(FIRST_SERVER, COMMIT, [first])
     for adder in (FIRST_SERVER, last):

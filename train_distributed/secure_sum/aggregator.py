@@ -1,14 +1,14 @@
-"""One adder of a window: takes reports in batches, commits to one set, opens its sum once.
+"""One aggregator of a window: takes reports in batches, commits to one set, opens its sum once.
 
 It never raises for what arrives: it answers. What it raises ends the process: its disk or its clock
 fails. Then it is started again, and nothing that it acknowledged is lost.
 
-The operator orders (signed with the key of the first adder, which is its own): STATUS; COMMIT, to
-the last adder, which then takes no more reports and signs the set it holds, and with that message
-to all others; OPEN, with the COMMITs of all. An adder checks before it signs: it holds the reports
-of the whole set, and the set is no smaller than the window's minimum, which is what the users'
-noise was planned for. It opens when all have signed the same set. Each step may be ordered again
-and gives the same; another set is refused for ever (`Opening`).
+The operator orders (signed with the key of the first aggregator, which is its own): STATUS; COMMIT,
+to the last aggregator, which then takes no more reports and signs the set it holds, and with that
+message to all others; OPEN, with the COMMITs of all. An aggregator checks before it signs: it holds
+the reports of the whole set, and the set is no smaller than the window's minimum, which is what the
+users' noise was planned for. It opens when all have signed the same set. Each step may be ordered
+again and gives the same; another set is refused for ever (`Opening`).
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from train_distributed.secure_sum.errors import (
     SetMismatch,
     WrongSender,
 )
-from train_distributed.secure_sum.holdings import Holdings
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opening, set_bytes
 from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
+from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import (
     RECEIPT_BYTES,
     Checked,
@@ -43,7 +43,7 @@ from train_distributed.secure_sum.reports import (
     streams,
 )
 from train_distributed.secure_sum.session import Agreement, count_in
-from train_distributed.secure_sum.window import Enrolled, Window
+from train_distributed.secure_sum.window import Window, WindowWithKeys
 from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, sender_of, write
 
 DONE, REFUSED = b"d", b"r"
@@ -54,36 +54,38 @@ _REFUSAL_BYTES = 400
 Check = Callable[[Sequence[bytes]], Checked]
 
 
-class Adder:
-    """The part of one adder; `check` may spread a batch over processes.
+class Aggregator:
+    """The part of one aggregator; `check` may spread a batch over processes.
 
     Raises:
-        ValueError: keys that are not those of the window's adder.
+        ValueError: keys that are not those of the window's aggregator.
     """
 
     def __init__(
         self,
-        window: Enrolled,
-        adder: int,
+        window: WindowWithKeys,
+        aggregator: int,
         keys: PrivateKeys,
-        holdings: Holdings,
+        reports: ReportStore,
         *,
         check: Check | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if window.servers.get(adder) != keys.public:
-            raise ValueError(f"keys must be those of adder {adder - FIRST_SERVER} of the window")
-        holdings.check_clock(clock())
-        self._window, self._adder, self._keys = window, adder, keys
-        self._holdings, self._clock = holdings, clock
-        self._check = Checker(window, adder, keys) if check is None else check
-        self._receipts = Receipts(window, adder, keys)
+        if window.servers.get(aggregator) != keys.public:
+            raise ValueError(
+                f"keys must be those of aggregator {aggregator - FIRST_SERVER} of the window"
+            )
+        reports.check_clock(clock())
+        self._window, self._aggregator, self._keys = window, aggregator, keys
+        self._reports, self._clock = reports, clock
+        self._check = Checker(window, aggregator, keys) if check is None else check
+        self._receipts = Receipts(window, aggregator, keys)
 
     def take(self, requests: Sequence[bytes]) -> list[bytes]:
         """Takes reports, each with its receipts; all that it accepts are on the disk afterwards.
 
         Returns:
-            For each DONE and this adder's receipt, or REFUSED and why. A report that is held
+            For each DONE and this aggregator's receipt, or REFUSED and why. A report that is held
             already is acknowledged again; another one of the same user is refused.
         """
         answers = [b""] * len(requests)
@@ -98,7 +100,7 @@ class Adder:
         for batch in rounds:
             fresh: list[int] = []
             for user, place in batch.items():
-                if user >= 0 and self._holdings.held[user]:
+                if user >= 0 and self._reports.held[user]:
                     answers[place] = self._again(user, requests[place])
                 else:
                     fresh.append(place)
@@ -108,7 +110,7 @@ class Adder:
 
     def _add(self, batch: list[bytes], places: list[int], answers: list[bytes]) -> None:
         now = self._clock()
-        self._holdings.check_clock(now)
+        self._reports.check_clock(now)
         closed = self._shut(now)
         if closed:
             for place in places:
@@ -117,7 +119,7 @@ class Adder:
         checked = self._check(batch)
         parts = [found for found in checked.found if isinstance(found, Part)]
         if parts:
-            self._holdings.add(parts, checked.total, now)
+            self._reports.add(parts, checked.total, now)
         for place, found in zip(places, checked.found, strict=True):
             if isinstance(found, Part):
                 answers[place] = self._done(found.user, found.tag)
@@ -127,21 +129,21 @@ class Adder:
     def _shut(self, now: float) -> str:
         """Why no report is taken; empty: it is."""
         window = self._window.window
-        if self._holdings.closed:
+        if self._reports.closed:
             return "report must come before the window is closed, came late"
         if not window.opens <= now < window.closes:
             return f"report must come from {window.opens} to {window.closes}, came at {now:.0f}"
         return ""
 
     def _again(self, user: int, request: bytes) -> bytes:
-        tag, message = self._holdings.receipt_of(user)
-        sent = request[: message_bytes(self._window, self._adder)]
+        tag, message = self._reports.receipt_of(user)
+        sent = request[: message_bytes(self._window, self._aggregator)]
         if hashlib.sha256(sent).digest() != message:
             return _refusal(ReplayedMessage(f"user {user} must report once, has another report"))
         return self._done(user, tag)
 
     def _done(self, user: int, tag: bytes) -> bytes:
-        last = self._adder == self._window.last
+        last = self._aggregator == self._window.last
         return DONE + (b"" if last else self._receipts.give(user, tag))
 
     def order(self, message: bytes) -> bytes:
@@ -153,9 +155,9 @@ class Adder:
                 raise WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
             what, signed = envelope.payload[:1], envelope.payload[1:]
             if what == STATUS:
-                window, holdings = self._window.window, self._holdings
-                state = window.state(self._clock(), closed=holdings.closed)
-                return DONE + f"{holdings.count} reports, {state}".encode()
+                window, reports = self._window.window, self._reports
+                state = window.state(self._clock(), closed=reports.closed)
+                return DONE + f"{reports.count} reports, {state}".encode()
             commits = _commits(self._window, signed)
             if what == COMMIT:
                 return DONE + self._commit(commits)
@@ -166,38 +168,40 @@ class Adder:
             return _refusal(error)
 
     def _opening(self) -> Opening:
-        journal = ResumedJournal(self._holdings)
-        return Opening(self._window, self._adder, self._keys, journal)
+        journal = ResumedJournal(self._reports)
+        return Opening(self._window, self._aggregator, self._keys, journal)
 
     def _commit(self, commits: dict[int, Envelope]) -> bytes:
-        """Signs the last adder's set, or as the last one its own; then the window is closed."""
-        if self._adder == self._window.last:
-            return self._opening().commit(self._holdings.bitmap())
+        """Signs the last aggregator's set, or its own as the last one, and closes the window."""
+        if self._aggregator == self._window.last:
+            return self._opening().commit(self._reports.bitmap())
         if self._window.last not in commits:
-            raise OutOfOrder("the last adder must commit first, its COMMIT is missing")
+            raise OutOfOrder("the last aggregator must commit first, its COMMIT is missing")
         bitmap = commits[self._window.last].payload
-        unknown = np.flatnonzero(_bits(self._window, bitmap) & ~self._holdings.held)
+        unknown = np.flatnonzero(_bits(self._window, bitmap) & ~self._reports.held)
         if len(unknown):
             raise SetMismatch(
-                f"set must have users held by adder {self._adder - FIRST_SERVER}, got "
+                f"set must have users held by aggregator {self._aggregator - FIRST_SERVER}, got "
                 f"{len(unknown)} others, {unknown[:10].tolist()}"
             )
         return self._opening().commit(bitmap)
 
     def _open(self, commits: dict[int, Envelope]) -> bytes:
-        own = commits.pop(self._adder, None)
-        if own is None or self._holdings.detail(self._window.digest, "commit") is None:
-            raise OutOfOrder(f"adder {self._adder - FIRST_SERVER} must commit before it opens")
+        own = commits.pop(self._aggregator, None)
+        if own is None or self._reports.detail(self._window.digest, "commit") is None:
+            raise OutOfOrder(
+                f"aggregator {self._aggregator - FIRST_SERVER} must commit before it opens"
+            )
         opening = self._opening()
         opening.commit(own.payload)
         for envelope in commits.values():
             opening.receive(envelope)
-        return opening.open(self._holdings.total - self._left_out(own.payload))
+        return opening.open(self._reports.total - self._left_out(own.payload))
 
     def _left_out(self, bitmap: bytes) -> Words:
         """(d,) sum of the streams of users held here whose vectors have not come."""
-        out = np.flatnonzero(self._holdings.held & ~_bits(self._window, bitmap)).tolist()
-        return streams(self._window, self._holdings.seeds(out))
+        out = np.flatnonzero(self._reports.held & ~_bits(self._window, bitmap)).tolist()
+        return streams(self._window, self._reports.seeds(out))
 
     def _named(self, request: bytes, nobody: int) -> int:
         """The user that a request claims to be of, if there is such a user."""
@@ -215,7 +219,7 @@ def write_order(window: Window, what: bytes, commits: Sequence[bytes], keys: Pri
         window: what was agreed.
         what: STATUS, COMMIT or OPEN.
         commits: the COMMITs that it goes with.
-        keys: of the first adder.
+        keys: of the first aggregator.
     """
     return write(window, Kind.ORDER, OPERATOR, EVERYONE, what + b"".join(commits), keys.signing)
 
@@ -242,14 +246,14 @@ def _commit_bytes(window: Agreement) -> int:
 
 
 def _commits(window: Agreement, signed: bytes) -> dict[int, Envelope]:
-    """Adder -> its COMMIT, checked."""
+    """Aggregator -> its COMMIT, checked."""
     size = _commit_bytes(window)
     pieces = [signed[start : start + size] for start in range(0, len(signed), size)]
     found: dict[int, Envelope] = {}
     for piece in pieces:
         envelope = read(window, piece, EVERYONE, {Kind.COMMIT: set_bytes(window)})
         if envelope.sender not in window.servers or envelope.sender in found:
-            raise WrongSender(f"COMMIT must come once from an adder, got {envelope.sender}")
+            raise WrongSender(f"COMMIT must come once from an aggregator, got {envelope.sender}")
         count_in(window.order, envelope.payload)
         found[envelope.sender] = envelope
     return found

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum.errors import AlreadyOpened
-from train_distributed.secure_sum.holdings import FILE, Holdings
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.report_store import FILE, ReportStore
 from train_distributed.secure_sum.reports import Part
 
 ROOT = Path(__file__).parents[4]
@@ -25,7 +25,7 @@ def part(user: int) -> Part:
     return Part(user, bytes([user] * 16), bytes([user] * 32), bytes([7] * 32))
 
 
-def shown(holdings: Holdings) -> tuple:
+def shown(holdings: ReportStore) -> tuple:
     return (
         holdings.count,
         holdings.bitmap(),
@@ -38,7 +38,7 @@ def shown(holdings: Holdings) -> tuple:
 def tried(folder: Path, window) -> tuple | str:
     """What a directory holds, or the one line by which it is refused."""
     try:
-        holdings = Holdings(folder, window, FIRST_SERVER)
+        holdings = ReportStore(folder, window, FIRST_SERVER)
     except (ValueError, OSError) as error:
         (line,) = str(error).splitlines()
         return line
@@ -56,12 +56,12 @@ def window(make_service):
     return service.enrolled
 
 
-def add(holdings: Holdings, *users: int) -> None:
+def add(holdings: ReportStore, *users: int) -> None:
     total = np.full(len(holdings.total), sum(users), holdings.total.dtype)
     holdings.add([part(user) for user in users], total, 1000.0 + sum(users))
 
 
-def snapshots(holdings: Holdings, folder: Path, into: Path) -> Iterator[Path]:
+def snapshots(holdings: ReportStore, folder: Path, into: Path) -> Iterator[Path]:
     """Copies of the disk at each statement of what is done next: as a kill would leave it."""
     found: list[Path] = []
 
@@ -77,7 +77,7 @@ def snapshots(holdings: Holdings, folder: Path, into: Path) -> Iterator[Path]:
 
 def test_killed_at_any_statement_it_holds_all_of_a_batch_or_nothing(window, tmp_path) -> None:
     folder = tmp_path / "state"
-    holdings = Holdings(folder, window, FIRST_SERVER)
+    holdings = ReportStore(folder, window, FIRST_SERVER)
     add(holdings, 1, 2)
     before = shown(holdings)
     holdings._file.execute("PRAGMA cache_size = 2")  # so that pages reach the disk half-way
@@ -91,7 +91,7 @@ def test_killed_at_any_statement_it_holds_all_of_a_batch_or_nothing(window, tmp_
         after, torn = shown(holdings), 0
         for copy in sorted(into.iterdir()):
             torn += (copy / FILE).read_bytes() != (folder / FILE).read_bytes()
-            again = Holdings(copy, window, FIRST_SERVER)
+            again = ReportStore(copy, window, FIRST_SERVER)
             assert shown(again) in (before, after), copy
             if shown(again) == before and step == "add":
                 add(again, 3, 4, 5)  # sent again, as it was not acknowledged
@@ -101,13 +101,13 @@ def test_killed_at_any_statement_it_holds_all_of_a_batch_or_nothing(window, tmp_
         assert torn >= 3
         before = after
     holdings.close_file()
-    assert shown(Holdings(folder, window, FIRST_SERVER)) == before
+    assert shown(ReportStore(folder, window, FIRST_SERVER)) == before
 
 
 def test_a_torn_journal_is_undone_or_refused_never_half_believed(window, tmp_path) -> None:
     """A kill in mid-write, then the file that undoes it is cut off or damaged itself."""
     folder = tmp_path / "state"
-    holdings = Holdings(folder, window, FIRST_SERVER)
+    holdings = ReportStore(folder, window, FIRST_SERVER)
     add(holdings, 1, 2)
     before = shown(holdings)
     holdings._file.execute("PRAGMA cache_size = 2")
@@ -129,7 +129,7 @@ def test_a_torn_journal_is_undone_or_refused_never_half_believed(window, tmp_pat
 
 def test_flipped_bits_and_lost_ends_are_refused(window, tmp_path) -> None:
     folder = tmp_path / "state"
-    holdings = Holdings(folder, window, FIRST_SERVER)
+    holdings = ReportStore(folder, window, FIRST_SERVER)
     add(holdings, 1, 2)
     add(holdings, 3)
     good = shown(holdings)
@@ -168,7 +168,7 @@ def test_flipped_bits_and_lost_ends_are_refused(window, tmp_path) -> None:
     ],
 )
 def test_what_does_not_fit_together_is_refused(window, tmp_path, change: str) -> None:
-    holdings = Holdings(tmp_path, window, FIRST_SERVER)
+    holdings = ReportStore(tmp_path, window, FIRST_SERVER)
     add(holdings, 1, 2, 3)
     holdings.claim(window.digest, "commit", bytes(32))
     holdings.close_file()
@@ -176,29 +176,29 @@ def test_what_does_not_fit_together_is_refused(window, tmp_path, change: str) ->
         file.execute(change)
     file.close()
     with pytest.raises((ValueError, OSError), match=FILE):
-        Holdings(tmp_path, window, FIRST_SERVER)
+        ReportStore(tmp_path, window, FIRST_SERVER)
 
 
 def test_one_process_at_a_time(window, tmp_path) -> None:
-    holdings = Holdings(tmp_path, window, FIRST_SERVER)
+    holdings = ReportStore(tmp_path, window, FIRST_SERVER)
     for _ in range(2):
         with pytest.raises(OSError, match="one process at a time, another has it"):
-            Holdings(tmp_path, window, FIRST_SERVER)
+            ReportStore(tmp_path, window, FIRST_SERVER)
         add(holdings, 1 + _)
     holdings.close_file()
-    assert Holdings(tmp_path, window, FIRST_SERVER).count == 2
+    assert ReportStore(tmp_path, window, FIRST_SERVER).count == 2
 
 
 def test_of_another_window_or_adder_it_is_refused(window, tmp_path, make_service) -> None:
-    Holdings(tmp_path, window, FIRST_SERVER).close_file()
-    with pytest.raises(ValueError, match="of this window and adder"):
-        Holdings(tmp_path, window, FIRST_SERVER + 1)
-    with pytest.raises(ValueError, match="of this window and adder"):
-        Holdings(tmp_path, make_service(folder="1").enrolled, FIRST_SERVER)
+    ReportStore(tmp_path, window, FIRST_SERVER).close_file()
+    with pytest.raises(ValueError, match="of this window and aggregator"):
+        ReportStore(tmp_path, window, FIRST_SERVER + 1)
+    with pytest.raises(ValueError, match="of this window and aggregator"):
+        ReportStore(tmp_path, make_service(folder="1").enrolled, FIRST_SERVER)
 
 
 def test_a_step_is_taken_once_and_remembered(window, tmp_path) -> None:
-    holdings = Holdings(tmp_path, window, FIRST_SERVER)
+    holdings = ReportStore(tmp_path, window, FIRST_SERVER)
     holdings.claim(window.digest, "commit", bytes(32))
     for _ in range(2):
         with pytest.raises(AlreadyOpened):
@@ -210,24 +210,24 @@ def test_a_step_is_taken_once_and_remembered(window, tmp_path) -> None:
         assert holdings.detail(window.digest, "open") is None
         assert holdings.closed
         holdings.close_file()
-        holdings = Holdings(tmp_path, window, FIRST_SERVER)
+        holdings = ReportStore(tmp_path, window, FIRST_SERVER)
 
 
 def test_a_user_that_is_added_twice_is_refused_by_the_disk(window, tmp_path) -> None:
     """The last line of defence, should the adder forget to look."""
-    holdings = Holdings(tmp_path, window, FIRST_SERVER)
+    holdings = ReportStore(tmp_path, window, FIRST_SERVER)
     add(holdings, 1)
     good = shown(holdings)
     with pytest.raises(ValueError, match="UNIQUE"):
         add(holdings, 2, 1)
     assert shown(holdings) == good
     holdings.close_file()
-    assert shown(Holdings(tmp_path, window, FIRST_SERVER)) == good
+    assert shown(ReportStore(tmp_path, window, FIRST_SERVER)) == good
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
 def test_a_full_disk_acknowledges_nothing(window, tmp_path) -> None:
-    holdings = Holdings(tmp_path, window, FIRST_SERVER)
+    holdings = ReportStore(tmp_path, window, FIRST_SERVER)
     add(holdings, 1)
     good = shown(holdings)
     holdings._file.execute(
@@ -238,7 +238,7 @@ def test_a_full_disk_acknowledges_nothing(window, tmp_path) -> None:
         holdings.add([each for (each,) in large], holdings.total * 0, 1000.0)
     assert shown(holdings) == good
     holdings.close_file()
-    assert shown(Holdings(tmp_path, window, FIRST_SERVER)) == good
+    assert shown(ReportStore(tmp_path, window, FIRST_SERVER)) == good
 
 
 def test_a_file_that_may_not_grow_is_an_error_in_one_line(window, tmp_path) -> None:
@@ -251,10 +251,10 @@ import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
-from train_distributed.secure_sum.holdings import Holdings
+from train_distributed.secure_sum.report_store import ReportStore
 window = SimpleNamespace(digest=bytes(32), dimension=9000, word=np.dtype("<u4"), users=range(4))
 try:
-    Holdings(Path(sys.argv[1]), window, 1)
+    ReportStore(Path(sys.argv[1]), window, 1)
 except OSError as error:
     print(error)
 """

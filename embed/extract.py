@@ -27,7 +27,7 @@ from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
 from pretrain.intake.decode import UnreadableImage
-from pretrain.intake.shares import users_in_both
+from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
 
 

@@ -65,7 +65,7 @@ class ImageOptions:
             raise ValueError(f"limit must be >= 1, got {self.limit}")
         from pretrain.datasets import declared_classes
         from pretrain.intake.reading import ColumnNames
-        from pretrain.intake.shares import (
+        from pretrain.intake.splits import (
             check_test_share,
             count_of_tests,
             hold_out_users,

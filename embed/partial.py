@@ -24,7 +24,7 @@ from embed.store import (
 )
 from pretrain.cli.output import new_file
 from pretrain.datasets import ImageSet
-from pretrain.intake.shares import count_of_tests
+from pretrain.intake.splits import count_of_tests
 
 WITHOUT_ENGINE = {"engine": "torch"}  # of descriptions that older versions wrote
 

@@ -1,6 +1,6 @@
 """Image sets by name: npz archives, tables, folders, shards, torchvision's sets, fed. EMNIST."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pretrain.datasets import SPLITS, TEST, TRAIN, ImageSet, check_labels, concatenate
+from pretrain.datasets import TEST, TRAIN, ImageSet, check_labels, concatenate
 from pretrain.federated import open_federated_emnist
 from pretrain.intake.archive import open_npz
 from pretrain.intake.csv_file import open_csv
-from pretrain.intake.decode import MAX_PIXELS, squared
+from pretrain.intake.decode import squared
 from pretrain.intake.folder import open_images_folder
 from pretrain.intake.hugging_face import open_hugging_face
 from pretrain.intake.parquet import open_parquet
-from pretrain.intake.reading import ColumnNames, Layout, Reading
+from pretrain.intake.reading import Reading
 from pretrain.intake.web_dataset import open_web_dataset
 
 TORCHVISION = ("cifar10", "cifar100", "emnist")
@@ -30,56 +30,31 @@ TABLES: dict[str, Callable[[str, Reading], ImageSet]] = {
 }
 
 
-def open_images(
-    source: str,
-    *,
-    splits: Sequence[str] = (),
-    download: bool = False,
-    resize: int | None = None,
-    classes: Sequence[str] = (),
-    max_pixels: int = MAX_PIXELS,
-    layout: Layout = "auto",
-    columns: ColumnNames | None = None,
-) -> ImageSet:
+def open_images(source: str, reading: Reading | None = None, **options: Any) -> ImageSet:
     """Opens an image set.
 
     Args:
         source: an `.npz` file; a folder; `csv:FILE`, `parquet:FILES`, `hf:DIR`, `wds:SHARDS`; or
             `cifar10:DIR`, `cifar100:DIR`, `emnist:DIR` (by class), `fed-emnist:PATH` (the directory
             of `fed_emnist_train.h5` and `_test.h5`, or LEAF's train/ and test/).
-        splits: which of train, test, val, evaluation to read; all that are there by default.
-        download: let torchvision fetch a missing set.
-        resize: shorter side of every picture, cropped to a square; None: their own size, which
-            must then be one and the same.
-        classes: names of the classes as declared; needed where `source` names none, and for class
-            folders, of which some may be missing; elsewhere they must be those of `source`.
-        max_pixels: most of one picture; larger ones are refused as unreadable.
-        layout: of a folder; see `pretrain.intake.folder`.
-        columns: of a table, where they have other names than path, label, user and split.
+        reading: how to read it.
+        **options: fields of `Reading`, instead of it.
 
     Raises:
-        ValueError: nothing of the kind, damaged, or mislabelled.
+        ValueError: another kind of source, a damaged or mislabelled one, or classes that are not
+            those of the source.
     """
-    reading = Reading(
-        splits=tuple(splits),
-        download=download,
-        resize=resize,
-        classes=tuple(classes),
-        max_pixels=max_pixels,
-        layout=layout,
-        columns=columns or ColumnNames(),
-    )
+    reading = reading or Reading(**options)
+    max_pixels, classes = reading.max_pixels, reading.classes
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow refuses what is twice as large
     images = _opened(source, reading)
-    if classes and images.class_names != tuple(classes):
+    if classes and images.class_names != classes:
         raise ValueError(f"classes must be those of {source}, {images.class_names}, got {classes}")
     return images
 
 
 def _opened(source: str, reading: Reading) -> ImageSet:
-    if unknown := set(reading.splits) - SPLITS.keys():
-        raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
     kind, _, rest = source.partition(":")
     path = Path(source)
     if reading.layout != "auto" and not path.is_dir():
@@ -104,17 +79,6 @@ def _opened(source: str, reading: Reading) -> ImageSet:
         named = "cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH"
         raise ValueError(f"images must be {kinds}, {named}, got {source or 'nothing'}")
     return open_npz(path, reading.splits, reading.classes, reading)
-
-
-def open_folder(
-    path: Path,
-    splits: Sequence[str] = (),
-    *,
-    resize: int | None = None,
-    classes: Sequence[str] = (),
-) -> ImageSet:
-    """`open_images` of a folder: see `pretrain.intake.folder`."""
-    return open_images(str(path), splits=splits, resize=resize, classes=classes)
 
 
 def _resized(images: ImageSet, size: int | None) -> ImageSet:

@@ -1,4 +1,4 @@
-"""`csv:FILE`: a row per picture, which is a file of its own; columns by their names."""
+"""`csv:FILE`: table with a row per picture file."""
 
 import csv
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 from pretrain.datasets import ImageSet
 from pretrain.intake.files import file_reader
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table, choose_column
+from pretrain.intake.table import Table
 from pretrain.names import decode_name
 
 DELIMITERS = ",;\t"
@@ -17,10 +17,10 @@ PATH_COLUMNS = ("path", "image", "file", "file_name", "filename")
 def open_csv(path: Path, reading: Reading) -> ImageSet:
     """Opens a table whose first row names the columns; paths are relative to its folder.
 
-    Commas, semicolons or tabs divide the columns: what occurs most often in the first row.
+    Columns are separated by commas, semicolons or tabs, whichever the first row has most of.
 
     Raises:
-        ValueError: naming file and row where the table is damaged, or the column that is missing.
+        ValueError: a damaged table, with file and row, or a missing column.
     """
     table = Table(str(path))
     rows = _rows(path)
@@ -57,22 +57,10 @@ def _rows(path: Path) -> Iterator[list[str]]:
 
 
 def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, int]:
-    """The place of every part's column."""
-    usual = {"path": PATH_COLUMNS, "label": ("label",), "user": ("user",), "split": ("split",)}
+    """Position of the column of every part that has one."""
     if not header:
         raise ValueError(f"{path} must have a first row with the columns' names, got an empty file")
     if len(set(header)) < len(header):
         raise ValueError(f"{path} must name every column once, got {', '.join(header)}")
-    try:
-        chosen = {
-            part: choose_column(part, getattr(reading.columns, part), names, header)
-            for part, names in usual.items()
-        }
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not chosen["path"]:
-        raise ValueError(
-            f"path_column must be given for {path}, which has no {PATH_COLUMNS[0]!r}, "
-            f"got columns {', '.join(header)}"
-        )
+    chosen = reading.columns.choose(str(path), header, path=PATH_COLUMNS)
     return {part: header.index(name) for part, name in chosen.items() if name}

@@ -1,7 +1,9 @@
-"""Pictures that are files of their own, found by a name below a folder."""
+"""Files on disk: found by a pattern, and pictures read from them one after the other."""
 
+import glob
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -9,21 +11,74 @@ from pretrain.intake.decode import UnreadableImage
 from pretrain.names import decode_name
 
 
+def matching_files(pattern: str) -> list[Path]:
+    """Files that `DIR/part-{000..009}.tar::other/*.tar` means, in its order.
+
+    Braces are expanded as WebDataset does; files that match a star are sorted.
+
+    Raises:
+        ValueError: a file that does not exist, or a star that matches none.
+    """
+    found: list[Path] = []
+    for each in pattern.split("::"):
+        for name in _expanded(each):
+            files = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+            missing = [file for file in files if not Path(file).is_file()]
+            if missing or not files:
+                raise ValueError(f"files must exist, got {(missing or [name])[0]}")
+            found += map(Path, files)
+    return found
+
+
+def _expanded(pattern: str) -> list[str]:
+    if "{" not in pattern:
+        return [pattern]
+    try:
+        from braceexpand import braceexpand
+    except ImportError as error:
+        raise ValueError(
+            "braces must have braceexpand installed: pip install 'blind-averaging[intake]'"
+        ) from error
+    try:
+        return list(braceexpand(pattern))
+    except ValueError as error:
+        raise ValueError(f"braces must be closed, got {pattern}") from error
+
+
 def file_reader(folder: Path, names: np.ndarray) -> Callable[[np.ndarray], Iterator[bytes]]:
-    """Reads the files of some rows, one after the other.
+    """Function that reads the files of some rows, one after the other.
 
     Args:
-        folder: below which they are; a name may be absolute as well.
-        names: (N,) bytes.
+        folder: directory that relative names start from.
+        names: (N,) bytes; see `pretrain.names`.
     """
+    return lambda rows: (read_picture(folder / decode_name(names[r])) for r in rows.tolist())
 
-    def fetch(rows: np.ndarray) -> Iterator[bytes]:
-        for row in rows.tolist():
-            path = folder / decode_name(names[row])
-            try:
-                yield path.read_bytes()
-            except (OSError, ValueError) as error:  # a name may hold a null character
-                reason = getattr(error, "strerror", None) or error
-                raise UnreadableImage(f"{path} must be a readable image, got: {reason}") from error
 
-    return fetch
+def read_picture(path: Path) -> bytes:
+    """Bytes of a file.
+
+    Raises:
+        UnreadableImage: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # a name may hold a null character
+        reason = getattr(error, "strerror", None) or error
+        raise UnreadableImage(f"{path} must be a readable image, got: {reason}") from error
+
+
+def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:
+    """Bytes of the picture in a table's cell: bytes, a path, or a dict with either.
+
+    Raises:
+        UnreadableImage: the cell holds neither, or the file cannot be read.
+    """
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    if isinstance(cell, str):
+        return read_picture(folder / cell)
+    if not isinstance(cell, bytes):
+        got = type(cell).__name__
+        raise UnreadableImage(f"{where} must hold an image's bytes or its path, got {got}")
+    return cell

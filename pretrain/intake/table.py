@@ -1,4 +1,4 @@
-"""A table with a row per image, as words, to an `ImageSet`: classes, users and splits by name."""
+"""Table with a row per image, in words, made into an `ImageSet` with numbers."""
 
 import math
 import re
@@ -20,7 +20,7 @@ INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 
 
 def as_word(value: Any) -> str:
-    """A cell as a word; nothing where it is empty.
+    """Text of a cell; "" where it is empty.
 
     Examples:
         >>> [as_word(value) for value in (None, float("nan"), 3, 3.0, b"cat", True)]
@@ -36,7 +36,7 @@ def as_word(value: Any) -> str:
 
 
 def sorted_words(words: Iterable[str]) -> list[str]:
-    """Integers by their size where all are integers, else as text.
+    """Sorts by size where all words are integers, else as text.
 
     Examples:
         >>> sorted_words(["10", "9"]), sorted_words(["10", "9", "a"])
@@ -47,7 +47,7 @@ def sorted_words(words: Iterable[str]) -> list[str]:
 
 
 class Column:
-    """Words as whole numbers and what they stand for, so that memory holds a word once."""
+    """Words of a column as whole numbers, so that memory holds every word once."""
 
     def __init__(self) -> None:
         self._codes, self._words = array("q"), dict[str, int]()
@@ -62,15 +62,15 @@ class Column:
 
     @property
     def words(self) -> list[str]:
-        """The distinct ones that are not empty, sorted."""
+        """Distinct words that are not empty, sorted."""
         return sorted_words(word for word in self._words if word)
 
     def first_row(self, word: str) -> int:
-        """The first row that holds it."""
+        """First row that holds a word."""
         return self._codes.index(self._words[word])
 
     def is_empty(self, what: str) -> bool:
-        """Whether no row holds anything.
+        """Whether every row is empty.
 
         Raises:
             ValueError: only some do.
@@ -89,7 +89,7 @@ class Column:
 
 @dataclass
 class Table:
-    """What is known of every image, as it is read."""
+    """Name, label, user and split of every image, filled while a source is read."""
 
     source: str  # file or directory, for errors
     names: list[str] = field(default_factory=list)
@@ -118,16 +118,16 @@ class Table:
         fetch: Callable[[np.ndarray], Iterable[bytes]],
         where: Callable[[int], str],
     ) -> ImageSet:
-        """The images, of the splits that are asked for.
+        """Makes the image set, restricted to the splits that the options name.
 
         Args:
-            name: of the set.
-            reading: its options.
-            fetch: (b,) row numbers -> the pictures' bytes.
-            where: a row's place, for errors.
+            name: name of the set.
+            reading: options.
+            fetch: (b,) row numbers -> bytes of the pictures.
+            where: row number -> its place, for errors.
 
         Raises:
-            ValueError: no row, or a label or split that is none.
+            ValueError: no row, or an invalid label or split.
         """
         if not self.names:
             raise ValueError(f"{self.source} must hold at least one image, got none")
@@ -157,7 +157,7 @@ class Table:
         return whole if kept.all() else whole.take(np.flatnonzero(kept))
 
     def _splits(self, chosen: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) uint8 splits, and (N,) bool rows of those that are chosen."""
+        """(N,) uint8 splits, and (N,) bool: rows of the chosen ones."""
         if self.splits.is_empty(f"{self.source}: split"):
             if chosen and "train" not in chosen:
                 raise ValueError(f"splits must be train for {self.source}, which has no others")
@@ -199,14 +199,3 @@ class Table:
         count = int(words[-1]) + 1
         values = np.array(list(map(int, words)), np.int64)[self.labels.numbers(words)]
         return values, known or tuple(map(str, range(count))), not known
-
-
-def choose_column(part: str, given: str | None, usual: Sequence[str], found: Sequence[str]) -> str:
-    """The column of a part that was named, or the first usual one; empty if there is none.
-
-    Raises:
-        ValueError: a named column that is not there.
-    """
-    if given is not None and given not in found:
-        raise ValueError(f"{part}_column must be one of {', '.join(found)}, got {given!r}")
-    return given or next((name for name in usual if name in found), "")

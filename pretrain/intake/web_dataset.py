@@ -1,5 +1,10 @@
-"""`wds:SHARDS`: WebDataset's tar files, indexed once and then read where a picture lies."""
+"""`wds:SHARDS`: WebDataset's tar files, indexed once and then read at a picture's offset.
 
+The library `datasets` reads them as well, but takes a truncated shard for a whole one, infers types
+from the first five samples, and holds whole members in memory.
+"""
+
+import re
 import tarfile
 from array import array
 from collections.abc import Iterator
@@ -12,32 +17,28 @@ import numpy as np
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet
 from pretrain.intake.decode import SUFFIXES
-from pretrain.intake.patterns import matching_files
+from pretrain.intake.files import matching_files
 from pretrain.intake.reading import ColumnNames, Reading
 from pretrain.intake.table import Table
 from pretrain.names import decode_name
 
-INSTALL = "wds must have webdataset installed: pip install 'blind-averaging[intake]'"
 USUAL = {"label": ("label", "cls"), "user": ("user",), "split": ("split",)}
+NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")  # key and extension of a member
 LONGEST = 1 << 20  # bytes of a member that is not a picture
 
 
 def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     """Opens shards in the order given, samples in the order of the tar files.
 
-    A sample is the members of one key. Its columns are the other members by their extension (`cls`,
-    `user`, ...) and the fields of its `json`; its picture is the member that `path_column` names,
-    else the first with a picture's suffix. Only where pictures lie is kept in memory.
+    A sample is the members of one key. Its picture is the member that `path_column` names, else the
+    first with a picture's suffix; its columns are the other members by their extension (`cls`,
+    `user`, ...) and the fields of its `json`. Memory holds the offsets of pictures only.
 
     Raises:
-        ValueError: naming the shard that is damaged, or a column that no sample has.
+        ValueError: a damaged shard, or a column that no sample has.
     """
-    try:
-        import webdataset.tariterators  # noqa: F401
-    except ImportError as error:
-        raise ValueError(INSTALL) from error
     shards = matching_files(pattern)
-    table, index = Table(pattern), _Index()
+    table, places = Table(pattern), (array("q"), array("q"), array("q"))
     seen: set[str] = set()
     for number, shard in enumerate(shards):
         for sample in _samples(shard, reading.columns):
@@ -47,45 +48,26 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
             cells = {part: _cell(sample, part, reading.columns) for part in USUAL}
             seen |= sample.columns.keys()
             name, offset, size = sample.picture
-            index.add(number, offset, size)
+            for column, value in zip(places, (number, offset, size), strict=True):
+                column.append(value)
             table.add(f"{shard.name}/{name}", **cells)
     for part, name in reading.columns.given().items():
         if part != "path" and table.names and name not in seen:
             found = ", ".join(sorted(seen)) or "none"
             raise ValueError(f"{pattern}: {part}_column must be one of {found}, got {name!r}")
     names = table.encoded_names
-    return table.image_set(
-        shards[0].stem,
-        reading,
-        index.reader(shards),
-        lambda row: f"{shards[index.shard[row]].parent / decode_name(names[row])}",
-    )
 
+    def fetch(rows: np.ndarray) -> Iterator[bytes]:
+        for row in rows.tolist():
+            number, offset, size = (column[row] for column in places)
+            with shards[number].open("rb", buffering=0) as file:
+                file.seek(offset)
+                yield file.read(size)
 
-@dataclass
-class _Index:
-    """Where every picture lies."""
+    def where(row: int) -> str:
+        return f"{shards[places[0][row]].parent / decode_name(names[row])}"
 
-    shard: array = field(default_factory=lambda: array("l"))
-    offset: array = field(default_factory=lambda: array("q"))
-    size: array = field(default_factory=lambda: array("q"))
-
-    def add(self, shard: int, offset: int, size: int) -> None:
-        """Notes the next picture: `size` bytes at `offset` of a shard."""
-        self.shard.append(shard)
-        self.offset.append(offset)
-        self.size.append(size)
-
-    def reader(self, shards: list[Path]) -> Any:
-        """A function that gives the bytes of rows, in their order."""
-
-        def fetch(rows: np.ndarray) -> Iterator[bytes]:
-            for row in rows.tolist():
-                with shards[self.shard[row]].open("rb", buffering=0) as file:
-                    file.seek(self.offset[row])
-                    yield file.read(self.size[row])
-
-        return fetch
+    return table.image_set(shards[0].stem, reading, fetch, where)
 
 
 @dataclass
@@ -98,15 +80,12 @@ class _Sample:
 
 
 def _samples(shard: Path, columns: ColumnNames) -> Iterator[_Sample]:
-    from webdataset.tariterators import base_plus_ext
-
     wanted = {"json", *(name for names in USUAL.values() for name in names)}
     wanted |= set(columns.given().values())
     sample: _Sample | None = None
     for tar, member in _members(shard):
-        key, extension = base_plus_ext(member.name)
-        if key is None or extension is None:
-            key, extension = member.name, ""
+        parts = NAME.fullmatch(member.name)
+        key, extension = parts.groups() if parts else (member.name, "")
         if sample is None or key != sample.key:
             if sample is not None:
                 yield sample
@@ -122,7 +101,7 @@ def _samples(shard: Path, columns: ColumnNames) -> Iterator[_Sample]:
 
 
 def _members(shard: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Files in an uncompressed tar, none of them kept."""
+    """Files of an uncompressed tar, one after the other."""
     length = shard.stat().st_size
     try:
         with tarfile.open(shard, "r:") as tar:

@@ -15,7 +15,7 @@ from pretrain.datasets import concatenate
 from pretrain.intake.archive import open_npz
 from pretrain.names import decode_name
 from pretrain.preprocess import Preprocess
-from pretrain.sources import open_folder
+from pretrain.sources import open_images
 
 
 def unlabelled(rows: int = 8, **changes: Any) -> EmbeddingSet:
@@ -119,7 +119,7 @@ def test_files_of_a_folder_are_named_below_it(tmp_path: Path, row_numbers: Any) 
         path = tmp_path / "pictures" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(path)
-    images = open_folder(tmp_path / "pictures")
+    images = open_images(str(tmp_path / "pictures"))
     assert images.image_name(2) == "test/a/1.png"
     assert images.place(2) == f"{tmp_path}/pictures/test/a/1.png"
     assert concatenate([images, images]).take(np.array([4, 0])).image_name(0) == "train/b/0.png"

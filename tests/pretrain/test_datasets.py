@@ -10,7 +10,7 @@ from PIL import Image
 
 from pretrain.datasets import concatenate
 from pretrain.intake.archive import open_npz
-from pretrain.sources import open_folder, open_images
+from pretrain.sources import open_images
 
 RNG = np.random.default_rng(0)
 
@@ -217,18 +217,18 @@ def test_folders_of_mixed_sizes_need_resize(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "0.png", 8, 8, 7)
     picture(tmp_path / "a" / "1.png", 12, 30, 9)
     with pytest.raises(ValueError, match=r"one size.*at row 1"):
-        open_folder(tmp_path).images(slice(None))
-    assert open_folder(tmp_path, resize=10).images(slice(None)).shape == (2, 3, 10, 10)
+        open_images(str(tmp_path)).images(slice(None))
+    assert open_images(str(tmp_path), resize=10).images(slice(None)).shape == (2, 3, 10, 10)
 
 
 def test_bad_folders(tmp_path: Path) -> None:
     picture(tmp_path / "train" / "a" / "0.png", 4, 4, 0)
     picture(tmp_path / "test" / "b" / "0.png", 4, 4, 0)
     with pytest.raises(ValueError, match=r"must hold only the classes \['a'\], got \['b'\]"):
-        open_folder(tmp_path)
+        open_images(str(tmp_path))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="class folders with images, got none"):
-        open_folder(tmp_path / "empty")
+        open_images(str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100", "emnist"])

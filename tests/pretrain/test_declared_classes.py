@@ -9,7 +9,7 @@ from PIL import Image
 
 from pretrain.datasets import declared_classes
 from pretrain.intake.archive import open_npz
-from pretrain.sources import open_folder, open_images
+from pretrain.sources import open_images
 
 
 def archive(path: Path, labels: list[int], test: list[int] = [0], **more: Any) -> Path:  # noqa: B006
@@ -62,7 +62,7 @@ def test_an_empty_class_folder_counts(tmp_path: Path) -> None:
     for split in ("train", "test"):
         picture(tmp_path / split / "cat" / "0.png")
         (tmp_path / split / "ape").mkdir()
-    images = open_folder(tmp_path)
+    images = open_images(str(tmp_path))
     assert images.class_names == ("ape", "cat")
     assert images.labels.tolist() == [1, 1]
     assert not images.inferred
@@ -101,4 +101,4 @@ def test_rows_are_named_after_their_files(tmp_path: Path) -> None:
     assert images.place(4) == f"{tmp_path / 'set.npz'}: row 1 of test"
     assert images.take(np.array([4, 1])).place(1) == f"{tmp_path / 'set.npz'}: row 1 of train"
     picture(tmp_path / "folder" / "cat" / "7.png")
-    assert open_folder(tmp_path / "folder").place(0).endswith("cat/7.png")
+    assert open_images(str(tmp_path / "folder")).place(0).endswith("cat/7.png")

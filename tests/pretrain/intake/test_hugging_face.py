@@ -2,6 +2,9 @@
 
 import gc
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,6 @@ from pretrain.intake.reading import ColumnNames
 from pretrain.sources import open_images
 
 datasets: Any = pytest.importorskip("datasets")
-
-
-@pytest.fixture(autouse=True)
-def _no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is left in the library's own place."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def a_set(pictures, rows: slice = slice(None)) -> Any:
@@ -115,6 +112,31 @@ def test_an_image_folder_with_metadata(tmp_path: Path, pictures) -> None:
     gc.collect()  # the library leaves a file open
 
 
+READ = """
+import socket, sys
+def refuse(*args): raise SystemExit("asked for the network")
+socket.socket.connect = socket.getaddrinfo = refuse
+from pretrain.sources import open_images
+print([len(open_images(f"hf:{place}").images(slice(None))) for place in sys.argv[1:]])
+"""
+
+
+def test_nothing_is_copied_and_nobody_is_asked(tmp_path: Path, pictures) -> None:
+    a_set(pictures).save_to_disk(tmp_path / "saved")
+    (tmp_path / "folder" / "cat").mkdir(parents=True)
+    (tmp_path / "folder" / "cat" / "1.png").write_bytes(pictures.files[0])
+    left = [tmp_path / name for name in ("home", "cache", "scratch")]
+    for place in left:
+        place.mkdir()
+    names = ("HF_HOME", "HF_DATASETS_CACHE", "TMPDIR")
+    given = dict(zip(names, map(str, left), strict=True)) | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", READ, str(tmp_path / "saved"), str(tmp_path / "folder")]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
+    assert done.stdout == "[12, 1]\n", done.stderr
+    assert [list(place.rglob("*")) for place in left] == [[], [], []]
+    assert len(list((tmp_path / "folder").rglob("*"))) == 2
+
+
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hf must be a directory, got"):
         open_images(f"hf:{tmp_path}/none")
@@ -122,5 +144,5 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty must be a data set on disk, got"):
         open_images(f"hf:{tmp_path}/empty")
     datasets.Dataset.from_dict({"a": [1]}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match="must have a column of images, got columns a"):
+    with pytest.raises(ValueError, match=r"path_column must be given .* got columns a"):
         open_images(f"hf:{tmp_path}/saved")

@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.datasets import ImageSet, concatenate
 from pretrain.intake.archive import open_npz
-from pretrain.intake.shares import hold_out_users, refuse_users_in_both, users_in_both
+from pretrain.intake.splits import hold_out_users, refuse_users_in_both, users_in_both
 
 
 def a_set(users: list[int] | None, split: list[int] | None = None, **changes) -> ImageSet:

@@ -22,7 +22,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "results").glob("*.md")),
 ]
-MOST_WORDS = 900
+MOST_WORDS = 700
 ROOMS = ("embed", "heads", "pretrain")
 FEDERATION = (
     *("join", "init", "start", "status", "renew"),

@@ -1,21 +1,24 @@
-"""`python -m train_distributed protect`: which protection, how strong, and what that is worth."""
+"""`python -m train_distributed protect`: choose a protection and its strength by measurement."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pretrain import check
 from pretrain.cli.output import default_directory, new_directory, refuse_existing, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.choices import Cost
 
-if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.research.protection.measure import Laboratory
+if TYPE_CHECKING:  # the command imports what it needs when it runs
+    from train_distributed.research.protection.measure import AttackBenchmark
     from train_distributed.research.protection.recommend import Preference
-    from train_distributed.research.protection.study import Study, StudySettings
+    from train_distributed.research.protection.settings import StudySettings
+    from train_distributed.research.protection.study import Study
     from train_distributed.research.protection.training import FederatedTraining
 
 COMPONENTS, DIGITS_COMPONENTS = 768, 32
+LEAST = {"models": 1, "attacks": 1, "steps": 0}
 HEAD_DEFAULTS = {"step": 2.0, "rounds": 500, "models": 12, "attacks": 4, "steps": 20}
 IMAGE_DEFAULTS = {"step": 0.1, "rounds": 500, "models": 3, "attacks": 4, "steps": 0}
 
@@ -28,61 +31,61 @@ class Protect:
     """
 
     budget: float = 0.4
-    """Largest leakage, in √JS of natural logarithms: 0 nothing, .833 everything."""
+    """Largest leakage allowed, in √JS of natural logarithms: 0 is nothing, .833 everything."""
     prefer_utility: float | None = None
-    """η_u, per unit of accuracy lost (1 is all of it)."""
+    """Weight η_u of accuracy lost, as a fraction of 1."""
     prefer_efficiency: float | None = None
-    """η_e, per extra megabit or second; without either the Pareto front is shown."""
+    """Weight η_e of an extra megabit or second (default: show the Pareto front only)."""
     cost: Cost = "megabits"
-    """What efficiency means: extra megabits per client and message, or extra CPU seconds."""
+    """Unit of cost: extra megabits per client and message, or extra CPU seconds."""
     embeddings: Path | None = None
-    """Embedding set: the attacked model is a softmax head."""
+    """Embedding set with private rows; the attacked model is a softmax head."""
     public: Path | None = None
-    """Embedding set that is nobody's secret, for the transform and the blind attacker."""
+    """Public embedding set: fits the transform, and the blind attacker guesses from it."""
     images: str | None = None
-    """Image set with writers: the attacked model is a small convolutional network."""
+    """Image set with writers; the attacked model is a small convolutional network."""
     components: int | None = None
-    """Principal directions of the public embeddings; 768 if left out, 32 without data."""
+    """Principal components of the public embeddings to keep (default: 768, or 32 without data)."""
     clients: int = 10
-    """Clients whose models are summed."""
+    """Number of clients whose models are summed."""
     rows: int = 500
-    """Most records of one client."""
+    """Largest number of records of one client."""
     test_rows: int = 2000
-    """Test images that measure accuracy."""
+    """Number of test images for --images."""
     batch: int = 1
-    """S: records behind one client's update."""
+    """Batch size S of one client's update."""
     step: float | None = None
-    """Of the clients' gradient step; 2 for a head, .1 for the network if left out."""
+    """Learning rate of a client's gradient step (default: 2 for a head, .1 for the network)."""
     rounds: int | None = None
-    """Of training, for the accuracy; 500 if left out."""
+    """Training rounds before accuracy is measured (default: 500)."""
     models: int | None = None
-    """M: models that are attacked; 12 or 3 if left out."""
+    """Number M of models to attack (default: 12 heads or 3 networks)."""
     steps: int | None = None
-    """R: rounds of training before a model is attacked; 20 or 0 if left out."""
+    """Training rounds R before a model is attacked (default: 20 for a head, 0 for the network)."""
     attacks: int | None = None
-    """T: attacks on each model; 4 if left out."""
+    """Number T of attacks on each model (default: 4)."""
     victims: int | None = None
-    """Clients that are attacked; all if left out."""
+    """Number of clients to attack (default: all)."""
     threshold: float = 0.9
     """Similarity above which a record counts as recovered, in (0, 1)."""
     half_width: float = 1e-3
-    """δ of the formulas: half-width of the box that a plaintext lies in."""
+    """Half-width δ of the box that a plaintext lies in; used by the formulas only."""
     key_bits: int = 2048
-    """Least Paillier key that is deployed."""
+    """Shortest Paillier key to deploy, in bits."""
     servers: int = 3
-    """J: servers of secret sharing."""
+    """Number J of servers for secret sharing."""
     noise_levels: int = 5
-    """Noise levels that are measured beside the optimum."""
+    """Number of noise levels to measure in addition to the formula's optimum."""
     variance_models: int = 32
-    """Models from which the parameters' standard deviations are estimated."""
+    """Number of models from which the parameters' standard deviations are estimated."""
     seeds: int = 3
-    """Repetitions of the training."""
+    """Number of training runs per mechanism."""
     seed: int = 0
-    """Of everything: this command simulates, it protects nobody's data."""
+    """Seed of all randomness: this command simulates, it protects nobody's data."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
-    """Replace the directory if it exists."""
+    """Replace the output directory if it exists."""
 
     def run(self) -> None:
         """Prints the table, writes report.json, table.txt and pictures.
@@ -91,19 +94,18 @@ class Protect:
             ValueError: a setting out of range, or a budget that no mechanism reaches.
             FileExistsError: the directory exists.
         """
-        from train_distributed.research.protection.measure import Laboratory
+        from train_distributed.research.protection.measure import AttackBenchmark
         from train_distributed.research.protection.report import table
         from train_distributed.research.protection.similarity import Similarity
         from train_distributed.research.protection.study import run_study
 
         out = default_directory("protect") if self.out is None else self.out
-        refuse_inputs(out, (self.embeddings, self.public))
         refuse_existing(out, overwrite=self.overwrite)
         refuse_inputs(out, (self.embeddings, self.public, self.images))
         preference, settings = self._preference(), self._settings()
         similarity = Similarity("ssim" if self.images else "cosine", self.threshold)
         federation = self._federation()
-        laboratory = Laboratory(
+        benchmark = AttackBenchmark(
             federation,
             similarity,
             tuple(federation.models(self._or("models"), self._or("steps"), self.seed)),
@@ -112,10 +114,10 @@ class Protect:
             self.seeds,
             self.seed,
         )
-        study = run_study(laboratory, settings, self._or("steps"))
+        study = run_study(benchmark, settings, self._or("steps"))
         text = table(study, self.budget, preference, self.cost)
         with new_directory(out, overwrite=self.overwrite) as partial:
-            self._write(partial, laboratory, study, preference, text)
+            self._write(partial, benchmark, study, preference, text)
         print(f"{text}\n\nwritten: {out}")
 
     def _preference(self) -> "Preference | None":
@@ -127,7 +129,8 @@ class Protect:
         return Preference(*(value or 0.0 for value in given), cost=self.cost)
 
     def _settings(self) -> "StudySettings":
-        from train_distributed.research.protection.study import StudySettings
+        from train_distributed.research.protection.settings import StudySettings
+        from train_distributed.research.protection.study import check_settings
 
         settings = StudySettings(
             self.budget,
@@ -137,15 +140,11 @@ class Protect:
             self.noise_levels,
             self.variance_models,
         )
-        if self.clients < 1:
-            raise ValueError(f"clients must be >= 1, got {self.clients}")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be in [0, 2^32), got {self.seed}")
-        settings.validate(self.clients)
-        for name, least in (("models", 1), ("attacks", 1), ("steps", 0), ("seeds", 1)):
-            value = self.seeds if name == "seeds" else self._or(name)
-            if value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
+        check.at_least(1, clients=self.clients, seeds=self.seeds)
+        check.within("[0, 2^32)", seed=self.seed)
+        check_settings(settings, self.clients)
+        for name, least in LEAST.items():
+            check.at_least(least, **{name: self._or(name)})
         return settings
 
     def _or(self, name: str) -> int:
@@ -160,16 +159,24 @@ class Protect:
         from embed.fit import refuse_leak
         from embed.transform_options import TransformOptions
         from pretrain.sources import open_images
-        from train_distributed.research.protection.data import head_federation, image_federation
+        from train_distributed.research.protection.data import (
+            FederationOptions,
+            head_federation,
+            image_federation,
+        )
         from train_distributed.simulation.digits import pixel_digits
 
-        step = self._default("step") if self.step is None else self.step
-        common = {"batch": self.batch, "step": step, "rounds": self._or("rounds")}
-        common |= {"clients": self.clients, "rows": self.rows, "seed": self.seed}
+        options = FederationOptions(
+            clients=self.clients,
+            rows=self.rows,
+            batch=self.batch,
+            step=self._default("step") if self.step is None else self.step,
+            rounds=self._or("rounds"),
+            seed=self.seed,
+        )
         if self.images is not None:
-            if self.embeddings is not None:
-                raise ValueError("only one of images and embeddings must be given, got both")
-            return image_federation(open_images(self.images), test_rows=self.test_rows, **common)
+            check.left_out("with images", embeddings=self.embeddings)
+            return image_federation(open_images(self.images), options, test_rows=self.test_rows)
         if (self.embeddings is None) != (self.public is None):
             raise ValueError("embeddings and public must be given together, got one")
         widest = DIGITS_COMPONENTS if self.embeddings is None else COMPONENTS
@@ -180,12 +187,12 @@ class Protect:
             refuse_leak(public, private)
         components = min(widest, public.dim) if self.components is None else self.components
         transform = TransformOptions(components=components).fit(public)
-        return head_federation(private, public, transform, **common)
+        return head_federation(private, public, transform, options)
 
     def _write(
         self,
         partial: Path,
-        laboratory: "Laboratory",
+        benchmark: "AttackBenchmark",
         study: "Study",
         preference: "Preference | None",
         text: str,
@@ -203,8 +210,8 @@ class Protect:
         resolved = {n: self._or(n) for n in ("models", "steps", "attacks", "rounds")}
         report = {
             **provenance(),
-            "configuration": settings | resolved | {"step": laboratory.federation.step},
-            "parameters": laboratory.federation.surface.parameters,
+            "configuration": settings | resolved | {"step": benchmark.federation.step},
+            "parameters": benchmark.federation.target.parameters,
             "paillier_arithmetic": arithmetic(),
             "simulation": True,
             "suitable_for_release": False,
@@ -215,4 +222,4 @@ class Protect:
         title = f"{self.clients} clients, batch {self.batch}, threshold {self.threshold:g}"
         draw_tradeoff(study, self.budget, self.cost, partial / "tradeoff.png", title)
         if self.images is not None:
-            draw_reconstructions(laboratory, partial / "reconstructions.png")
+            draw_reconstructions(benchmark, partial / "reconstructions.png")

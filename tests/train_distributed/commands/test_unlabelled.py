@@ -8,7 +8,7 @@ import pytest
 from embed import EmbeddingSet
 from train_distributed import Privacy, release
 from train_distributed.research.baselines.learn import learn
-from train_distributed.research.protection.data import head_federation
+from train_distributed.research.protection.data import FederationOptions, head_federation
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 
 DOORS = {
@@ -78,11 +78,11 @@ def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
                 seeds=1,
             )
         )
-    options = {"clients": 1, "rows": 5, "batch": 1, "step": 0.1, "rounds": 1, "seed": 0}
+    options = FederationOptions(clients=1, rows=5, step=0.1, rounds=1)
     from embed import PublicTransform
 
     with pytest.raises(ValueError, match=f"embeddings {rule}"):
-        head_federation(bare, public, PublicTransform.fit(public), **options)
+        head_federation(bare, public, PublicTransform.fit(public), options)
 
 
 def test_run_asks_whose_a_set_without_users_is(say, sets, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Federations from real data: heads on embeddings, the small network on images."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,26 +9,33 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TEST, TRAIN
+from pretrain import check
 from pretrain.datasets import ImageSet
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import split
-from train_distributed.research.protection.models import HeadSurface, NetworkSurface
+from train_distributed.research.protection.models import TargetHead, TargetNetwork
 from train_distributed.research.protection.training import FederatedTraining
 
 PUBLIC_ROWS = 5000  # that a blind attacker guesses from
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationOptions:
+    """Clients and their training."""
+
+    clients: int
+    rows: int  # most records of one client
+    batch: int = 1  # S
+    step: float
+    rounds: int
+    seed: int = 0
 
 
 def head_federation(
     private: EmbeddingSet,
     public: EmbeddingSet,
     transform: PublicTransform,
-    *,
-    clients: int,
-    rows: int,
-    batch: int,
-    step: float,
-    rounds: int,
-    seed: int,
+    options: FederationOptions,
 ) -> FederatedTraining:
     """Clients with at most `rows` training rows each: the set's own users, else a random split.
 
@@ -35,19 +43,6 @@ def head_federation(
         ValueError: no labels, fewer users or rows than clients, or no test rows.
     """
     private.need_labels()
-    generator = torch.Generator().manual_seed(seed)
-    train = np.flatnonzero(private.split == TRAIN)
-    test = np.flatnonzero(private.split == TEST)
-    if not len(test):
-        raise ValueError("embeddings must hold test rows (split 1), got none")
-    if private.users is None:
-        partition = split(
-            torch.from_numpy(np.array(private.labels[train])), clients, "iid", generator=generator
-        )
-    else:
-        partition = own_partition(private)
-    groups = _first(partition.order.split(partition.counts.tolist()), clients, rows)
-    chosen = np.arange(len(public))[:: max(1, len(public) // PUBLIC_ROWS)]
 
     def features(source: EmbeddingSet, which: np.ndarray) -> Tensor:
         return transform(np.array(source.embeddings[which]))[:, 1:].double()
@@ -55,29 +50,33 @@ def head_federation(
     def labels(which: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(private.labels[which]))
 
+    generator = torch.Generator().manual_seed(options.seed)
+    train = np.flatnonzero(private.split == TRAIN)
+    test = np.flatnonzero(private.split == TEST)
+    if not len(test):
+        raise ValueError("embeddings must hold test rows (split 1), got none")
+    if private.users is None:
+        partition = split(labels(train), options.clients, "iid", generator=generator)
+    else:
+        partition = own_partition(private)
+    groups = _first(partition.order.split(partition.counts.tolist()), options)
+    chosen = np.arange(len(public))[:: max(1, len(public) // PUBLIC_ROWS)]
+
     classes = max(2, len(private.meta.get("class_names", ())), int(private.labels.max()) + 1)
     held = [train[group.numpy()] for group in groups]
     return FederatedTraining(
-        HeadSurface(transform.dim - 1, classes, transform.constant),
+        TargetHead(transform.dim - 1, classes, transform.constant),
         tuple((features(private, which), labels(which)) for which in held),
         (features(private, test), labels(test)),
         features(public, chosen),
-        batch,
-        step,
-        rounds,
+        options.batch,
+        options.step,
+        options.rounds,
     )
 
 
 def image_federation(
-    images: ImageSet,
-    *,
-    clients: int,
-    rows: int,
-    test_rows: int,
-    batch: int,
-    step: float,
-    rounds: int,
-    seed: int,
+    images: ImageSet, options: FederationOptions, *, test_rows: int
 ) -> FederatedTraining:
     """The first writers as clients; half of the test images are the blind attacker's.
 
@@ -90,13 +89,14 @@ def image_federation(
     if images.users is None:
         raise ValueError("images must name their writers (writer_train), got none")
     train, test = np.flatnonzero(images.split == TRAIN), np.flatnonzero(images.split == TEST)
-    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed)).numpy()
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(options.seed)).numpy()
     test, public = test[order[:test_rows]], test[order[test_rows:][:PUBLIC_ROWS]]
     if not (len(test) and len(public)):
         raise ValueError(f"images must hold more than {test_rows} test images, got {len(order)}")
     writers = images.users[train]
     ids = np.unique(writers)
-    groups = _first([torch.from_numpy(train[writers == i]) for i in ids[:clients]], clients, rows)
+    own = [torch.from_numpy(train[writers == i]) for i in ids[: options.clients]]
+    groups = _first(own, options)
 
     def pixels(which: np.ndarray) -> Tensor:
         block = torch.from_numpy(np.array(images.images(which))).double() / 255
@@ -108,19 +108,17 @@ def image_federation(
 
     seen = pixels(test)
     return FederatedTraining(
-        NetworkSurface(seen.shape[1], seen.shape[2], len(images.class_names)),
+        TargetNetwork(seen.shape[1], seen.shape[2], len(images.class_names)),
         tuple((pixels(group.numpy()), labels(group.numpy())) for group in groups),
         (seen, labels(test)),
         pixels(public),
-        batch,
-        step,
-        rounds,
+        options.batch,
+        options.step,
+        options.rounds,
     )
 
 
-def _first(groups: Sequence[Tensor], clients: int, rows: int) -> list[Tensor]:
-    if rows < 1:
-        raise ValueError(f"rows must be >= 1, got {rows}")
-    if len(groups) < clients:
-        raise ValueError(f"clients must be <= {len(groups)}, the users there are, got {clients}")
-    return [group[:rows] for group in groups[:clients]]
+def _first(groups: Sequence[Tensor], options: FederationOptions) -> list[Tensor]:
+    check.at_least(1, rows=options.rows)
+    check.at_most(len(groups), clients=options.clients)
+    return [group[: options.rows] for group in groups[: options.clients]]

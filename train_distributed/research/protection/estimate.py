@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import check
 from train_distributed.research.protection.closed_forms import Constants
 
 STAKES = np.arange(1, 21) / 20  # shares of the wealth that bettors put on every number
@@ -39,8 +40,7 @@ def mean_interval(values: NDArray[np.float64], confidence: float) -> tuple[float
     """
     if not len(values) or not (0 <= values.min() <= values.max() <= 1):
         raise ValueError(f"values must be in [0, 1], at least one, got {values}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    check.within("(0, 1)", confidence=confidence)
     tail = (1 - confidence) / 2
     return 1 - _upper(1 - values, tail), _upper(values, tail)
 
@@ -190,8 +190,7 @@ def theorem_7_1(relative: float) -> float:
     Raises:
         ValueError: ε outside [0, 1).
     """
-    if not 0 <= relative < 1:
-        raise ValueError(f"relative must be in [0, 1), got {relative}")
+    check.within("[0, 1)", relative=relative)
     first = (1 + relative) * (math.log1p(relative) - math.log1p(-relative)) / 2
     second = (relative + max(math.log1p(relative), -math.log1p(-relative))) / 2
     return math.sqrt(first + second)

@@ -3,10 +3,11 @@
 Both add fixed-point integers, so their means agree bit for bit, and both show the server the sum.
 """
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,10 +20,10 @@ from train_distributed.research.protection.mechanisms import (
     Exchange,
     Mechanism,
     View,
-    plain_views,
     timed,
 )
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, KeyPair
+from train_distributed.research.protection.settings import Facts, StudySettings
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.prg import new_seed, subtract_stream
 
@@ -52,11 +53,12 @@ class ExactSum(Mechanism):
         """The opened sum, and the words of every message read as if they were the model."""
         everyone = tuple(range(len(models)))
         mean = self.mean(models, generator)
+        known = torch.ones_like(mean, dtype=torch.bool)
         words = self._words(self.numbers(len(models)).encode(models.double().numpy()))
         decoded = torch.from_numpy(self.numbers(len(models)).decode(words))
         return {
-            "message": plain_views(decoded),
-            "sum": (View(everyone, mean, torch.ones_like(mean, dtype=torch.bool)),),
+            "message": tuple(View((k,), model, known) for k, model in enumerate(decoded)),
+            "sum": (View(everyone, mean, known),),
         }
 
     @abstractmethod
@@ -66,10 +68,16 @@ class ExactSum(Mechanism):
 
 @dataclass(frozen=True)
 class Shares(ExactSum):
-    """Additive shares among J servers: masks uniform over all 64-bit words (`secure_sum`)."""
+    """Additive shares among J servers: masks uniform over all 64-bit words (`secure_sum`).
+
+    Masks bounded by r, b = r: TV = 1 − (2δ/(b+r))^m, eq. (19). Excess: ln(r/δ).
+    """
 
     servers: int = 3
     name: ClassVar[str] = "shares"
+    mark: ClassVar[str] = "D"
+    optimum_words: ClassVar[str] = "r* = {:.5g}"
+    deployed_words: ClassVar[str] = "r {:.3g}"
 
     @property
     def parameter(self) -> float:
@@ -89,8 +97,28 @@ class Shares(ExactSum):
             result.seconds_server,
         )
 
+    @classmethod
+    def log_parameter(cls, excess: float, facts: Facts) -> float:
+        """ln r = ln δ + excess."""
+        return math.log(facts.half_width) + excess
+
+    @classmethod
+    def deploy(cls, log_parameter: float | None, settings: StudySettings) -> Self:
+        """Masks over all 64-bit words, whatever r* is.
+
+        Raises:
+            ValueError: r* beyond the largest mask.
+        """
+        shares = cls(servers=settings.servers)
+        if log_parameter is not None and log_parameter > math.log(shares.parameter):
+            raise ValueError(
+                f"r* must be <= {shares.parameter:g}, the largest mask of a 64-bit word, "
+                f"got e^{log_parameter:g}"
+            )
+        return shares
+
     def _words(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """What the last server opens: the vectors minus the other servers' streams."""
+        """Words that the last server opens: the vectors minus the other servers' streams."""
         masked = encoded.copy()
         for vector in masked:
             for _ in range(self.servers - 1):
@@ -100,10 +128,16 @@ class Shares(ExactSum):
 
 @dataclass(frozen=True)
 class Paillier(ExactSum):
-    """Packed ciphertexts under one key of all clients; the server multiplies, clients decrypt."""
+    """Packed ciphertexts under one key of all clients; the server multiplies, clients decrypt.
+
+    Ciphertexts modulo n²: TV = 1 − (2δ/n²)^m, eq. (18). Excess: ln(n²/2δ).
+    """
 
     key_bits: int = DEPLOYED_BITS
     name: ClassVar[str] = "paillier"
+    mark: ClassVar[str] = "s"
+    optimum_words: ClassVar[str] = "n* = {:.5g}"
+    deployed_words: ClassVar[str] = "{:.0f} bits"
 
     @property
     def parameter(self) -> float:
@@ -121,6 +155,17 @@ class Paillier(ExactSum):
         total, opening = timed(lambda: pair.decrypt(answer, m, count))
         mean = torch.from_numpy(numbers.decode(total)) / count
         return Exchange(mean, len(messages[0]) + len(answer), sending / count + opening, adding)
+
+    @classmethod
+    def log_parameter(cls, excess: float, facts: Facts) -> float:
+        """ln n = (ln 2δ + excess)/2."""
+        return (math.log(2 * facts.half_width) + excess) / 2
+
+    @classmethod
+    def deploy(cls, log_parameter: float | None, settings: StudySettings) -> Self:
+        """A key of n* or of the settings' bits, whichever is longer, in whole 16 bits."""
+        needed = 0 if log_parameter is None else math.ceil(log_parameter / math.log(2))
+        return cls(key_bits=max(settings.key_bits, 16 * math.ceil(needed / 16)))
 
     def _words(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The low words of every client's ciphertexts, repeated to the length of the model."""

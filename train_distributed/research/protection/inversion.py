@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.research.protection.mechanisms import View
-from train_distributed.research.protection.models import HeadSurface, Surface
+from train_distributed.research.protection.models import TargetHead, TargetModel
 
 OUTER, INNER = 100, 20  # steps of L-BFGS
 SOLVED = 1e-7  # of the gradient's squared norm: the search ends
@@ -45,18 +46,18 @@ class Observation:
 
 @dataclass(frozen=True)
 class Guess:
-    """What the attacker believes the batch was."""
+    """Batch as the attacker reconstructs it."""
 
     x: Tensor  # (S, *record_shape) float64
     labels: Tensor  # (S,) int64
     mismatch: float  # squared distance of its gradient from the one seen; nan where not measured
 
 
-def invert(surface: Surface, seen: Observation, batch: int, generator: torch.Generator) -> Guess:
+def invert(target: TargetModel, seen: Observation, batch: int, generator: torch.Generator) -> Guess:
     """Reconstructs a batch from its mean gradient.
 
     Args:
-        surface: the model.
+        target: the model.
         seen: the gradient, and where it was taken.
         batch: S, known to the attacker.
         generator: of the dummies.
@@ -64,32 +65,31 @@ def invert(surface: Surface, seen: Observation, batch: int, generator: torch.Gen
     Raises:
         ValueError: batch < 1.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be >= 1, got {batch}")
-    if batch == 1 and isinstance(surface, HeadSurface):
-        return rank_one(surface, seen)
-    if isinstance(surface, HeadSurface) and seen.known.all() and seen.gradient.any():
-        return head_batch(surface, seen, batch, generator)
-    return deep_leakage(surface, seen, batch, generator)
+    check.at_least(1, batch=batch)
+    if batch == 1 and isinstance(target, TargetHead):
+        return rank_one(target, seen)
+    if isinstance(target, TargetHead) and seen.known.all() and seen.gradient.any():
+        return head_batch(target, seen, batch, generator)
+    return deep_leakage(target, seen, batch, generator)
 
 
 def deep_leakage(
-    surface: Surface, seen: Observation, batch: int, generator: torch.Generator
+    target: TargetModel, seen: Observation, batch: int, generator: torch.Generator
 ) -> Guess:
     """L-BFGS (lr 1, strong Wolfe) on dummies drawn uniformly from the unit cube, logits normal.
 
     A search that leaves the numbers returns its last finite dummies.
     """
-    x = torch.rand(batch, *surface.record_shape, generator=generator, dtype=torch.float64)
-    if isinstance(surface, HeadSurface):
-        x = (2 * x - 1) / surface.dim**0.5
-    logits = torch.randn(batch, surface.num_classes, generator=generator, dtype=torch.float64)
-    fixed = surface.one_hot(surface.bias(seen.gradient).argmin()[None]) if batch == 1 else None
+    x = torch.rand(batch, *target.record_shape, generator=generator, dtype=torch.float64)
+    if isinstance(target, TargetHead):
+        x = (2 * x - 1) / target.dim**0.5
+    logits = torch.randn(batch, target.num_classes, generator=generator, dtype=torch.float64)
+    fixed = target.one_hot(target.bias(seen.gradient).argmin()[None]) if batch == 1 else None
     dummies = [x.requires_grad_()] + ([] if fixed is not None else [logits.requires_grad_()])
 
     def mismatch() -> Tensor:
         targets = torch.softmax(logits, -1) if fixed is None else fixed
-        difference = (surface.gradient(seen.start, x, targets) - seen.gradient)[seen.known]
+        difference = (target.gradient(seen.start, x, targets) - seen.gradient)[seen.known]
         return difference.square().sum()
 
     last = _search(mismatch, dummies, SOLVED * float(seen.gradient.square().sum()))
@@ -98,7 +98,7 @@ def deep_leakage(
 
 
 def head_batch(
-    surface: HeadSurface, seen: Observation, batch: int, generator: torch.Generator
+    target: TargetHead, seen: Observation, batch: int, generator: torch.Generator
 ) -> Guess:
     """Deep leakage from a head's gradient Xᵀ(P − Y)/S, searched inside its own column space.
 
@@ -106,22 +106,22 @@ def head_batch(
     the rows, so only their r coordinates z are unknown: scores are z UᵀW, and U's first row must
     give back the constant.
     """
-    matrix = surface.matrix(seen.gradient)
+    matrix = target.matrix(seen.gradient)
     if not torch.isfinite(matrix).all():
-        zeros = torch.zeros(batch, surface.dim, dtype=torch.float64)
+        zeros = torch.zeros(batch, target.dim, dtype=torch.float64)
         return Guess(zeros, torch.zeros(batch, dtype=torch.int64), float("nan"))
-    rank = min(batch, surface.num_classes - 1)
+    rank = min(batch, target.num_classes - 1)
     basis = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
-    weights, shown = basis.mT @ surface.matrix(seen.start), basis.mT @ matrix
+    weights, shown = basis.mT @ target.matrix(seen.start), basis.mT @ matrix
     scale = float(shown.norm())
     z = torch.randn(batch, rank, generator=generator, dtype=torch.float64) / rank**0.5
-    logits = torch.randn(batch, surface.num_classes, generator=generator, dtype=torch.float64)
+    logits = torch.randn(batch, target.num_classes, generator=generator, dtype=torch.float64)
     dummies = [z.requires_grad_(), logits.requires_grad_()]
 
     def mismatch() -> Tensor:
         residual = torch.softmax(z @ weights, -1) - torch.softmax(logits, -1)
         data = (z.mT @ residual / batch - shown).square().sum()
-        return data + (scale * (z @ basis[0] - surface.constant)).square().mean()
+        return data + (scale * (z @ basis[0] - target.constant)).square().mean()
 
     last = _search(mismatch, dummies, SOLVED**2 * scale**2, history=20)
     return Guess((z.detach() @ basis.mT)[:, 1:], logits.detach().argmax(1), last)
@@ -162,20 +162,20 @@ def _search(
     return losses[-1]
 
 
-def rank_one(surface: HeadSurface, seen: Observation, *, rounds: int = 100) -> Guess:
+def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Guess:
     """The record behind a head's gradient: G ≈ [a, x] rᵀ, least squares over the entries seen.
 
     Alternating least squares from the leading singular vectors, of which it is a fixed point where
     all entries are seen. r = p − y has one negative entry, the label's, and it is the largest.
 
     Args:
-        surface: the head.
+        target: the head.
         seen: the gradient of one record; its entries may be noisy or missing.
         rounds: of alternating least squares.
     """
-    matrix, known = surface.matrix(seen.gradient), surface.matrix(seen.known).double()
+    matrix, known = target.matrix(seen.gradient), target.matrix(seen.known).double()
     if not torch.isfinite(matrix).all() or not matrix.any():
-        return Guess(torch.zeros(1, surface.dim).double(), torch.zeros(1).long(), float("nan"))
+        return Guess(torch.zeros(1, target.dim).double(), torch.zeros(1).long(), float("nan"))
     residual = torch.linalg.svd(matrix, full_matrices=False).Vh[0]
     row = _least_squares(matrix, known, residual)
     for _ in range(0 if known.all() else rounds):
@@ -184,7 +184,7 @@ def rank_one(surface: HeadSurface, seen: Observation, *, rounds: int = 100) -> G
     label = residual.abs().argmax()
     if residual[label] > 0:
         row = -row
-    scale = surface.constant / row[0] if row[0] > 0 else 1 / row.norm()
+    scale = target.constant / row[0] if row[0] > 0 else 1 / row.norm()
     return Guess((row[1:] * scale)[None], label[None], float("nan"))
 
 

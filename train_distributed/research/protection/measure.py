@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.research.protection.estimate import Leakage, Recoveries, leakage
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.mechanisms import Exchange, Mechanism, Unprotected, View
@@ -21,7 +22,7 @@ BLIND = 20  # blind attacks for each attack, so that their rate's interval is sh
 
 @dataclass(frozen=True)
 class Measurement:
-    """One point: how much leaks, what it costs."""
+    """Leakage and cost of a mechanism at one parameter."""
 
     mechanism: str
     parameter: float  # g as deployed
@@ -36,8 +37,8 @@ class Measurement:
 
 
 @dataclass(frozen=True, eq=False)
-class Laboratory:
-    """A federation under attack: M models, the clients' fixed batches, T attacks on each.
+class AttackBenchmark:
+    """Measures a federation under attack: M models, the clients' fixed batches, T attacks on each.
 
     Raises:
         ValueError: a count below 1.
@@ -53,14 +54,8 @@ class Laboratory:
     _sums: dict[tuple[int, int], list[tuple[Tensor, np.ndarray]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        counts = {"models": len(self.models), "attacks": self.attacks, "seeds": self.seeds}
-        for name, value in (counts | {"victims": self.victims}).items():
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-        if self.victims > len(self.federation.clients):
-            raise ValueError(
-                f"victims must be <= {len(self.federation.clients)} clients, got {self.victims}"
-            )
+        check.at_least(1, models=len(self.models), attacks=self.attacks, seeds=self.seeds)
+        check.within(f"[1, {len(self.federation.clients)}]", victims=self.victims)
 
     def measure(self, mechanism: Mechanism) -> Measurement:
         """Attacks, trains and times a mechanism."""
@@ -144,7 +139,7 @@ class Laboratory:
     ) -> None:
         x = self.records[0]
         seen = Observation.of(view, model, self.federation.step)
-        guess = invert(self.federation.surface, seen, len(view.clients) * x.shape[1], generator)
+        guess = invert(self.federation.target, seen, len(view.clients) * x.shape[1], generator)
         for k in view.clients:
             if k < self.victims:
                 hits[k] |= self.similarity.recovered(guess.x, x[k]).numpy()

@@ -1,4 +1,4 @@
-"""What is attacked: models as flat vectors of parameters, with gradients that can be inverted."""
+"""Models under attack, as flat vectors of parameters, with gradients that can be inverted."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from torch import Tensor
 KERNEL, CHANNELS, STRIDES = 5, 12, (2, 2, 1)  # of Zhu, Liu and Han 2019's network
 
 
-class Surface(ABC):
+class TargetModel(ABC):
     """A classifier whose parameters are one vector (m,), float64, under mean cross-entropy."""
 
     num_classes: int  # K
@@ -61,7 +61,7 @@ class Surface(ABC):
 
 
 @dataclass(frozen=True)
-class HeadSurface(Surface):
+class TargetHead(TargetModel):
     """A softmax head W (d, K) on rows [a, x]: its gradient is Σ [a, x] (p − y)ᵀ / n."""
 
     dim: int  # p, the constant excluded
@@ -107,7 +107,7 @@ class HeadSurface(Surface):
 
 
 @dataclass(frozen=True)
-class NetworkSurface(Surface):
+class TargetNetwork(TargetModel):
     """Three 5x5 convolutions of 12 channels, sigmoid, and a linear layer (Zhu et al. 2019).
 
     Strides 2, 2, 1; every parameter starts uniform on (−.5, .5).
@@ -119,7 +119,7 @@ class NetworkSurface(Surface):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of every weight and bias, in the order of the vector."""
+        """Shape of every weight and bias, in the order of the vector."""
         inside, shapes, side = self.channels, [], self.size
         for stride in STRIDES:
             shapes += [(CHANNELS, inside, KERNEL, KERNEL), (CHANNELS,)]

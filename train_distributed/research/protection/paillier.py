@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import check
 from train_distributed.privacy.fixed_point import FixedPoint
 
 SPARE_BITS = 2  # plaintexts stay below n/4: above n/3 the library means negative numbers
@@ -61,7 +62,7 @@ class Packing:
         return (self.key_bits - SPARE_BITS) // self.slot_bits
 
     def plaintexts(self, numbers: int) -> int:
-        """How many plaintexts a vector of that many numbers takes."""
+        """Number of plaintexts that a vector of that many numbers takes."""
         return -(-numbers // self.slots)
 
     def pack(self, words: NDArray[np.uint64]) -> list[int]:
@@ -89,13 +90,8 @@ class Packing:
             ValueError: more vectors were added than the slots are made for, or not as many
                 plaintexts as the vector takes.
         """
-        if not 1 <= added <= self.numbers.parties:
-            raise ValueError(f"added must be in [1, {self.numbers.parties}], got {added}")
-        if len(plaintexts) != self.plaintexts(numbers):
-            raise ValueError(
-                f"plaintexts must be {self.plaintexts(numbers)} for {numbers} numbers, "
-                f"got {len(plaintexts)}"
-            )
+        check.within(f"[1, {self.numbers.parties}]", added=added)
+        check.equal(self.plaintexts(numbers), plaintexts=len(plaintexts))
         mask = (1 << self.slot_bits) - 1
         shift = added * self.largest
         values = [
@@ -108,7 +104,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """What the server knows: n, and how vectors are packed."""
+    """Key of the server: n, and how vectors are packed."""
 
     key: Any  # phe's
     packing: Packing
@@ -162,7 +158,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """What every client holds."""
+    """Keys that every client holds."""
 
     public: PublicKey
     private: Any  # phe's
@@ -182,7 +178,7 @@ class KeyPair:
         return cls(PublicKey(public, packing), private)
 
     def encrypt(self, words: NDArray[np.uint64]) -> bytes:
-        """The same as the public key's, in a quarter of the time: clients know the factors."""
+        """Encrypts as the public key does, in a quarter of the time: clients know the factors."""
         n, square, size = self.public.key.n, self.public.key.nsquare, self.public.ciphertext_bytes
         plaintexts = self.public.packing.pack(words)
         sealed = ((1 + n * plain) * self.mask() % square for plain in plaintexts)

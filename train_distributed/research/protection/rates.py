@@ -24,7 +24,11 @@ from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory
 from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
-from train_distributed.research.protection.data import head_federation, image_federation
+from train_distributed.research.protection.data import (
+    FederationOptions,
+    head_federation,
+    image_federation,
+)
 from train_distributed.research.protection.estimate import Recoveries
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.mechanisms import Unprotected
@@ -32,28 +36,9 @@ from train_distributed.research.protection.similarity import Similarity
 from train_distributed.research.protection.training import FederatedTraining
 
 
-@dataclass(frozen=True)
-class Success:
-    """How attacks went, and on what models."""
-
-    found: Recoveries  # hits (K, attacks, 1, S), a model of its own for each
-    accuracies: tuple[float, ...]  # of these models
-
-    def as_json(self) -> dict[str, Any]:
-        """Records attacked, share recovered and its interval, mean accuracy of the models."""
-        low, high = self.found.interval()
-        return {
-            "records": self.found.hits.size,
-            "rate": self.found.rate,
-            "low": low,
-            "high": high,
-            "models_accuracy": float(np.mean(self.accuracies)),
-        }
-
-
 def success(
     federation: FederatedTraining, similarity: Similarity, *, attacks: int, rounds: int, seed: int
-) -> Success:
+) -> tuple[Recoveries, list[float]]:
     """Attacks the exact gradient of every client's batch, a new model for every attack.
 
     Args:
@@ -62,20 +47,35 @@ def success(
         attacks: models per client, each trained for `rounds` rounds from its own random start.
         rounds: of training before the attack.
         seed: of everything.
+
+    Returns:
+        Hits (K, attacks, 1, S), a model of its own for each, and the accuracies of these models.
     """
     generator = torch.Generator().manual_seed(seed)
     x, y = federation.batches(generator)
-    surface, accuracies = federation.surface, []
+    target, accuracies = federation.target, []
     hits = np.zeros((len(x), attacks, 1, federation.batch), bool)
     pairs = list(product(range(attacks), range(len(x))))
     for m, k in tqdm(pairs, unit="attack", disable=None):
         start = federation.train(Unprotected(), generator, rounds)
-        gradient = surface.gradient(start, x[k], surface.one_hot(y[k]))
+        gradient = target.gradient(start, x[k], target.one_hot(y[k]))
         seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
-        guess = invert(surface, seen, federation.batch, generator)
+        guess = invert(target, seen, federation.batch, generator)
         hits[k, m, 0] = similarity.recovered(guess.x, x[k]).numpy()
-        accuracies.append(surface.accuracy(start, *federation.test))
-    return Success(Recoveries(hits, shared=False), tuple(accuracies))
+        accuracies.append(target.accuracy(start, *federation.test))
+    return Recoveries(hits, shared=False), accuracies
+
+
+def as_json(found: Recoveries, accuracies: list[float]) -> dict[str, Any]:
+    """Records attacked, share recovered and its interval, mean accuracy of the models."""
+    low, high = found.interval()
+    return {
+        "records": found.hits.size,
+        "rate": found.rate,
+        "low": low,
+        "high": high,
+        "models_accuracy": float(np.mean(accuracies)),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +116,14 @@ class Rates:
     def _of_images(self, images: str) -> dict[str, Any]:
         federation = image_federation(
             open_images(images),
-            clients=self.clients,
-            rows=500,
+            FederationOptions(clients=self.clients, rows=500, step=0.1, rounds=self.rounds),
             test_rows=1000,
-            batch=1,
-            step=0.1,
-            rounds=self.rounds,
-            seed=0,
         )
         similarity = Similarity("ssim", self.threshold)
         report = {}
         for name, rounds in (("untrained", 0), ("trained", self.rounds)):
             found = success(federation, similarity, attacks=self.attacks, rounds=rounds, seed=0)
-            report[name] = {"rounds": rounds} | found.as_json()
+            report[name] = {"rounds": rounds} | as_json(*found)
         return report
 
     def _of_head(self, private: EmbeddingSet, public: EmbeddingSet) -> dict[str, Any]:
@@ -138,18 +133,13 @@ class Rates:
             private.subset(np.concatenate([train[:5000], test[:200]])),
             public,
             transform,
-            clients=self.clients,
-            rows=50,
-            batch=1,
-            step=2.0,
-            rounds=self.rounds,
-            seed=0,
+            FederationOptions(clients=self.clients, rows=50, step=2.0, rounds=self.rounds),
         )
         similarity, report = Similarity("cosine", self.threshold), {}
         for batch in (1, 8):
             of_size = replace(federation, batch=batch)
             found = success(of_size, similarity, attacks=self.attacks, rounds=0, seed=0)
-            report[f"batch of {batch}"] = found.as_json()
+            report[f"batch of {batch}"] = as_json(*found)
         return report
 
 

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from train_distributed.research.protection.closed_forms import Constants, Form, Optimum
+from pretrain import check
+from train_distributed.research.protection.closed_forms import Optimum
 from train_distributed.research.protection.measure import Measurement
+from train_distributed.research.protection.mechanisms import Sparsification
 
 Cost = Literal["megabits", "seconds"]
-STRONGER_IS_LESS = ("compression",)  # parameters that fall as protection grows
 
 
 @dataclass(frozen=True)
 class Preference:
-    """What accuracy and cost are worth.
+    """Worth of accuracy and of cost.
 
     Raises:
         ValueError: a weight that is negative, or both zero.
@@ -30,12 +31,8 @@ class Preference:
     cost: Cost = "megabits"
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("prefer_utility", self.utility),
-            ("prefer_efficiency", self.efficiency),
-        ):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be finite and >= 0, got {value}")
+        given = {"prefer_utility": self.utility, "prefer_efficiency": self.efficiency}
+        check.within("[0, inf)", **given)
         if self.utility == self.efficiency == 0:
             raise ValueError("prefer_utility and prefer_efficiency must not both be 0, got 0 and 0")
 
@@ -56,7 +53,7 @@ class Candidate:
         """The measured points that the formula lets meet the budget and that may be cheapest."""
         if self.at_optimum is None:
             return ()
-        if self.optimum.mechanism not in STRONGER_IS_LESS:
+        if self.optimum.mechanism != Sparsification.name:  # the one that costs less when stronger
             return (self.at_optimum,)
         limit = self.at_optimum.parameter
         return (self.at_optimum, *(p for p in self.others if p.parameter <= limit))
@@ -95,14 +92,3 @@ def pareto(points: Sequence[Measurement], cost: Cost = "megabits") -> list[Measu
 def extra(point: Measurement, cost: Cost) -> float:
     """ε_e, over the unprotected wire."""
     return point.extra_megabits if cost == "megabits" else point.extra_seconds
-
-
-def solve_all(constants: Constants, budget: float, forms: Iterable[Form]) -> list[Optimum]:
-    """Every mechanism's optimum.
-
-    Raises:
-        ValueError: the budget is below the least that any of them reaches.
-    """
-    forms = list(forms)
-    constants.require_reachable(budget, forms)
-    return [constants.solve(budget, form) for form in forms]

@@ -10,9 +10,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from train_distributed.research.protection.closed_forms import Optimum
 from train_distributed.research.protection.inversion import Observation, invert
-from train_distributed.research.protection.measure import Laboratory, Measurement
-from train_distributed.research.protection.mechanisms import Randomisation
+from train_distributed.research.protection.measure import AttackBenchmark, Measurement
+from train_distributed.research.protection.mechanisms import Randomisation, Unprotected
 from train_distributed.research.protection.recommend import (
     Cost,
     Preference,
@@ -21,9 +22,9 @@ from train_distributed.research.protection.recommend import (
     extra,
     pareto,
 )
-from train_distributed.research.protection.study import Study
+from train_distributed.research.protection.study import PROTECTIONS, Study
 
-MARKS = {"none": "X", "randomisation": "o", "paillier": "s", "shares": "D", "compression": "^"}
+MECHANISMS = {each.name: each for each in (Unprotected, *PROTECTIONS)}
 HEAD = (
     f"{'':2}{'mechanism':14}{'deployed':>14}  {'success [95 %]':22}{'leakage [95 %]':22}"
     f"{'budget met':>10}{'accuracy':>10}{'loss':>16}{'kB/client':>11}{'CPU s':>9}"
@@ -53,7 +54,7 @@ def table(study: Study, budget: float, preference: Preference | None, cost: Cost
     ]
     lines += [
         f"{each.optimum.mechanism:14}{each.optimum.label:15}{each.optimum.tau:10.4g}  "
-        + optimum_words(each.optimum.mechanism, each.optimum.parameter)
+        + _optimum(each.optimum)
         for each in study.candidates
     ]
     front = pareto(study.points, cost)
@@ -74,25 +75,15 @@ def table(study: Study, budget: float, preference: Preference | None, cost: Cost
     return "\n".join(lines)
 
 
-def optimum_words(mechanism: str, parameter: float | None) -> str:
+def _optimum(optimum: Optimum) -> str:
     """The optimum g* in the paper's symbol."""
-    if parameter is None:
-        return "-"
-    if mechanism == "compression":
-        return f"rho* = {parameter:.8g}"
-    symbol = {"randomisation": "variance* =", "paillier": "n* =", "shares": "r* ="}[mechanism]
-    return f"{symbol} {parameter:.5g}"
+    words = MECHANISMS[optimum.mechanism].optimum_words
+    return "-" if optimum.parameter is None else words.format(optimum.parameter)
 
 
-def deployed_words(point: Measurement) -> str:
+def _deployed(point: Measurement) -> str:
     """The parameter that ran."""
-    return {
-        "none": "-",
-        "randomisation": f"var {point.parameter:.3g}",
-        "paillier": f"{point.parameter:.0f} bits",
-        "shares": f"r {point.parameter:.3g}",
-        "compression": f"rho {point.parameter:.7g}",
-    }[point.mechanism]
+    return MECHANISMS[point.mechanism].deployed_words.format(point.parameter)
 
 
 def _row(point: Measurement, budget: float) -> str:
@@ -101,7 +92,7 @@ def _row(point: Measurement, budget: float) -> str:
     leaked = f"{held.value:.3f} [{held.low:.3f}, {held.high:.3f}]"
     loss = f"{100 * point.utility_loss:.2f} ± {100 * point.utility_loss_std:.2f}"
     return (
-        f"{point.mechanism:14}{deployed_words(point):>14}  {success:22}{leaked:22}"
+        f"{point.mechanism:14}{_deployed(point):>14}  {success:22}{leaked:22}"
         f"{held.meets(budget):>10}{100 * point.accuracy:10.2f}{loss:>16}"
         f"{point.bytes_per_client / 1000:11.1f}{point.seconds:9.3f}"
     )
@@ -116,7 +107,7 @@ def _words(point: Measurement | None, study: Study, preference: Preference, budg
     says = f"the formula says of {point.mechanism}: {proof}"
     measured = {"yes": "met", "no": "missed", "open": "undecided"}[point.leakage.meets(budget)]
     return (
-        f"{point.mechanism}, {deployed_words(point)}: leakage {point.leakage.value:.3f}, at most "
+        f"{point.mechanism}, {_deployed(point)}: leakage {point.leakage.value:.3f}, at most "
         f"{point.leakage.high:.3f}, budget {measured} by measurement ({says}), objective "
         f"{preference.objective(point):.5g}"
     )
@@ -159,7 +150,7 @@ def draw_tradeoff(study: Study, budget: float, cost: Cost, path: Path, title: st
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     front = pareto(study.points, cost)
-    for index, name in enumerate(MARKS):
+    for index, (name, kind) in enumerate(MECHANISMS.items()):
         points = [p for p in study.points if p.mechanism == name]
         if not points:
             continue
@@ -172,9 +163,8 @@ def draw_tradeoff(study: Study, budget: float, cost: Cost, path: Path, title: st
             (left, [100 * p.accuracy for p in points]),
             (right, [extra(p, cost) for p in points]),
         ):
-            panel.errorbar(
-                x, y, xerr=error, fmt=MARKS[name], color=f"C{index}", label=name, alpha=0.8
-            )
+            style = {"fmt": kind.mark, "color": f"C{index}", "label": name, "alpha": 0.8}
+            panel.errorbar(x, y, xerr=error, **style)
     for panel, value in ((left, lambda p: 100 * p.accuracy), (right, lambda p: extra(p, cost))):
         ringed = ([p.leakage.value for p in front], [value(p) for p in front])
         panel.plot(*ringed, "o", ms=14, mfc="none", color="black", label="Pareto front")
@@ -190,21 +180,21 @@ def draw_tradeoff(study: Study, budget: float, cost: Cost, path: Path, title: st
 
 
 def draw_reconstructions(
-    laboratory: Laboratory, path: Path, levels: Sequence[float] = LEVELS
+    benchmark: AttackBenchmark, path: Path, levels: Sequence[float] = LEVELS
 ) -> None:
     """One row per client, one column per noise level, the similarity above each picture."""
-    records = laboratory.records[0][:SHOWN]
+    records = benchmark.records[0][:SHOWN]
     figure = Figure(figsize=(1.5 * (1 + len(levels)), 1.7 * len(records)), layout="constrained")
     panels = figure.subplots(len(records), 1 + len(levels), squeeze=False)
-    size = laboratory.update_size
+    size = benchmark.update_size
     for row, record in enumerate(records):
         panels[row][0].imshow(_image(record[0]), cmap="gray", vmin=0, vmax=1)
         panels[row][0].set_title("original", fontsize=8)
         for column, level in enumerate(levels):
-            guess = _attack(laboratory, row, level * size)
+            guess = _attack(benchmark, row, level * size)
             panel = panels[row][column + 1]
             panel.imshow(_image(guess), cmap="gray", vmin=0, vmax=1)
-            value = laboratory.similarity.of(guess, record[0])
+            value = benchmark.similarity.of(guess, record[0])
             panel.set_title(f"noise {level:g}: {value:.2f}", fontsize=8)
     for panel in panels.flat:
         panel.set_axis_off()
@@ -214,13 +204,13 @@ def draw_reconstructions(
     figure.savefig(path, dpi=130)
 
 
-def _attack(laboratory: Laboratory, client: int, deviation: float) -> Tensor:
-    federation, model = laboratory.federation, laboratory.models[0]
-    updates = federation.updates(model, *laboratory.records)
-    generator = torch.Generator().manual_seed(laboratory.seed)
+def _attack(benchmark: AttackBenchmark, client: int, deviation: float) -> Tensor:
+    federation, model = benchmark.federation, benchmark.models[0]
+    updates = federation.updates(model, *benchmark.records)
+    generator = torch.Generator().manual_seed(benchmark.seed)
     views = Randomisation(deviation**2).views(updates[client : client + 1], generator)
     seen = Observation.of(views["message"][0], model, federation.step)
-    return invert(federation.surface, seen, federation.batch, generator).x[0]
+    return invert(federation.target, seen, federation.batch, generator).x[0]
 
 
 def _image(x: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """When a reconstruction is the record: SSIM or PSNR for images, the cosine for embeddings."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+
+from pretrain import check
 
 Measure = Literal["ssim", "psnr", "cosine"]
 PSNR_RANGE = 50.0  # decibels that count as 1
@@ -22,10 +24,8 @@ class Similarity:
     threshold: float
 
     def __post_init__(self) -> None:
-        if self.measure not in ("ssim", "psnr", "cosine"):
-            raise ValueError(f"measure must be ssim, psnr or cosine, got {self.measure!r}")
-        if not 0 < self.threshold < 1:
-            raise ValueError(f"threshold must be in (0, 1), got {self.threshold}")
+        check.one_of(get_args(Measure), measure=self.measure)
+        check.within("(0, 1)", threshold=self.threshold)
 
     def of(self, guess: Tensor, record: Tensor) -> float:
         """Ω of one guess and one record of the same shape; −1 for a guess that is not finite.

@@ -1,53 +1,42 @@
 """One study: estimate C1 and C2, solve the formulas, measure what they give, write it down."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from tqdm import tqdm
 
-from train_distributed.research.protection import closed_forms as forms
+from pretrain import check
 from train_distributed.research.protection import exact_sums
-from train_distributed.research.protection import mechanisms as protect
-from train_distributed.research.protection.closed_forms import Constants, Optimum
+from train_distributed.research.protection.closed_forms import Constants, Optimum, solve_all
 from train_distributed.research.protection.estimate import c1_error, constants
-from train_distributed.research.protection.measure import Laboratory, Measurement
+from train_distributed.research.protection.measure import AttackBenchmark, Measurement
+from train_distributed.research.protection.mechanisms import (
+    Mechanism,
+    Randomisation,
+    Sparsification,
+    Unprotected,
+)
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing
-from train_distributed.research.protection.recommend import Candidate, solve_all
-from train_distributed.research.protection.training import inverse_variances
+from train_distributed.research.protection.recommend import Candidate
+from train_distributed.research.protection.settings import Facts, StudySettings
+from train_distributed.research.protection.training import LEAST_MODELS, inverse_variances
 
-KEEPS = (0.9, 0.5, 0.2, 0.05)  # ρ that are measured beside ρ*
-SPREAD = 16.0  # noise levels span the update's size over and times this
+PROTECTIONS = (Randomisation, exact_sums.Paillier, exact_sums.Shares, Sparsification)
 
 
-@dataclass(frozen=True)
-class StudySettings:
-    """What the formulas need beside C1 and C2."""
+def check_settings(settings: StudySettings, clients: int) -> None:
+    """Checks everything that needs no data.
 
-    budget: float
-    half_width: float  # δ
-    key_bits: int
-    servers: int
-    noise_levels: int
-    variance_models: int
-
-    def validate(self, clients: int) -> None:
-        """Checks everything that needs no data.
-
-        Raises:
-            ValueError: naming the setting.
-        """
-        forms.check_budget(self.budget)
-        forms.PaillierBound(1, self.half_width)
-        if self.key_bits < DEPLOYED_BITS:
-            raise ValueError(f"key_bits must be >= {DEPLOYED_BITS}, got {self.key_bits}")
-        Packing(exact_sums.Shares().numbers(clients), self.key_bits)
-        if self.servers < 2:
-            raise ValueError(f"servers must be >= 2, got {self.servers}")
-        if self.noise_levels < 1:
-            raise ValueError(f"noise_levels must be >= 1, got {self.noise_levels}")
-        if self.variance_models < 6:
-            raise ValueError(f"variance_models must be >= 6, got {self.variance_models}")
+    Raises:
+        ValueError: naming the setting.
+    """
+    check.within("[0, inf)", budget=settings.budget)
+    check.positive(half_width=settings.half_width)
+    check.at_least(DEPLOYED_BITS, key_bits=settings.key_bits)
+    Packing(exact_sums.Shares().numbers(clients), settings.key_bits)
+    check.at_least(2, servers=settings.servers)
+    check.at_least(1, noise_levels=settings.noise_levels)
+    check.at_least(LEAST_MODELS, variance_models=settings.variance_models)
 
 
 @dataclass(frozen=True)
@@ -69,42 +58,31 @@ class Study:
         return found
 
 
-def run_study(laboratory: Laboratory, settings: StudySettings, variance_rounds: int) -> Study:
+def run_study(benchmark: AttackBenchmark, settings: StudySettings, variance_rounds: int) -> Study:
     """Estimates, solves, deploys and measures.
 
     Raises:
         ValueError: the budget is below what any mechanism reaches.
     """
-    federation = laboratory.federation
-    m = federation.surface.parameters
-    attack = laboratory.unprotected
-    estimated = constants(attack, laboratory.blind)
-    drawn = federation.models(settings.variance_models, variance_rounds, laboratory.seed + 1)
-    spread = inverse_variances(federation, drawn, laboratory.seed)
-    optima = solve_all(
-        estimated,
-        settings.budget,
-        [
-            forms.RandomisationBound(spread),
-            forms.PaillierBound(m, settings.half_width),
-            forms.SharesBound(m, settings.half_width),
-            forms.CompressionBound(m),
-        ],
-    )
-    plans = [
-        (optimum, deploy(optimum, settings), alternatives(optimum, laboratory, settings))
-        for optimum in optima
-    ]
+    federation = benchmark.federation
+    attack = benchmark.unprotected
+    estimated = constants(attack, benchmark.blind)
+    drawn = federation.models(settings.variance_models, variance_rounds, benchmark.seed + 1)
+    spread = inverse_variances(federation, drawn, benchmark.seed)
+    facts = Facts(federation.target.parameters, settings.half_width, spread)
+    optima = solve_all(estimated, settings.budget, PROTECTIONS, facts)
+    size = benchmark.update_size
+    plans = [(o, *_deployed(o, size, settings)) for o in optima]
     points = 1 + sum((at is not None) + len(others) for _, at, others in plans)
     with tqdm(total=points, unit="point", disable=None) as bar:
 
-        def measure(mechanism: protect.Mechanism) -> Measurement:
+        def measure(mechanism: Mechanism) -> Measurement:
             bar.set_postfix_str(f"{mechanism.name} {mechanism.parameter:.3g}")
-            found = laboratory.measure(mechanism)
+            found = benchmark.measure(mechanism)
             bar.update()
             return found
 
-        unprotected = measure(protect.Unprotected())
+        unprotected = measure(Unprotected())
         candidates = tuple(
             Candidate(
                 optimum, None if at is None else measure(at), tuple(measure(o) for o in others)
@@ -114,49 +92,15 @@ def run_study(laboratory: Laboratory, settings: StudySettings, variance_rounds: 
     return Study(estimated, c1_error(attack), spread, unprotected, candidates)
 
 
-def deploy(optimum: Optimum, settings: StudySettings) -> protect.Mechanism | None:
-    """What really runs for g*: never a key below 2,048 bits, never a mask below all words.
+def _deployed(
+    optimum: Optimum, update_size: float, settings: StudySettings
+) -> tuple[Mechanism | None, Sequence[Mechanism]]:
+    """The mechanism at its optimum, if it has one, and at other parameters.
 
-    None where the formula has nothing to deploy (`unconstrained`, `infeasible`).
-
-    Raises:
-        ValueError: n* or r* beyond what the wire can carry.
+    Where the formula has nothing to deploy, exact sums are measured as they would run without it.
     """
-    if optimum.log_parameter is None:
-        return None
-    if optimum.mechanism == "randomisation":
-        return protect.Randomisation(math.exp(optimum.log_parameter))
-    if optimum.mechanism == "compression":
-        return protect.Sparsification(math.exp(optimum.log_parameter))
-    if optimum.mechanism == "paillier":
-        needed = math.ceil(optimum.log_parameter / math.log(2))
-        bits = max(settings.key_bits, 16 * math.ceil(needed / 16))
-        return exact_sums.Paillier(key_bits=bits)
-    shares = exact_sums.Shares(servers=settings.servers)
-    if optimum.log_parameter > math.log(shares.parameter):
-        raise ValueError(
-            f"r* must be <= {shares.parameter:g}, the largest mask of a 64-bit word, "
-            f"got e^{optimum.log_parameter:g}"
-        )
-    return shares
-
-
-def alternatives(
-    optimum: Optimum, laboratory: Laboratory, settings: StudySettings
-) -> list[protect.Mechanism]:
-    """Other parameters of the mechanism that are measured: the trade-off around the optimum.
-
-    Where the formula has nothing to deploy, the exact mechanisms are measured as they would run.
-    """
-    if optimum.mechanism == "randomisation":
-        levels = np.geomspace(1 / SPREAD, SPREAD, settings.noise_levels)
-        return [
-            protect.Randomisation(float((level * laboratory.update_size) ** 2)) for level in levels
-        ]
-    if optimum.mechanism == "compression":
-        return [protect.Sparsification(keep) for keep in KEEPS]
-    if optimum.log_parameter is not None:
-        return []
-    if optimum.mechanism == "paillier":
-        return [exact_sums.Paillier(key_bits=settings.key_bits)]
-    return [exact_sums.Shares(servers=settings.servers)]
+    (kind,) = (each for each in PROTECTIONS if each.name == optimum.mechanism)
+    chosen = optimum.log_parameter
+    at = None if chosen is None else kind.deploy(chosen, settings)
+    others = kind.levels(update_size, settings)
+    return at, others or ([] if at else [kind.deploy(None, settings)])

@@ -1,4 +1,4 @@
-"""A small federation that trains one surface: what a protection costs in accuracy, and who leaks.
+"""A small federation that trains one model: what a protection costs in accuracy, and who leaks.
 
 In every round the server sends w, every client takes one gradient step on S of its records and
 sends w' = w − step · gradient through the mechanism, and the mean becomes the next w. The attacker
@@ -11,19 +11,22 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from pretrain import check
 from train_distributed.research.protection.mechanisms import Mechanism, Unprotected
-from train_distributed.research.protection.models import HeadSurface, Surface
+from train_distributed.research.protection.models import TargetHead, TargetModel
+
+LEAST_MODELS = 6  # from which variances are estimated
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedTraining:
-    """Clients, test rows, and what the attacker knows without any message.
+    """Clients, test rows, and the public rows that the attacker knows.
 
     Raises:
         ValueError: a setting out of its range, or rows of another shape.
     """
 
-    surface: Surface
+    target: TargetModel
     clients: tuple[tuple[Tensor, Tensor], ...]  # (n_k, *record_shape) float64, (n_k,) int64
     test: tuple[Tensor, Tensor]
     public: Tensor  # (n, *record_shape) nobody's secret: what a blind attacker guesses
@@ -32,23 +35,12 @@ class FederatedTraining:
     rounds: int
 
     def __post_init__(self) -> None:
-        for name, value in (("batch", self.batch), ("rounds", self.rounds)):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-        if not self.step > 0:
-            raise ValueError(f"step must be > 0, got {self.step}")
-        if len(self.clients) < 2:
-            raise ValueError(f"clients must be >= 2, got {len(self.clients)}")
-        shortest = min(len(y) for _, y in self.clients)
-        if self.batch > shortest:
-            raise ValueError(
-                f"batch must be <= {shortest}, the smallest client's rows, got {self.batch}"
-            )
+        check.positive(step=self.step)
+        check.at_least(1, batch=self.batch, rounds=self.rounds)
+        check.at_least(2, clients=len(self.clients))
+        check.at_most(min(len(y) for _, y in self.clients), batch=self.batch)
         for x in (*(x for x, _ in self.clients), self.test[0], self.public):
-            if x.shape[1:] != self.surface.record_shape:
-                raise ValueError(
-                    f"rows must have shape {self.surface.record_shape}, got {tuple(x.shape[1:])}"
-                )
+            check.shape(("n", *self.target.record_shape), rows=x)
 
     def batches(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(K, S, *record_shape) records and (K, S) labels, S of every client."""
@@ -61,18 +53,18 @@ class FederatedTraining:
 
     def updates(self, parameters: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(K, m) w' of every client from w (m,) and its batch."""
-        targets = self.surface.one_hot(y)
-        if isinstance(self.surface, HeadSurface):
-            slopes = [self.surface.gradient(parameters, *each) for each in zip(x, targets)]  # noqa: B905
+        targets = self.target.one_hot(y)
+        if isinstance(self.target, TargetHead):
+            slopes = [self.target.gradient(parameters, *each) for each in zip(x, targets)]  # noqa: B905
             return parameters - self.step * torch.stack(slopes)
-        slope = vmap(grad(self.surface.loss), in_dims=(None, 0, 0))
+        slope = vmap(grad(self.target.loss), in_dims=(None, 0, 0))
         return parameters - self.step * slope(parameters, x, targets)
 
     def train(
         self, mechanism: Mechanism, generator: torch.Generator, rounds: int | None = None
     ) -> Tensor:
         """(m,) the model after that many rounds from a random start; all rounds by default."""
-        parameters = self.surface.start(generator)
+        parameters = self.target.start(generator)
         for _ in range(self.rounds if rounds is None else rounds):
             models = self.updates(parameters, *self.batches(generator))
             parameters = mechanism.mean(models, generator)
@@ -81,7 +73,7 @@ class FederatedTraining:
     def accuracy(self, mechanism: Mechanism, seed: int) -> float:
         """Test accuracy after all rounds; one seed gives every mechanism the same start."""
         parameters = self.train(mechanism, torch.Generator().manual_seed(seed))
-        return self.surface.accuracy(parameters, *self.test)
+        return self.target.accuracy(parameters, *self.test)
 
     def models(self, count: int, rounds: int, seed: int) -> list[Tensor]:
         """Algorithm 2: that many models from random starts, each after `rounds` rounds."""
@@ -98,8 +90,7 @@ def inverse_variances(federation: FederatedTraining, models: list[Tensor], seed:
     Raises:
         ValueError: fewer than 6 models, or a parameter that never varies.
     """
-    if len(models) < 6:
-        raise ValueError(f"models must be >= 6 to estimate variances, got {len(models)}")
+    check.at_least(LEAST_MODELS, models=len(models))
     generator = torch.Generator().manual_seed(seed)
     sent = []
     for model in models:

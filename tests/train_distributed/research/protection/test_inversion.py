@@ -9,7 +9,11 @@ import torch
 from embed.transform_options import TransformOptions
 from pretrain.sources import open_images
 from train_distributed.research.protection import rates
-from train_distributed.research.protection.data import head_federation, image_federation
+from train_distributed.research.protection.data import (
+    FederationOptions,
+    head_federation,
+    image_federation,
+)
 from train_distributed.research.protection.inversion import Observation, invert, rank_one
 from train_distributed.research.protection.mechanisms import (
     Randomisation,
@@ -17,7 +21,7 @@ from train_distributed.research.protection.mechanisms import (
     Unprotected,
     View,
 )
-from train_distributed.research.protection.models import HeadSurface, NetworkSurface
+from train_distributed.research.protection.models import TargetHead, TargetNetwork
 from train_distributed.research.protection.similarity import Similarity
 from train_distributed.simulation.digits import pixel_digits
 
@@ -37,19 +41,19 @@ def seen(gradient, start):
 @pytest.mark.parametrize("client", range(20))
 def test_one_gradient_of_a_head_gives_the_record_away(client):
     """Must-show a: through a real update w' = w − step · gradient, as float64 and as float32."""
-    surface = HeadSurface(768, 10)
+    target = TargetHead(768, 10)
     x, y = rows(1, 768, seed=client)
     generator = torch.Generator().manual_seed(client)
-    start, step = surface.start(generator), 2.0
-    updated = start - step * surface.gradient(start, x, surface.one_hot(y))
+    start, step = target.start(generator), 2.0
+    updated = start - step * target.gradient(start, x, target.one_hot(y))
     everything = torch.ones_like(updated, dtype=torch.bool)
     guess = invert(
-        surface, Observation.of(View((0,), updated, everything), start, step), 1, generator
+        target, Observation.of(View((0,), updated, everything), start, step), 1, generator
     )
     assert float((guess.x - x).norm() / x.norm()) <= 1e-5
     assert torch.equal(guess.labels, y)
     view = Unprotected().views(updated[None], None)["message"][0]
-    guess = invert(surface, Observation.of(view, start, step), 1, generator)
+    guess = invert(target, Observation.of(view, start, step), 1, generator)
     assert float((guess.x - x).norm() / x.norm()) <= 1e-5
     assert torch.equal(guess.labels, y)
 
@@ -64,15 +68,15 @@ def test_the_server_recovers_w_from_the_update():
 
 
 def test_sparse_messages_are_completed_and_noise_defeats_the_attack():
-    surface = HeadSurface(200, 10)
+    target = TargetHead(200, 10)
     x, y = rows(1, 200)
     generator = torch.Generator().manual_seed(0)
-    start = surface.start(generator)
-    updated = start - surface.gradient(start, x, surface.one_hot(y))
+    start = target.start(generator)
+    updated = start - target.gradient(start, x, target.one_hot(y))
 
     def similarity(mechanism):
         view = mechanism.views(updated[None], torch.Generator().manual_seed(1))["message"][0]
-        guess = invert(surface, Observation.of(view, start, 1.0), 1, generator)
+        guess = invert(target, Observation.of(view, start, 1.0), 1, generator)
         return COSINE.of(guess.x[0], x[0])
 
     assert similarity(Sparsification(0.7)) > 0.999
@@ -83,49 +87,49 @@ def test_sparse_messages_are_completed_and_noise_defeats_the_attack():
 
 
 def test_a_batch_of_four_is_recovered_inside_the_gradients_column_space():
-    surface = HeadSurface(60, 10)
+    target = TargetHead(60, 10)
     found = []
     for seed in range(4):
         x, y = rows(4, 60, seed=seed)
         generator = torch.Generator().manual_seed(seed)
-        start = surface.start(generator)
-        gradient = surface.gradient(start, x, surface.one_hot(y))
-        guess = invert(surface, seen(gradient, start), 4, generator)
+        start = target.start(generator)
+        gradient = target.gradient(start, x, target.one_hot(y))
+        guess = invert(target, seen(gradient, start), 4, generator)
         found += COSINE.recovered(guess.x, x).tolist()
     assert np.mean(found) >= 0.5
 
 
 def test_gradients_agree_with_autograd():
-    surface = HeadSurface(9, 4)
+    target = TargetHead(9, 4)
     x, y = rows(5, 9, classes=4)
-    start = surface.start(torch.Generator().manual_seed(0))
-    general = super(HeadSurface, surface).gradient(start, x, surface.one_hot(y))
-    assert torch.allclose(surface.gradient(start, x, surface.one_hot(y)), general, atol=1e-14)
+    start = target.start(torch.Generator().manual_seed(0))
+    general = super(TargetHead, target).gradient(start, x, target.one_hot(y))
+    assert torch.allclose(target.gradient(start, x, target.one_hot(y)), general, atol=1e-14)
     r = general.view(10, 4)
-    assert torch.allclose(surface.bias(general), r[0])
-    assert (rank_one(surface, seen(general, start)).x.shape) == (1, 9)
+    assert torch.allclose(target.bias(general), r[0])
+    assert (rank_one(target, seen(general, start)).x.shape) == (1, 9)
 
 
 def test_an_image_is_recovered_from_an_untrained_network():
     pytest.importorskip("skimage")
-    surface = NetworkSurface(1, 12, 10)
+    target = TargetNetwork(1, 12, 10)
     generator = torch.Generator().manual_seed(0)
     x = torch.zeros(1, 1, 12, 12, dtype=torch.float64)
     x[..., 3:9, 5:8] = torch.rand(6, 3, generator=generator, dtype=torch.float64)
     y = torch.tensor([7])
-    start = surface.start(generator)
-    gradient = surface.gradient(start, x, surface.one_hot(y))
-    guess = invert(surface, seen(gradient, start), 1, generator)
+    start = target.start(generator)
+    gradient = target.gradient(start, x, target.one_hot(y))
+    guess = invert(target, seen(gradient, start), 1, generator)
     assert guess.labels.item() == 7
     assert Similarity("ssim", 0.9).of(guess.x[0], x[0]) > 0.9
     noise = torch.randn(gradient.shape, generator=generator, dtype=torch.float64)
-    blurred = invert(surface, seen(gradient + 10 * noise, start), 1, generator)
+    blurred = invert(target, seen(gradient + 10 * noise, start), 1, generator)
     assert Similarity("ssim", 0.9).of(blurred.x[0], x[0]) < 0.9
 
 
 def test_the_networks_size():
-    assert NetworkSurface(1, 28, 10).parameters == 312 + 2 * 3612 + 5890
-    assert NetworkSurface(3, 32, 10).parameters == 912 + 2 * 3612 + 7690
+    assert TargetNetwork(1, 28, 10).parameters == 312 + 2 * 3612 + 5890
+    assert TargetNetwork(3, 32, 10).parameters == 912 + 2 * 3612 + 7690
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, -0.1, 1.5, float("nan")])
@@ -146,7 +150,7 @@ def test_similarities():
     assert Similarity("cosine", 0.5).of(torch.full((3,), float("nan")), torch.ones(3)) == -1
     with pytest.raises(ValueError, match="batch must be >= 1, got 0"):
         invert(
-            HeadSurface(2, 2), seen(torch.zeros(6).double(), torch.zeros(6)), 0, torch.Generator()
+            TargetHead(2, 2), seen(torch.zeros(6).double(), torch.zeros(6)), 0, torch.Generator()
         )
 
 
@@ -156,22 +160,22 @@ def test_digits_are_recovered_from_single_gradients_of_untrained_networks(refere
     pytest.importorskip("skimage")
     images = open_images(str(reference_data / "data" / "mnist_writers.npz"))
     federation = image_federation(
-        images, batch=1, step=0.1, rounds=1, clients=20, rows=500, test_rows=500, seed=0
+        images, FederationOptions(clients=20, rows=500, step=0.1, rounds=1), test_rows=500
     )
-    found = rates.success(federation, Similarity("ssim", 0.9), attacks=1, rounds=0, seed=0)
-    assert found.found.hits.size == 20
-    assert found.found.rate >= 0.9
+    found, _ = rates.success(federation, Similarity("ssim", 0.9), attacks=1, rounds=0, seed=0)
+    assert found.hits.size == 20
+    assert found.rate >= 0.9
 
 
 def test_rates_of_batches_are_between_none_and_all(tmp_path):
     public, private = pixel_digits()
     transform = TransformOptions(components=16).fit(public)
     federation = head_federation(
-        private, public, transform, clients=3, rows=20, batch=1, step=1.0, rounds=1, seed=0
+        private, public, transform, FederationOptions(clients=3, rows=20, step=1.0, rounds=1)
     )
     similarity = Similarity("cosine", 0.9)
-    single = rates.success(federation, similarity, attacks=2, rounds=0, seed=0)
-    assert single.found.rate == 1
-    eight = rates.success(replace(federation, batch=8), similarity, attacks=1, rounds=0, seed=0)
-    assert eight.found.hits.shape == (3, 1, 1, 8)
-    assert 0 <= eight.found.rate < 1
+    single, _ = rates.success(federation, similarity, attacks=2, rounds=0, seed=0)
+    assert single.rate == 1
+    eight, _ = rates.success(replace(federation, batch=8), similarity, attacks=1, rounds=0, seed=0)
+    assert eight.hits.shape == (3, 1, 1, 8)
+    assert 0 <= eight.rate < 1

@@ -9,8 +9,8 @@ import torch
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.research.protection import exact_cost, exact_sums
 from train_distributed.research.protection import mechanisms as protect
-from train_distributed.research.protection.mechanisms import read_sparse, sparsify
 from train_distributed.research.protection.paillier import KeyPair, Packing, PublicKey
+from train_distributed.research.protection.sparse import read_sparse, sparsify
 
 pytest.importorskip("phe")
 KEY_BITS = 512  # small: these tests are about arithmetic, not about secrecy
@@ -147,7 +147,7 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
     ("call", "message"),
     [
         (lambda: protect.Sparsification(1.5), r"rho must be in \[0, 1\], got 1.5"),
-        (lambda: protect.Randomisation(-1.0), "variance must be finite and >= 0, got -1"),
+        (lambda: protect.Randomisation(-1.0), "variance must be in"),
         (
             lambda: KeyPair.generate(FixedPoint(step=2.0**-32, bound=64.0, parties=10), 32),
             "key_bits must be >= 45, the message space of 10 parties .* got 32",

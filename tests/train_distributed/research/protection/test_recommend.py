@@ -1,7 +1,7 @@
 """The meta-algorithm, the Pareto front, the federation and the command."""
 
 import json
-from dataclasses import replace
+import math
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,10 @@ from scipy.stats import spearmanr
 from embed.transform_options import TransformOptions
 from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection import mechanisms as protect
-from train_distributed.research.protection.closed_forms import (
-    CompressionBound,
-    Constants,
-    PaillierBound,
-)
-from train_distributed.research.protection.data import head_federation
+from train_distributed.research.protection.closed_forms import Constants
+from train_distributed.research.protection.data import FederationOptions, head_federation
 from train_distributed.research.protection.estimate import Leakage
-from train_distributed.research.protection.measure import Laboratory, Measurement
+from train_distributed.research.protection.measure import AttackBenchmark, Measurement
 from train_distributed.research.protection.recommend import (
     Candidate,
     Preference,
@@ -26,8 +22,8 @@ from train_distributed.research.protection.recommend import (
     by_measurement,
     pareto,
 )
+from train_distributed.research.protection.settings import Facts, StudySettings
 from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.study import StudySettings, deploy
 from train_distributed.simulation.digits import pixel_digits
 
 
@@ -40,11 +36,11 @@ def point(mechanism, parameter, leaked, loss, megabits, high=None):
 
 def test_the_cheapest_point_wins_and_compression_may_go_below_rho_star():
     held = Constants(0.5, 1.0)
-    optimum = held.solve(0.5, CompressionBound(100))
+    optimum = held.solve(0.5, protect.Sparsification, Facts(100))
     others = tuple(point("compression", r, 0.1, 1 - r, -10 * (1 - r)) for r in (0.995, 0.5, 0.1))
     compression = Candidate(optimum, point("compression", 0.99, 0.5, 0.01, -0.1), others)
     paillier = Candidate(
-        held.solve(0.5, PaillierBound(100, 1.0)), point("paillier", 2048, 0, 0, 9), ()
+        held.solve(0.5, exact_sums.Paillier, Facts(100)), point("paillier", 2048, 0, 0, 9), ()
     )
     both = (compression, paillier)
     chosen = [by_formula(both, Preference(*p)) for p in ((1, 0), (1, 0.01), (0.1, 1))]
@@ -83,16 +79,13 @@ def test_the_pareto_front_against_its_definition():
 
 def test_what_is_deployed_for_a_degenerate_optimum():
     settings = StudySettings(0.4, 1e-3, 2048, 3, 1, 6)
-    held = Constants(0.5, 1.0)
-    tiny = held.solve(0.5, PaillierBound(7690, 8e-4))
+    tiny = Constants(0.5, 1.0).solve(0.5, exact_sums.Paillier, Facts(7690, 8e-4))
     assert tiny.parameter is not None
     assert tiny.parameter < 0.05
-    assert deploy(tiny, settings) == exact_sums.Paillier(key_bits=2048)
-    huge = replace(tiny, log_parameter=2100 * np.log(2))
-    assert deploy(huge, settings) == exact_sums.Paillier(key_bits=2112)
-    shares = replace(tiny, mechanism="shares", log_parameter=100.0)
+    for chosen, bits in ((None, 2048), (tiny.log_parameter, 2048), (2100 * math.log(2), 2112)):
+        assert exact_sums.Paillier.deploy(chosen, settings).key_bits == bits
     with pytest.raises(ValueError, match=r"r\* must be <= .* 64-bit word"):
-        deploy(shares, settings)
+        exact_sums.Shares.deploy(100.0, settings)
 
 
 @pytest.fixture(scope="module")
@@ -100,16 +93,16 @@ def digits():
     public, private = pixel_digits()
     transform = TransformOptions(components=32).fit(public)
     return head_federation(
-        private, public, transform, clients=10, rows=250, batch=1, step=2.0, rounds=60, seed=0
+        private, public, transform, FederationOptions(clients=10, rows=250, step=2.0, rounds=60)
     )
 
 
 def test_leakage_and_accuracy_both_fall_with_noise(digits):
     """Must-show d: 8 levels that span both transitions, Spearman <= −.9."""
     models = tuple(digits.models(10, 5, 0))
-    lab = Laboratory(digits, Similarity("cosine", 0.9), models, 1, 10, 6, 0)
-    levels = np.geomspace(0.2, 6.0, 8) * lab.update_size
-    points = [lab.measure(protect.Randomisation(float(level**2))) for level in levels]
+    benchmark = AttackBenchmark(digits, Similarity("cosine", 0.9), models, 1, 10, 6, 0)
+    levels = np.geomspace(0.2, 6.0, 8) * benchmark.update_size
+    points = [benchmark.measure(protect.Randomisation(float(level**2))) for level in levels]
     leaked = [p.leakage.value for p in points]
     accuracy = [p.accuracy for p in points]
     assert max(leaked) > 0.3
@@ -119,16 +112,18 @@ def test_leakage_and_accuracy_both_fall_with_noise(digits):
 
 
 def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
-    lab = Laboratory(digits, Similarity("cosine", 0.9), tuple(digits.models(2, 5, 0)), 1, 10, 1, 0)
-    exact = lab.measure(exact_sums.Shares())
-    plain = lab.measure(protect.Unprotected())
+    benchmark = AttackBenchmark(
+        digits, Similarity("cosine", 0.9), tuple(digits.models(2, 5, 0)), 1, 10, 1, 0
+    )
+    exact = benchmark.measure(exact_sums.Shares())
+    plain = benchmark.measure(protect.Unprotected())
     assert plain.leakage.rate == 1
     assert exact.leakage.rate < 1
     assert abs(exact.utility_loss) < 0.01
     assert exact.bytes_per_client > plain.bytes_per_client
     assert (
-        lab.attack(exact_sums.Shares(servers=2)).hits.tolist()
-        == lab.attack(exact_sums.Shares()).hits.tolist()
+        benchmark.attack(exact_sums.Shares(servers=2)).hits.tolist()
+        == benchmark.attack(exact_sums.Shares()).hits.tolist()
     )
 
 
@@ -164,7 +159,7 @@ def test_the_command_recommends_and_draws(call, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--budget", "-1"], "budget must be finite and >= 0, got -1"),
+        (["--budget", "-1"], "budget must be in [0, inf), got -1"),
         (["--threshold", "1"], "threshold must be in (0, 1), got 1"),
         (["--key-bits", "1024"], "key_bits must be >= 2048, got 1024"),
         (["--half-width", "0"], "half_width must be finite and > 0, got 0"),
@@ -172,11 +167,11 @@ def test_the_command_recommends_and_draws(call, tmp_path):
         (["--clients", "2501"], "users must be in [1, 2500]"),
         (["--batch", "0"], "batch must be >= 1, got 0"),
         (["--models", "0"], "models must be >= 1, got 0"),
-        (["--prefer-utility", "-1"], "prefer_utility must be finite and >= 0, got -1"),
+        (["--prefer-utility", "-1"], "prefer_utility must be in [0, inf), got -1"),
         (["--prefer-utility", "0"], "must not both be 0"),
         (["--embeddings", "x"], "embeddings and public must be given together, got one"),
         (["--images", "nowhere.npz"], "images must be"),
-        (["--victims", "4"], "victims must be <= 3 clients, got 4"),
+        (["--victims", "4"], "victims must be in [1, 3], got 4"),
         (["--servers", "1"], "servers must be >= 2, got 1"),
     ],
 )

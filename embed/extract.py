@@ -6,7 +6,6 @@ until then, so that shards and batches are the same whether or not a run was int
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,14 @@ import torch
 from torch import nn
 
 from embed.encoding import UNKNOWN
-from embed.engines.choice import ENGINES, choose
+from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
-from embed.fast import COMPILE_FROM, DTYPES, choose_batch_size
+from embed.fast import COMPILE_FROM, choose_batch_size
+from embed.options import ExtractOptions
 from embed.partial import Partial, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
 from embed.stream import embedded, spans
+from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
@@ -29,38 +30,6 @@ from pretrain.encoder import encoder_hash
 from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExtractOptions:
-    """How to compute and store embeddings."""
-
-    dtype: str = "float32"  # of the stored rows: float32 or float16
-    engine: str = "auto"  # auto, or one of ENGINES
-    compute: str = "auto"  # auto, float32, bfloat16 or float16
-    batch_size: int | None = None  # None: what suits the device
-    shard_rows: int = 2048  # rows between two points of resumption
-    shard: tuple[int, int] = (0, 1)  # this process is i of n
-    device: str = "cpu"
-    compiled: bool | None = None  # None: on a GPU, for large sets
-    overwrite: bool = False  # replace a finished set of another extraction
-    skip_unreadable: bool = False  # leave out images that cannot be decoded, and say which
-    test_share: float | None = None  # of the training records, drawn for testing at the end
-
-    def __post_init__(self) -> None:
-        index, count = self.shard
-        if not 0 <= index < count:
-            raise ValueError(f"shard i/n must have 0 <= i < n, got {index}/{count}")
-        if self.dtype not in ("float32", "float16"):
-            raise ValueError(f"dtype must be float32 or float16, got {self.dtype}")
-        if self.compute not in ("auto", *DTYPES):
-            raise ValueError(f"compute must be auto or one of {list(DTYPES)}, got {self.compute}")
-        if self.engine not in ("auto", *ENGINES):
-            raise ValueError(f"engine must be auto or one of {list(ENGINES)}, got {self.engine}")
-        if self.shard_rows < 1 or (self.batch_size is not None and self.batch_size < 1):
-            raise ValueError(
-                f"shard_rows and batch_size must be >= 1, got {self.shard_rows}, {self.batch_size}"
-            )
 
 
 def extract(
@@ -72,14 +41,24 @@ def extract(
     preprocess: Preprocess,
     options: ExtractOptions,
     weights: str = UNKNOWN,
+    test_share: float | None = None,
 ) -> EmbeddingSet | None:
     """Embeds all images into the directory `out`, or this process's share of them.
 
-    A later call with the same arguments goes on where an interrupted one stopped; one that fails
-    before its first shard is finished leaves nothing. What is `auto` stays as it was settled when
-    the extraction began. `encoder_name` and `weights` (see
-    `pretrain.encoder.origin`) are for meta.json. Skipped images are counted there as `unreadable`
-    and named, with the reason, in `unreadable.txt`.
+    A later call with the same arguments continues an interrupted one; a call that fails before its
+    first shard is finished leaves nothing. Options that are `auto` are settled once, when the
+    extraction begins. Skipped images are counted in meta.json as `unreadable` and named, with the
+    reason, in `unreadable.txt`.
+
+    Args:
+        images: the pictures.
+        encoder: the network.
+        out: directory to write.
+        encoder_name: name of the encoder, for meta.json.
+        preprocess: applied to pictures before the encoder.
+        options: how to compute and store.
+        weights: origin of the weights for meta.json; see `pretrain.encoder.origin`.
+        test_share: share of the training records to draw for testing at the end.
 
     Returns:
         The finished set, or None while other shards are still missing.
@@ -89,7 +68,8 @@ def extract(
             another size, or the encoder returns NaN.
         OSError: no space left; finished shards are kept.
     """
-    device = torch.device(options.device)
+    device = torch.device(usual_device(options.device))
+    digest = encoder_hash(encoder)
     batch_size = min(options.batch_size or choose_batch_size(device), len(images))
     compiled = options.compiled
     if compiled is None:
@@ -97,7 +77,7 @@ def extract(
     ends = _ends(images, skip=options.skip_unreadable)
     meta = _described(images, ends) | {
         "encoder": encoder_name,
-        "encoder_hash": encoder_hash(encoder),
+        "encoder_hash": digest,
         "weights": weights,
         "preprocess": preprocess.to_json(),
         "dtype": options.dtype,
@@ -107,8 +87,8 @@ def extract(
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
     }
-    if options.test_share is not None:
-        meta |= {"test_share": options.test_share}
+    if test_share is not None:
+        meta |= {"test_share": test_share}
     begun = plan_of(out)
     if begun is None and out.exists():
         if (held := _finished(out, meta, options)) is not None:
@@ -124,6 +104,7 @@ def extract(
         engine=meta["engine"],
         compute=meta["compute"],
         compiled=compiled,
+        digest=digest,
     )
     meta = _settled(meta, {"engine": engine.name, "compute": engine.compute})
     partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
@@ -131,7 +112,7 @@ def extract(
     def run(pixels: torch.Tensor) -> torch.Tensor:
         return engine.forward(preprocess(pixels.to(device)))
 
-    with partial.open(options.shard, skip=options.skip_unreadable) as shards:
+    with partial.open(options.share, skip=options.skip_unreadable) as shards:
         _fill(partial, shards, images, run, options)
         return partial.finish()
 

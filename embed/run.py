@@ -1,13 +1,12 @@
 """The commands `python -m embed run|exclude|fit-transform|import-reference|plot`."""
 
 import json
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from embed.image_options import ImageOptions
+from embed.options import ExtractOptions, ImageOptions
 from embed.transform_options import TransformOptions
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
@@ -15,8 +14,8 @@ from pretrain.cli.output import default_directory, refuse_existing, refuse_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(ImageOptions):
-    """Embed an image set; an interrupted run goes on when the same command is given again.
+class Run(ExtractOptions, ImageOptions):
+    """Embed an image set; the same command continues an interrupted run.
 
     An npz file holds x_train (N, h, w) or (N, h, w, 3) uint8, y_train (N,) labels or nothing, and
     writer_train (N,) users if they are known, the same with _test, _val and _evaluation, and
@@ -27,66 +26,35 @@ class Run(ImageOptions):
     """
 
     encoder: str = "simclr-small"
-    """timm:NAME, hf:NAME, hf:DIR, open_clip:NAME, open_clip:DIR, simclrv2:NAME, resnet50-v1, a
-    checkpoint's path, or the encoder shipped here; after `mirrored:` any of these, averaged over a
-    picture and its mirror image."""
+    """timm:NAME, hf:NAME, hf:DIR, open_clip:NAME, open_clip:DIR, simclrv2:NAME, resnet50-v1, the
+    path of a checkpoint, or the encoder that is shipped here. `mirrored:` before any of these
+    averages over a picture and its mirror image."""
     weights: str | None = None
-    """Of a network named by its architecture: a file, "random" for an untrained one, "hub", or for
-    timm "package". Checkpoints, hf models and the encoder shipped here have their own."""
+    """Weights for an --encoder that is named by its architecture: a file, "random" for an untrained
+    network, "hub", or for timm "package". Checkpoints, hf models and the shipped encoder have their
+    own."""
     out: Path | None = None
-    """Directory to write."""
+    """Directory to write (default: a new one under runs/)."""
     image_size: int | None = None
-    """Pixels of the encoder's square input. Where neither it nor crop is given, pictures are
-    scaled and cut as the encoder's own configuration states, or left as stored without any."""
+    """Pixels of the encoder's square input (default, without --crop: pictures are scaled and cut
+    as the encoder's own configuration says, or left as stored if it says nothing)."""
     crop: float | None = None
-    """Share of the shorter side kept (SimCLRv2: 0.875); all of it by default."""
+    """Share of the shorter side that is kept, such as 0.875 for SimCLRv2 (default: 1)."""
     invert: bool = False
     """Embed 1 - x, as the paper does for EMNIST."""
-    dtype: Literal["float32", "float16"] = "float32"
-    """Of the stored rows."""
-    engine: Literal["auto", "openvino", "onnxruntime", "torch"] = "auto"
-    """What runs the network on a CPU; auto: the fastest that is installed and agrees with torch on
-    the first batch. torch for fewer than 1,000 images and on a GPU."""
-    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the network; auto on a CPU: bfloat16 where that is native and agrees."""
-    batch_size: int | None = None
-    """Images per forward pass; what suits the device by default."""
-    shard_rows: int = 2048
-    """Rows between two points of resumption."""
-    shard: str | None = None
-    """i/n: compute only every n-th shard, starting with the i-th; torchrun sets it itself."""
-    device: str | None = None
-    """Where to compute; cuda where there is one, or cpu, if left out."""
-    compiled: bool | None = None
-    """Whether to use torch.compile; on a GPU for large sets by default."""
-    overwrite: bool = False
-    """Replace a finished directory of another extraction."""
 
     def run(self) -> int:
-        """Embeds, or this process's share; prints where the rows are."""
-        from embed.extract import ExtractOptions, extract
+        """Embeds the images, or this process's share; prints where the rows are."""
+        from embed.extract import extract
         from embed.fast import choose_batch_size
         from pretrain.encoder import build_encoder, origin, without_directory
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
         refuse_inputs(out, (self.data, self.encoder, self.weights))
-        device = usual_device(self.device)
-        options = ExtractOptions(
-            dtype=self.dtype,
-            engine=self.engine,
-            compute=self.compute,
-            batch_size=self.batch_size,
-            shard_rows=self.shard_rows,
-            shard=_share(self.shard),
-            device=device,
-            compiled=self.compiled,
-            overwrite=self.overwrite,
-            skip_unreadable=self.skip_unreadable,
-            test_share=self.test_share if self.split_by == "record" else None,
-        )
         crop = 1.0 if self.crop is None else self.crop
         asked = Preprocess(image_size=self.image_size, crop=crop, invert=self.invert)
+        device = usual_device(self.device)
         refuse_too_large(self.image_size, self.batch_size or choose_batch_size(device))
         images = self.images()
         encoder = build_encoder(self.encoder, weights=self.weights, image_size=self.image_size)
@@ -99,8 +67,9 @@ class Run(ImageOptions):
                 out,
                 encoder_name=without_directory(self.encoder),
                 preprocess=preprocess,
-                options=options,
+                options=self,
                 weights=origin(self.encoder, self.weights),
+                test_share=self.record_share,
             )
         except KeyboardInterrupt:
             kept = out.with_name(f"{out.name}.partial")
@@ -114,16 +83,6 @@ class Run(ImageOptions):
             if skipped := done.meta.get("unreadable"):
                 print(f"{skipped} unreadable images skipped: {out / 'unreadable.txt'}")
         return 0
-
-
-def _share(given: str | None) -> tuple[int, int]:
-    """This process's (i, n), from i/n or from torchrun's environment."""
-    if given is None:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    index, slash, count = given.partition("/")
-    if not (slash and index.isdigit() and count.isdigit()):
-        raise ValueError(f"shard must be i/n, got {given}")
-    return int(index), int(count)
 
 
 @dataclass(frozen=True, kw_only=True)

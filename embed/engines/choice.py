@@ -37,6 +37,7 @@ def choose(
     engine: str = "auto",
     compute: str = "auto",
     compiled: bool = False,
+    digest: str | None = None,
 ) -> Engine:
     """Builds the engine that was asked for, or the fastest one that is installed.
 
@@ -54,6 +55,7 @@ def choose(
         engine: "auto", or one of `ENGINES`.
         compute: "auto", "float32", "bfloat16" or "float16".
         compiled: by torch.compile.
+        digest: `encoder_hash(encoder)`, by whoever has computed it already.
 
     Raises:
         ValueError: an engine that was asked for is not installed, cannot run this encoder, or does
@@ -83,7 +85,7 @@ def choose(
             else:
                 if why := refusal(name, precision):
                     raise ValueError(why)
-                forward = compiled_forward(name, encoder, precision, shape, check)
+                forward = compiled_forward(name, encoder, precision, shape, check, digest)
         except Exception as error:  # converters of foreign networks raise anything
             rough = isinstance(error, Disagreement) and precision != "float32"
             what = f"{name} in {precision}" if rough else name

@@ -46,7 +46,12 @@ def refusal(engine: str, compute: str) -> str | None:
 
 
 def compiled_forward(
-    engine: str, encoder: nn.Module, compute: str, shape: tuple[int, ...], check: Check
+    engine: str,
+    encoder: nn.Module,
+    compute: str,
+    shape: tuple[int, ...],
+    check: Check,
+    digest: str | None = None,
 ) -> Forward:
     """A function from (b, 3, h, w) float32 pixels to (b, p) float32 embeddings.
 
@@ -57,6 +62,7 @@ def compiled_forward(
         shape: (b, 3, h, w) of a whole batch.
         check: raises where the function does not give the encoder's embeddings; in float32 a
             network of the cache that fails is converted anew.
+        digest: `encoder_hash(encoder)`, by whoever has computed it already.
 
     Raises:
         Exception: of `check`, or whatever the engine raises where it cannot convert the encoder.
@@ -65,7 +71,7 @@ def compiled_forward(
     encoder = encoder.to("cpu").to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
     made_of = {
         "engine": engine,
-        "encoder": encoder_hash(encoder),
+        "encoder": digest or encoder_hash(encoder),
         "shape": shape,
         "versions": {name: _version(name) for name in (*MAKERS, *compiler.packages)},
     }

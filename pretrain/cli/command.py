@@ -77,7 +77,9 @@ def _message(error: ValueError | OSError | ArithmeticError) -> str:
 def _one_line(box: str) -> str:
     """The words of a multi-line error box, frames, rulers and long lists of guesses removed."""
     words = re.sub(r"[\u2500-\u257f]+|-{8,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
-    line = " ".join(words)
+    line = re.sub(
+        r"^Value error Error parsing \w+: (.*) For full helptext.*", r"\1", " ".join(words)
+    )
     guesses = re.search(r"Perhaps you meant: .*?(?=For full helptext|$)", line)
     if guesses and len(guesses[0]) > GUESSES:
         line = line.replace(guesses[0], "")

@@ -61,7 +61,7 @@ def _splits(path: Path, *, saved: bool) -> dict[str, Any]:
     datasets.disable_progress_bars()
     try:
         if saved:
-            loaded = datasets.load_from_disk(str(path))
+            loaded: Any = datasets.load_from_disk(str(path))
             return {"": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
         with tempfile.TemporaryDirectory() as cache:  # of locks
             options: dict[str, Any] = {"data_dir": str(path), "cache_dir": cache}

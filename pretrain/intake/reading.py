@@ -64,10 +64,12 @@ class Reading:
         ValueError: at construction, for an unknown split or a number out of range.
     """
 
-    splits: Sequence[str] = ()  # of train, test, val, evaluation, in this order; (): all there are
+    splits: tuple[
+        str, ...
+    ] = ()  # of train, test, val, evaluation, in this order; (): all there are
     download: bool = False  # let torchvision fetch a missing set
     resize: int | None = None  # shorter side, then cropped to a square; None: sizes must be equal
-    classes: Sequence[str] = ()  # declared names; needed where the source has none
+    classes: tuple[str, ...] = ()  # declared names; needed where the source has none
     max_pixels: int = MAX_PIXELS  # larger pictures are refused as unreadable
     layout: Layout = "auto"  # of a folder; see `pretrain.intake.folder`
     columns: ColumnNames = field(default_factory=ColumnNames)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from embed import EmbeddingSet
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
+from embed.options import ExtractOptions
 from embed.run import Run
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
@@ -22,11 +23,23 @@ from tests.embed.conftest import rows_in
 ROOT = Path(__file__).parents[2]
 
 
-def embed(images: ImageSet, encoder: nn.Module, out: Path, **options: Any) -> EmbeddingSet | None:
-    defaults: dict[str, Any] = {"batch_size": 4, "shard_rows": 10}
-    chosen = ExtractOptions(**defaults | options)
+def embed(
+    images: ImageSet,
+    encoder: nn.Module,
+    out: Path,
+    *,
+    test_share: float | None = None,
+    **options: Any,
+) -> EmbeddingSet | None:
+    defaults: dict[str, Any] = {"batch_size": 4, "shard_rows": 10, "device": "cpu"}
     return extract(
-        images, encoder, out, encoder_name="test", preprocess=Preprocess(), options=chosen
+        images,
+        encoder,
+        out,
+        encoder_name="test",
+        preprocess=Preprocess(),
+        options=ExtractOptions(**defaults | options),
+        test_share=test_share,
     )
 
 
@@ -86,7 +99,7 @@ def test_shares_of_several_processes_make_the_same_set(
     images = open_npz(archive)
     embed(images, row_numbers, tmp_path / "one")
     for index in (2, 0, 1):
-        done = embed(images, row_numbers, tmp_path / "three", shard=(index, 3))
+        done = embed(images, row_numbers, tmp_path / "three", shard=f"{index}/3")
         assert (done is None) == (index != 1)
     assert sorted(row_numbers.seen[100:]) == list(range(100))
     assert files(tmp_path / "one") == files(tmp_path / "three")
@@ -98,7 +111,7 @@ def test_test_records_are_drawn_once_all_are_embedded(
     """By the operating system, whichever process is last, and never again for a finished set."""
     images = open_npz(archive, ["train"])
     done = [
-        embed(images, row_numbers, tmp_path / "out", shard=(index, 3), test_share=0.25)
+        embed(images, row_numbers, tmp_path / "out", shard=f"{index}/3", test_share=0.25)
         for index in (2, 0, 1, 0)
     ]
     assert done[:2] == [None, None]
@@ -131,7 +144,7 @@ def test_another_extraction_in_the_same_place_is_refused(
     tmp_path: Path, archive: Path, row_numbers: Any
 ) -> None:
     images = open_npz(archive)
-    embed(images, row_numbers, tmp_path / "out", shard=(0, 2))
+    embed(images, row_numbers, tmp_path / "out", shard="0/2")
     with pytest.raises(ValueError, match=r"same extraction .* got another dtype"):
         embed(images, row_numbers, tmp_path / "out", dtype="float16")
     with pytest.raises(ValueError, match="got another data_hash"):
@@ -240,16 +253,16 @@ def test_a_failure_leaves_the_directory_to_others_at_work_in_it(
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             if rows_in(images) and not met:
                 with pytest.raises(ValueError, match="another size"):
-                    embed(open_npz(archive), Refusing(), out, shard=(1, 2))
+                    embed(open_npz(archive), Refusing(), out, shard="1/2")
                 met.append((tmp_path / "out.partial" / "meta.json").exists())
             return super().forward(images)
 
     if batches:
-        assert embed(open_npz(archive), Meeting(batches), out, shard=(0, 2)) is None
+        assert embed(open_npz(archive), Meeting(batches), out, shard="0/2") is None
         assert len(list((tmp_path / "out.partial" / "finished").iterdir())) == 5
     else:
         with pytest.raises(ValueError, match="another size"):
-            embed(open_npz(archive), Meeting(), out, shard=(0, 2))
+            embed(open_npz(archive), Meeting(), out, shard="0/2")
         assert list(tmp_path.iterdir()) == [archive]
     assert met == [True]
 
@@ -276,11 +289,11 @@ def test_embeddings_too_large_for_float16_are_an_error(
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"dtype": "int8"}, "dtype must be float32 or float16, got int8"),
-        ({"compute": "int8"}, "compute must be auto or one of"),
-        ({"shard_rows": 0}, "shard_rows and batch_size must be >= 1, got 0"),
-        ({"batch_size": 0}, "shard_rows and batch_size must be >= 1, got 10, 0"),
-        ({"shard": (1, 1)}, "0 <= i < n, got 1/1"),
+        ({"dtype": "int8"}, "dtype must be one of float32, float16, got"),
+        ({"compute": "int8"}, "compute must be one of auto"),
+        ({"shard_rows": 0}, "shard_rows must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"shard": "1/1"}, "0 <= i < n, got 1/1"),
     ],
 )
 def test_bad_options(

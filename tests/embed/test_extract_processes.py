@@ -19,7 +19,8 @@ CHILD = """
 import sys, time
 from pathlib import Path
 import torch
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
+from embed.options import ExtractOptions
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from tests.embed.conftest import rows_in
@@ -78,7 +79,8 @@ def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None
 BY_ENGINE = """
 import sys, time
 from pathlib import Path
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
+from embed.options import ExtractOptions
 from embed.partial import Partial
 from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
@@ -137,7 +139,8 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import torch
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
+from embed.options import ExtractOptions
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 

@@ -13,8 +13,9 @@ from embed.engines import choice
 from embed.engines.choice import choose
 from embed.engines.compiled import COMPILERS, refusal
 from embed.engines.trial import trial_pictures
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
 from embed.fast import fast_forward, filled_up
+from embed.options import ExtractOptions
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.preprocess import Preprocess

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
 from embed.fit import exclude, fit_and_apply
+from embed.options import ExtractOptions
 from embed.plot import plot_embeddings
 from pretrain.datasets import concatenate
 from pretrain.intake.archive import open_npz

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from embed import EmbeddingSet
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
+from embed.options import ExtractOptions
 from pretrain.preprocess import Preprocess
 from pretrain.sources import open_images
 
@@ -92,8 +93,8 @@ def test_rows_labels_users_and_names_stay_together(table: str, tmp_path: Path, r
 
 
 def test_shares_of_several_processes(table: str, tmp_path: Path, row_numbers) -> None:
-    assert run(table, row_numbers, tmp_path / "out", shard=(1, 2)) is None
-    check(run(table, row_numbers, tmp_path / "out", shard=(0, 2)), tmp_path / "out")
+    assert run(table, row_numbers, tmp_path / "out", shard="1/2") is None
+    check(run(table, row_numbers, tmp_path / "out", shard="0/2"), tmp_path / "out")
 
 
 def test_a_run_that_stopped_at_one_goes_on_without_it(
@@ -113,7 +114,7 @@ def test_a_run_that_stopped_at_one_goes_on_without_it(
 
 
 def test_what_was_skipped_is_not_forgotten(table: str, tmp_path: Path, row_numbers) -> None:
-    run(table, row_numbers, tmp_path / "out", shard=(0, 2))
+    run(table, row_numbers, tmp_path / "out", shard="0/2")
     for row in (0, 39):
         Image.new("RGB", (8, 8)).save(tmp_path / "p" / f"{row}.png")
     with pytest.raises(ValueError, match="same extraction"):
@@ -165,7 +166,8 @@ CHILD = """
 import sys, time
 import torch
 from pathlib import Path
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
+from embed.options import ExtractOptions
 from pretrain.preprocess import Preprocess
 from pretrain.sources import open_images
 

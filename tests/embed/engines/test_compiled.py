@@ -14,7 +14,8 @@ from embed import EmbeddingSet
 from embed.encoding import Encoding
 from embed.engines import choice, compiled
 from embed.engines.cache import networks
-from embed.extract import ExtractOptions, extract
+from embed.extract import extract
+from embed.options import ExtractOptions
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.encoder import origin, save_encoder
@@ -115,7 +116,7 @@ def test_what_was_begun_goes_on_with_its_engine(
     whole = embed(images, name, tmp_path / "whole", engine=engine)
     out = tmp_path / "out"
     with pytest.raises(AssertionError):
-        embed(images, name, out, engine=engine, shard=(0, 2))
+        embed(images, name, out, engine=engine, shard="0/2")
     with pytest.raises(ValueError, match=r"same extraction .* got another engine"):
         embed(images, name, out, engine="torch")
     with monkeypatch.context() as without:
@@ -148,7 +149,7 @@ def test_a_cached_network_of_other_weights_is_converted_anew(
     """What an encoder computes may change where its weights do not, as in another version."""
     images = open_npz(archive)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiled, "encoder_hash", lambda encoder: "the same for all")
+    monkeypatch.setattr("embed.extract.encoder_hash", lambda encoder: "the same for all")
     embed(images, str(checkpoint), tmp_path / "one", engine=engine)
     (entry,) = networks().iterdir()
     before = entry.stat().st_ino

@@ -1,0 +1,165 @@
+"""Options of commands that read images and embed them."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from pretrain import check
+
+if TYPE_CHECKING:  # what works is imported by the command that runs
+    from pretrain.datasets import ImageSet
+
+Dtype = Literal["float32", "float16"]
+EngineName = Literal["auto", "openvino", "onnxruntime", "torch"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+SHOWN = 5  # names of skipped files
+BY_DESIGN = "fed-emnist:"  # its published split is within every writer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """Which images, and what their labels, users and splits are."""
+
+    data: str
+    """An npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS, cifar10:DIR,
+    cifar100:DIR, emnist:DIR or fed-emnist:PATH."""
+    splits: tuple[str, ...] = ()
+    """Splits to read, of train, test, val and evaluation (default: all that the data has)."""
+    path_column: str | None = None
+    """Column of files, or of the images themselves (default: `path` or `image`)."""
+    label_column: str | None = None
+    """Column of classes (default: `label`; without such a column the images are unlabelled)."""
+    user_column: str | None = None
+    """Column of users, whose image it is (default: `user`, if there is such a column)."""
+    split_column: str | None = None
+    """Column of train, test, val or evaluation (default: `split`; without such a column all images
+    are train)."""
+    layout: Literal["auto", "class", "user-class", "flat"] = "auto"
+    """Layout of a folder: class/image, user/class/image, or images without labels at any depth."""
+    test_share: float | None = None
+    """Share of the users that become test users, chosen by a hash of their names."""
+    split_by: Literal["user", "record"] = "user"
+    """Unit of --test-share. `record`: the operating system draws records, so a user may have
+    records in train and in test."""
+    allow_users_in_both_splits: bool = False
+    """Accept data whose own split has users in train and test. The accuracy then holds for users
+    that the model knows."""
+    max_pixels: int = 89_478_485
+    """Largest number of pixels of a picture; a larger picture counts as unreadable."""
+    limit: int | None = None
+    """Read only the first images, this many."""
+    num_classes: int | None = None
+    """Number K of classes, where the data does not name them: labels are 0 to K - 1. K is public.
+    Without it classes are counted from the labels, which serves simulations only."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes in the order of their labels, instead of --num-classes. Class folders
+    may be missing if their classes are named here."""
+    resize: int | None = None
+    """Scale the shorter side of every picture to this many pixels and cut out the centre square."""
+    download: bool = False
+    """Let torchvision download a missing data set."""
+
+    def images(self) -> "ImageSet":
+        """Opens the images; prints on stderr which files were left out.
+
+        Raises:
+            ValueError: an invalid source or option, or users in train and test both.
+        """
+        check.at_least(1, limit=self.limit)
+        from pretrain.datasets import declared_classes
+        from pretrain.intake.reading import ColumnNames, Reading
+        from pretrain.intake.splits import (
+            check_test_share,
+            count_of_tests,
+            hold_out_users,
+            refuse_users_in_both,
+        )
+        from pretrain.sources import open_images
+
+        columns = ColumnNames(
+            path=self.path_column,
+            label=self.label_column,
+            user=self.user_column,
+            split=self.split_column,
+        )
+        reading = Reading(
+            splits=self.splits,
+            download=self.download,
+            resize=self.resize,
+            classes=declared_classes(self.num_classes, self.class_names),
+            max_pixels=self.max_pixels,
+            layout=self.layout,
+            columns=columns,
+        )
+        images = open_images(self.data, reading)
+        if self.test_share is not None and self.split_by == "user":
+            images = hold_out_users(images, self.test_share)
+        elif self.test_share is None and not (
+            self.allow_users_in_both_splits or self.data.startswith(BY_DESIGN)
+        ):
+            refuse_users_in_both(images)
+        if images.skipped:
+            shown = ", ".join(images.skipped[:SHOWN]) + ", ..." * (len(images.skipped) > SHOWN)
+            files = "1 file" if len(images.skipped) == 1 else f"{len(images.skipped)} files"
+            print(f"{files} skipped: {shown}", file=sys.stderr)
+        images = images.take(slice(0, self.limit))
+        if self.record_share is not None:
+            check_test_share(images, self.record_share)
+            count_of_tests(len(images), self.record_share, "records")
+        return images
+
+    @property
+    def record_share(self) -> float | None:
+        """Share of the training records that `embed.extract` draws for testing at its end."""
+        return self.test_share if self.split_by == "record" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractOptions:
+    """How to compute and store embeddings.
+
+    Raises:
+        ValueError: at construction, for a value out of range.
+    """
+
+    dtype: Dtype = "float32"
+    """Precision of the stored rows."""
+    engine: EngineName = "auto"
+    """Library that runs the network on a CPU. auto: the fastest that is installed and agrees with
+    torch on generated pictures; torch for fewer than 1,000 images and on a GPU."""
+    compute: Precision = "auto"
+    """Precision of the network. auto on a CPU: bfloat16 where the CPU has it and it agrees."""
+    batch_size: int | None = None
+    """Images per forward pass (default: 32 on a CPU, 512 on a GPU)."""
+    shard_rows: int = 2048
+    """Rows per shard; an interrupted run continues after the last finished shard."""
+    shard: str | None = None
+    """i/n: compute only every n-th shard, starting with the i-th (default: all, or under torchrun
+    the share of this process)."""
+    device: str | None = None
+    """Device to compute on: cpu, cuda or cuda:N (default: cuda if there is one, else cpu)."""
+    compiled: bool | None = None
+    """Use torch.compile (default: on a GPU for 100,000 images or more)."""
+    skip_unreadable: bool = False
+    """Leave out images that cannot be read; unreadable.txt names them, meta.json counts them."""
+    overwrite: bool = False
+    """Replace a finished directory of another extraction."""
+
+    def __post_init__(self) -> None:
+        for name, choices in {"dtype": Dtype, "engine": EngineName, "compute": Precision}.items():
+            check.one_of(get_args(choices), **{name: getattr(self, name)})
+        check.at_least(1, shard_rows=self.shard_rows, batch_size=self.batch_size)
+        index, count = self.share
+        if not 0 <= index < count:
+            raise ValueError(f"shard i/n must have 0 <= i < n, got {index}/{count}")
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(i, n) of this process, from `shard` or from torchrun's environment."""
+        if self.shard is None:
+            return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        index, slash, count = self.shard.partition("/")
+        if not (slash and index.isdigit() and count.isdigit()):
+            raise ValueError(f"shard must be i/n, got {self.shard}")
+        return int(index), int(count)

@@ -1,9 +1,11 @@
-"""`ledger show|reserve|spend|limit`: what is spent on private rows, and what may be."""
+"""`ledger show|reserve|spend|limit`: the epsilon spent on private rows, and its limit."""
 
+import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pretrain.cli.json_text import parsed
 from train_distributed.privacy.promise import Unit
@@ -12,8 +14,9 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.ledger.entry import Limit
     from train_distributed.ledger.ledger import Ledger
     from train_distributed.ledger.state import Record, State
+    from train_distributed.ledger.total import Total
 
-REPORTS = ("report.json", "evaluation.json")  # what results are told in
+REPORTS = ("report.json", "evaluation.json")  # of results that name a ledger
 KindName = Literal["release", "evaluation", "re-release"]
 
 
@@ -52,10 +55,13 @@ class Show(Place):
     """
 
     delta: float | None = None
-    """For which epsilon is told; the limit's, or the largest promised one, if left out."""
+    """Delta at which epsilon is shown; the limit's, or the largest promised one, if left out."""
     reports: tuple[Path, ...] = ()
     """Directories of results, or the JSON files in them that name their ledger: their entries must
     still be in it."""
+    json: bool = False
+    """Print all of it as JSON: every line with its salt and hash, so keep that as private as the
+    ledger. Without it: one line per entry, for people."""
 
     def run(self) -> None:
         """Prints the entries, totals, limit and head.
@@ -70,6 +76,9 @@ class Show(Place):
             raise ValueError(f"ledger must exist, got {ledger.path}")
         for report in self.reports:
             ledger.check_against(_entry_of(report))
+        if self.json:
+            print(json.dumps(document_of(ledger, self.delta), indent=1, allow_nan=False))
+            return
         for line in lines_of(ledger.state(), self.delta):
             print(line)
         if self.reports:
@@ -87,9 +96,9 @@ class Reserve(Place):
     """
 
     epsilon: float
-    """As promised, at delta."""
+    """Promised epsilon, at delta."""
     delta: float
-    """As promised; 0 where epsilon is pure."""
+    """Promised delta; 0 where epsilon is pure."""
     sigma: float | None = None
     """Standard deviation of the noise that is certain to be there."""
     sensitivity: float | None = None
@@ -153,7 +162,7 @@ class Spend(Place):
     """Note that the result of a reserved sum was written; it costs what it cost before."""
 
     id: str
-    """As `reserve` printed it."""
+    """The id that `reserve` printed."""
 
     def run(self) -> None:
         """Appends the note.
@@ -175,7 +184,7 @@ class SetLimit(Place):
     epsilon: float
     """Of all of them together; inf: no limit."""
     delta: float
-    """At which epsilon is told."""
+    """At which epsilon is computed."""
     unit: Unit = "record"
     """Whom it protects."""
     raise_limit: bool = False
@@ -200,8 +209,7 @@ def lines_of(state: "State", delta: float | None) -> Iterator[str]:
     for record in state.records:
         yield _entry_line(record)
     for unit in ("record", "user"):
-        total = state.total(unit)
-        asked = delta or (state.limit.delta if state.limit else total.least_delta)
+        total, asked = _total(state, unit, delta)
         if total.uncovered:
             yield f"one user: nothing promised by {total.uncovered} of {total.entries} entries"
         elif total.entries:
@@ -213,6 +221,37 @@ def lines_of(state: "State", delta: float | None) -> Iterator[str]:
     if state.limit is not None:
         yield _limit_line(state, state.limit)
     yield f"head {state.head}, {state.length} lines"
+
+
+def document_of(ledger: "Ledger", delta: float | None) -> dict[str, Any]:
+    """All of a ledger, JSON-ready: its lines with their hashes, and what they come to."""
+    state, totals = ledger.state(), dict[str, Any]()
+    for unit in get_args(Unit):
+        total, asked = _total(state, unit, delta)
+        epsilon = total.epsilon(asked or None)
+        totals[unit] = {
+            "epsilon": epsilon if epsilon < math.inf else "inf",
+            "delta": asked,
+            "group_size": total.group_size,
+            "entries": total.entries,
+            "uncovered": total.uncovered,
+        }
+    return {
+        "file": ledger.path.name,
+        "lines": [line.stated | {"hash": line.hash} for line in ledger.lines()],
+        "totals": totals,
+        "limit": None if state.limit is None else state.limit.to_json(),
+        "raised": state.raised,
+        "torn": state.torn,
+        "head": state.head,
+        "length": state.length,
+    }
+
+
+def _total(state: "State", unit: Unit, delta: float | None) -> "tuple[Total, float]":
+    """What all entries come to, and the delta that epsilon is stated at."""
+    total = state.total(unit)
+    return total, delta or (state.limit.delta if state.limit else total.least_delta)
 
 
 def _entry_line(record: "Record") -> str:
@@ -244,16 +283,16 @@ def _printable(text: str) -> str:
 
 
 def _entry_of(path: Path) -> dict[str, Any]:
-    """What a report says of its ledger."""
+    """The part of a report that names its ledger."""
     file = path
     if path.is_dir():
         file = next((path / name for name in REPORTS if (path / name).exists()), path / REPORTS[0])
     try:
-        told = parsed(file.read_bytes())["ledger"]
+        named = parsed(file.read_bytes())["ledger"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"reports must be of results with a ledger, got {file}: {error}"
         ) from error
-    if not isinstance(told, dict):
-        raise ValueError(f"reports must be of results with a ledger, got {told!r} in {file}")
-    return told
+    if not isinstance(named, dict):
+        raise ValueError(f"reports must be of results with a ledger, got {named!r} in {file}")
+    return named

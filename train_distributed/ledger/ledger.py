@@ -15,21 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from train_distributed.ledger.entry import PARTS, Entry, Kind, Limit
-from train_distributed.ledger.file import (
-    Chain,
-    LedgerFile,
-    Writer,
-    is_ledger,
-    locked_directories,
-)
-from train_distributed.ledger.state import (
-    LIMIT,
-    RESERVE,
-    SPEND,
-    State,
-    entry_id,
-    torn_entry,
-)
+from train_distributed.ledger.file import LedgerFile, Writer, is_ledger, locked_directories
+from train_distributed.ledger.line import Line
+from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, entry_id
 from train_distributed.ledger.total import Total
 from train_distributed.privacy.promise import Unit
 
@@ -109,6 +97,14 @@ class Ledger:
         """
         return self._read(self._file.read())
 
+    def lines(self) -> list[Line]:
+        """All lines, verified.
+
+        Raises:
+            ValueError: its chain is broken, or it is no ledger.
+        """
+        return self._file.read()
+
     def total(self, unit: Unit = "record") -> Total:
         """What all entries come to, reserved and spent alike."""
         return self.state().total(unit)
@@ -133,14 +129,13 @@ class Ledger:
         with locked_directories(self._near):
             self._refuse_elsewhere(entry)
             if not self.path.exists():  # nothing is left behind where it is refused
-                self._afford(self._read(Chain(())), [entry], at_most)
+                self._afford(self._read([]), [entry], at_most)
             with self._file.locked() as writer:
                 return self._reserved(writer, entry, at_most)
 
     def _reserved(self, writer: Writer, entry: Entry, at_most: Iterable[Limit]) -> str:
         """Id of the entry, which is appended unless its reference is there already."""
-        self._recover(writer)
-        state = self._read(writer.chain)
+        state = self._read(writer.lines)
         for record in state.records:
             if entry.reference and record.entry.reference == entry.reference:
                 if replace(record.entry, kind=entry.kind, result=entry.result) != entry:
@@ -165,8 +160,7 @@ class Ledger:
         """
         self.state().record(id)
         with self._file.locked() as writer:
-            self._recover(writer)  # what was torn has its id from then on
-            if self._read(writer.chain).record(id).spent:
+            if self._read(writer.lines).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
             writer.append(SPEND, {"id": id})
 
@@ -181,7 +175,7 @@ class Ledger:
             ValueError: it allows more, and `raised` is off.
         """
         with self._file.locked() as writer:
-            before = self._read(writer.chain).limit
+            before = self._read(writer.lines).limit
             looser = before is not None and not limit.within(before)
             if before is not None and looser and not raised:
                 raise ValueError(
@@ -189,7 +183,6 @@ class Ledger:
                     f"{before.delta:g} for one {before.unit} (or pass --raise-limit), got "
                     f"{limit.epsilon:g} at {limit.delta:g} for one {limit.unit}"
                 )
-            self._recover(writer)
             writer.append(LIMIT, {"limit": limit.to_json(), "raised": looser})
 
     def release_kind(self, data: str) -> Kind:
@@ -222,7 +215,7 @@ class Ledger:
             ValueError: lines are missing since, or it is another ledger's.
         """
         length, head = report.get("length"), report.get("head")
-        lines = self._file.read().lines
+        lines = self._file.read()
         if not (isinstance(length, int) and 0 < length <= len(lines)) or (
             lines[length - 1].hash != head
         ):
@@ -231,14 +224,8 @@ class Ledger:
                 f"up to hash {head}, got {len(lines)} lines without it"
             )
 
-    def _read(self, chain: Chain) -> State:
-        return State.read(chain, str(self.path))
-
-    def _recover(self, writer: Writer) -> None:
-        """Writes down what a killed writer left: what can be read of it counts as reserved."""
-        if writer.chain.torn:
-            entry = torn_entry(writer.chain.torn)
-            writer.close_torn({"entry": None if entry is None else entry.to_json()})
+    def _read(self, lines: list[Line]) -> State:
+        return State.read(lines, str(self.path))
 
     def _afford(self, state: State, entries: list[Entry], at_most: Iterable[Limit]) -> None:
         limits = [*at_most] if state.limit is None else [state.limit, *at_most]

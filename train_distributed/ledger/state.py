@@ -1,10 +1,12 @@
 """What the lines of a ledger come to: entries, limit, and what a killed writer has left."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from train_distributed.ledger.entry import Entry, Limit, read_fields
-from train_distributed.ledger.file import TORN, Chain, Line, torn_bodies
+from train_distributed.ledger.line import GENESIS, Line
+from train_distributed.ledger.text_file import TORN
 from train_distributed.ledger.total import Total
 from train_distributed.privacy.promise import Unit
 
@@ -35,11 +37,11 @@ class State:
     length: int  # lines
 
     @classmethod
-    def read(cls, chain: Chain, name: str) -> Self:
-        """What the lines of a ledger say, one after another.
+    def read(cls, lines: Sequence[Line], name: str) -> Self:
+        """State after all lines of a ledger, one after another.
 
         Args:
-            chain: its lines.
+            lines: all of them.
             name: of the ledger, for errors.
 
         Raises:
@@ -47,7 +49,7 @@ class State:
         """
         records: dict[str, Record] = {}
         limit, raised, torn = None, 0, 0
-        for line in chain.lines:
+        for line in lines:
             try:
                 if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
                     id, entry = entry_id(line), Entry.from_json(stored)
@@ -63,11 +65,8 @@ class State:
             except (KeyError, ValueError) as error:
                 raise ValueError(f"ledger {name} cannot be read: {error}") from error
             torn += line.kind == TORN
-        if chain.torn:
-            torn += 1
-            if (entry := torn_entry(chain.torn)) is not None:
-                records[TORN] = Record(TORN, entry, "", torn=True)
-        return cls(tuple(records.values()), limit, raised, torn, chain.head, len(chain.lines))
+        head = lines[-1].hash if lines else GENESIS
+        return cls(tuple(records.values()), limit, raised, torn, head, len(lines))
 
     def total(self, unit: Unit = "record") -> Total:
         """What all entries come to, for one record or one user."""
@@ -83,17 +82,6 @@ class State:
             if record.id == id:
                 return record
         raise ValueError(f"id must be of an entry in the ledger, got {id!r}")
-
-
-def torn_entry(torn: bytes) -> Entry | None:
-    """The entry that a killed writer has written to its end, or nearly."""
-    for body in torn_bodies(torn):
-        try:
-            if isinstance(body, dict) and body.get("entry") is not None:
-                return Entry.from_json(body["entry"])
-        except ValueError:
-            continue
-    return None
 
 
 def entry_id(line: Line) -> str:

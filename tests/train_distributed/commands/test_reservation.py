@@ -140,7 +140,7 @@ def test_a_broken_chain_is_one_line_and_nothing_is_drawn(run, ledger, monkeypatc
     before = ledger.path.read_bytes()
     code, printed, error = run()
     assert (code, printed, error.count("\n")) == (2, "", 1)
-    assert "ledger must be an unbroken chain of lines, line 1 is altered" in error
+    assert "must be an unbroken chain of entries, entry 1 is altered" in error
     assert ledger.path.read_bytes() == before
 
 

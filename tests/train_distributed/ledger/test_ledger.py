@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
-from train_distributed.ledger import file as ledger_file
+from train_distributed.ledger import line as ledger_line
 from train_distributed.ledger.entry import Entry, Limit
 from train_distributed.ledger.ledger import Ledger
 
@@ -118,7 +118,7 @@ def test_only_parts_of_a_set_are_parts(ledger, part: str) -> None:
 
 def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monkeypatch) -> None:
     """Who knows the entry, its time and all lines before it does not find the hash that is told."""
-    monkeypatch.setattr(ledger_file, "datetime", Frozen)
+    monkeypatch.setattr(ledger_line, "datetime", Frozen)
     told = []
     for name in ("mine", "guess"):
         (tmp_path / name).mkdir()

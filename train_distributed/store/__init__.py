@@ -1,0 +1,1 @@
+"""Crash-safe storage on SQLite: named claims and blobs, written once, in one chained log."""

@@ -1,0 +1,152 @@
+"""One SQLite file whose transactions have reached the disk when they end.
+
+It keeps a rollback journal, not a write-ahead log: a log lies in files of its own, without which a
+copy of the file lacks what was acknowledged, and needs memory that machines on one network disk do
+not share. `synchronous=EXTRA` is FULL, and syncs the directory once the journal is deleted:
+with FULL alone a power cut could bring a deleted journal back, and undo what was acknowledged.
+"""
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pretrain.cli.durable import sync_directory
+
+LOCK_SECONDS = 600.0  # for which one writer waits for others
+_REASONS = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+}
+
+
+class NotADatabase(ValueError):
+    """A file that is not SQLite's."""
+
+
+class Database:
+    """A connection to one file.
+
+    Args:
+        path: of the file; made where it is missing and its directory exists.
+        what: the file's name in errors.
+        alone: keep the file from all other processes until it is closed. Otherwise writers wait
+            for each other.
+        hint: end of an error that says that the file cannot be written.
+
+    Raises:
+        OSError: it cannot be opened, or another process has it alone.
+    """
+
+    def __init__(self, path: Path, what: str, *, alone: bool = False, hint: str = "") -> None:
+        self.path, self._what, self._hint = path, what, hint
+        with self.errors():
+            self.connection = sqlite3.connect(
+                path,
+                timeout=0 if alone else LOCK_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        try:
+            with self.errors():
+                self.connection.execute("PRAGMA synchronous=EXTRA")
+                if not alone:
+                    self.connection.execute("PRAGMA journal_mode=DELETE")
+                else:  # a lock that is kept keeps the journal too
+                    self.connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+                    self.connection.execute("PRAGMA journal_mode=PERSIST")
+                    self.connection.execute("BEGIN EXCLUSIVE")
+                    self.connection.execute("COMMIT")
+                    sync_directory(path.parent)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the file and releases its locks; what was not committed is undone."""
+        self.connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One writer at a time; all of the block reaches the disk, or nothing of it.
+
+        Raises:
+            OSError: it cannot be written.
+            ValueError: the file is damaged.
+        """
+        with self.errors():
+            try:
+                self.connection.execute("BEGIN IMMEDIATE")
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """All that is read in the block is of one moment."""
+        with self.errors():
+            if self.connection.in_transaction:
+                yield
+                return
+            self.connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                if self.connection.in_transaction:
+                    self.connection.execute("COMMIT")
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """SQLite's errors as those that commands report in one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                reason = "it must be used by one process at a time, another has it"
+                raise self._refused(errno.EAGAIN, reason) from error
+            if code == sqlite3.SQLITE_CANTOPEN:
+                raise self._refused(*self._why_closed()) from error
+            if code in _REASONS:
+                number = _REASONS[code]
+                raise self._refused(number, os.strerror(number)) from error
+            kind = NotADatabase if code == sqlite3.SQLITE_NOTADB else ValueError
+            raise kind(f"{self.path} must be as it was written, got: {error}") from error
+
+    def _refused(self, number: int, reason: str) -> OSError:
+        words = f"{self._what} cannot be written: {reason}{self._hint}"
+        return OSError(number, words, str(self.path))
+
+    def _why_closed(self) -> tuple[int, str]:
+        """The system's reason for a file that SQLite could not open."""
+        for place, mode in ((self.path, os.R_OK), (self.path.parent, os.R_OK | os.W_OK)):
+            if place == self.path.parent and not place.exists():
+                return errno.ENOENT, os.strerror(errno.ENOENT)
+            if place.exists() and not os.access(place, mode):
+                return errno.EACCES, os.strerror(errno.EACCES)
+        return errno.EIO, "it cannot be opened"
+
+
+def application_of(path: Path) -> int | None:
+    """The number in SQLite's header that says whose file it is; None: it is not SQLite's.
+
+    A file that another thread of this process writes through SQLite must be opened by SQLite only:
+    to close it otherwise would release that thread's locks.
+    """
+    try:
+        database = Database(path, path.name)
+    except NotADatabase:
+        return None
+    try:
+        with database.reading():
+            return database.connection.execute("PRAGMA application_id").fetchone()[0]
+    finally:
+        database.close()

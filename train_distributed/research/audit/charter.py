@@ -27,7 +27,7 @@ class _Watched:
         client = Client(x, labels, self.plan, Distance(1), generator)
         origin = torch.zeros(1, 1, dtype=torch.float64)
         decoded = [
-            float(client.gradient_quantiser.decode(client.gradient(origin), 1)[0])
+            float(self.plan.gradient_encoding.mean([client.gradient(origin)], 1)[0])
             for _ in range(self.plan.rounds)
         ]
         return np.array(decoded) * np.array(self.plan.fresh) / self.plan.batch

@@ -1,18 +1,14 @@
-"""What one Charter client does: answers with noisy gradients, then with noisy losses."""
+"""One client of Charter: answers with noisy gradients, then with noisy losses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from train_distributed.privacy.float_noise import normal, uniform
-from train_distributed.research.charter.encoding import Encoder
+from train_distributed.privacy.float_noise import uniform
 from train_distributed.research.charter.objectives import Objective
 from train_distributed.research.charter.plan import CharterPlan
-from train_distributed.research.charter.quantise import Quantiser
 
 
 @dataclass(eq=False)
@@ -35,37 +31,14 @@ class Client:
         self._batches = iter(order[:used].split(list(self.plan.fresh)))
 
     def gradient(self, points: Tensor) -> bytes:
-        """The next round's quantised message: the mean over its rows, with noise."""
+        """The next round's message: the clipped mean over its rows, with noise."""
         clipped, taken = self._clipped_sum(points)
-        mean = clipped / self.plan.batch
-        noisy = mean + self.plan.gradient_std * normal(tuple(mean.shape), self.generator)
-        unbiased = noisy * (self.plan.batch / taken)
-        return self.gradient_quantiser.encode(unbiased, self.generator)
-
-    def gradient_share(self, points: Tensor, encoder: Encoder) -> NDArray[np.uint64]:
-        """The next round's integers for the secure sum, with a noise share."""
-        clipped, _ = self._clipped_sum(points)
-        return encoder.encode(clipped / self.plan.batch, self.generator)
+        batch, encoding = self.plan.batch, self.plan.gradient_encoding
+        return encoding.encode(clipped / batch, self.generator, scale=batch / taken)
 
     def losses(self, iterates: Tensor) -> bytes:
-        """Quantised noisy mean losses of all iterates (k, problems, d) on the verification rows."""
-        mean = self._mean_losses(iterates)
-        noisy = mean + self.plan.loss_std * normal(tuple(mean.shape), self.generator)
-        return self.loss_quantiser.encode(noisy, self.generator)
-
-    def loss_share(self, iterates: Tensor, encoder: Encoder) -> NDArray[np.uint64]:
-        """The mean losses as integers for the secure sum, with a noise share."""
-        return encoder.encode(self._mean_losses(iterates), self.generator)
-
-    @property
-    def gradient_quantiser(self) -> Quantiser:
-        """Of a round's message."""
-        return Quantiser(self.plan.gradient_limit, self.plan.gradient_bits)
-
-    @property
-    def loss_quantiser(self) -> Quantiser:
-        """Of the verification message."""
-        return Quantiser(self.plan.loss_limit, self.plan.loss_bits)
+        """Noisy mean losses of all iterates (k, problems, d) on the verification rows."""
+        return self.plan.loss_encoding.encode(self._mean_losses(iterates), self.generator)
 
     def _clipped_sum(self, points: Tensor) -> tuple[Tensor, int]:
         """(problems · d,) sum of clipped gradients over the round's rows, and their number."""

@@ -6,12 +6,15 @@ Parameters of Sec. 4.3 of Salgia et al. 2025. Neighbours differ in one replaced 
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
+from pretrain import check
 from train_distributed import accounting
 from train_distributed.privacy.promise import honest_users
 from train_distributed.research.charter.amplification import sampled_noise_multiplier
+from train_distributed.research.charter.encoding import Encoding, Quantised, Summed
 
 CONSTANTS = ("tight", "paper")
 SMALLEST, LARGEST = 1e-100, 1e100  # float64 holds the products of two such numbers
@@ -36,17 +39,14 @@ class CharterTask:
     failure: float = 0.01  # δ_E, of the accuracy theorem
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rows", "dimension"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("epsilon", "diameter", "gradient_deviation", "loss_deviation"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-            if name != "epsilon" and math.isinf(getattr(self, name)):
-                raise ValueError(f"{name} must be finite, got inf")
-        for name in ("delta", "failure"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in (0, 1), got {getattr(self, name)}")
+        check.at_least(1, clients=self.clients, rows=self.rows, dimension=self.dimension)
+        check.within("(0, inf]", epsilon=self.epsilon)
+        check.positive(
+            diameter=self.diameter,
+            gradient_deviation=self.gradient_deviation,
+            loss_deviation=self.loss_deviation,
+        )
+        check.within("(0, 1)", delta=self.delta, failure=self.failure)
 
     @property
     def gradient_clip(self) -> float:
@@ -143,8 +143,37 @@ class CharterPlan:
 
     @property
     def payload_bits(self) -> int:
-        """Bits K d J0 + K J1, what a client sends in all when there is no secure sum."""
-        return self.rounds * (self.task.dimension * self.gradient_bits + self.loss_bits)
+        """Bits that a client sends in all: K d J0 + K J1, or 64-bit words in a secure sum."""
+        bits = self.gradient_encoding.bits, self.loss_encoding.bits
+        return self.rounds * (self.task.dimension * bits[0] + bits[1])
+
+    @cached_property
+    def gradient_encoding(self) -> Encoding:
+        """Encoding of a round's message.
+
+        Raises:
+            ValueError: a sum that could wrap around.
+        """
+        if self.honest is None:
+            return Quantised(self.gradient_limit, self.gradient_bits, self.gradient_std)
+        moved = 2 * self.gradient_clip / self.batch
+        return self._summed(self.gradient_std, moved, self.task.dimension, self.gradient_clip)
+
+    @cached_property
+    def loss_encoding(self) -> Encoding:
+        """Encoding of the verification message.
+
+        Raises:
+            ValueError: a sum that could wrap around.
+        """
+        if self.honest is None:
+            return Quantised(self.loss_limit, self.loss_bits, self.loss_std)
+        moved = self.loss_clip / self.verification_rows
+        return self._summed(self.loss_std, moved, self.rounds, self.loss_clip)
+
+    def _summed(self, std: float, moved: float, count: int, bound: float) -> Encoding:
+        assert self.honest is not None
+        return Summed(std, moved, count, bound, self.task.clients, self.honest)
 
     def _bits(self, limit: float, squared_scale: float, deviation: float) -> int:
         rows = self.task.rows
@@ -184,15 +213,12 @@ def make_plan(
             ε beyond the range of the paper's proof; an honest fraction outside (0, 1]; a clip so
             small or large that float64 does not hold its square.
     """
-    if constants not in CONSTANTS:
-        raise ValueError(f"constants must be one of {', '.join(CONSTANTS)}, got {constants!r}")
+    check.one_of(CONSTANTS, constants=constants)
     check_budget(task, rounds)
-    if bits is not None and not 1 <= bits <= 32:
-        raise ValueError(f"bits must be in [1, 32], got {bits}")
+    check.within("[1, 32]", bits=bits)
     honest = None
     if secure_sum:
-        if not 0 < honest_fraction <= 1:
-            raise ValueError(f"honest_fraction must be in (0, 1], got {honest_fraction}")
+        check.within("(0, 1]", honest_fraction=honest_fraction)
         honest = honest_users(task.clients, Fraction(repr(float(honest_fraction))))
     draft = CharterPlan(
         task=task,
@@ -204,28 +230,25 @@ def make_plan(
         honest=honest,
         bits=bits,
     )
-    for name in ("gradient_clip", "loss_clip"):
-        check_scale(name, getattr(draft, name))
+    check_scale(gradient_clip=draft.gradient_clip, loss_clip=draft.loss_clip)
     if math.isinf(task.epsilon):
         return draft
     stds = _paper_stds(draft) if constants == "paper" else _tight_stds(draft)
     return replace(draft, gradient_std=stds[0], loss_std=stds[1])
 
 
-def check_scale(name: str, value: float) -> None:
-    """Refuses a length whose square float64 does not hold: it would be compared as 0 or infinity.
+def check_scale(**lengths: float) -> None:
+    """Refuses lengths whose squares float64 does not hold: they would be compared as 0 or infinity.
 
     Raises:
         ValueError: a value outside [1e-100, 1e100].
     """
-    if not SMALLEST <= value <= LARGEST:
-        raise ValueError(f"{name} must be in [{SMALLEST:g}, {LARGEST:g}], got {value}")
+    check.within(f"[{SMALLEST}, {LARGEST}]", **lengths)
 
 
 def check_budget(task: CharterTask, rounds: int) -> None:
     """Refuses rounds that leave a batch empty, and says what they would take."""
-    if rounds < 1:
-        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    check.at_least(1, rounds=rounds)
     if task.rows < 3 * rounds:
         bits = 64 * rounds * task.dimension
         raise ValueError(

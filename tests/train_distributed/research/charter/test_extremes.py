@@ -9,7 +9,7 @@ import torch
 from train_distributed.research import charter
 from train_distributed.research.charter import plan as planning
 from train_distributed.research.charter.client import Client
-from train_distributed.research.charter.encoding import Encoder
+from train_distributed.research.charter.encoding import Summed
 
 
 def setting(case):
@@ -70,9 +70,9 @@ def check(case):
     charged = math.sqrt(plan.rounds) * plan.loss_clip / plan.verification_rows
     assert distance(losses, other_losses) <= charged * planning.rounding(plan.verification_rows, 1)
     if plan.honest is not None:
-        encoder = Encoder(
-            plan.gradient_std, largest, plan.task.dimension, plan.gradient_clip, 2, plan.honest
-        )
+        encoder = plan.gradient_encoding
+        assert isinstance(encoder, Summed)
+        assert encoder.moved == largest
         words = [encoder.fixed_point.encode(both[0].numpy()) for both in (gradients, others)]
         integers = float(np.linalg.norm((words[0] - words[1]).view(np.int64).astype(float)))
         assert integers * encoder.step <= stretched + encoder.step * math.sqrt(encoder.count)

@@ -1,31 +1,26 @@
-"""The file of a public transform, read with every part checked that is not its mathematics."""
+"""File of a public transform: tensors, and where they come from."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from embed.encoding import Encoding
+from pretrain.tensor_file import read_tensors
 
 
 def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and what is known of where they come from.
+    """Tensors by name, and their provenance.
 
     Returns:
-        Tensors, and `fitted_on`, `seen`, `dropped` and `encoding`; unknown in an older file.
+        Tensors, and `fitted_on`, `seen`, `dropped` and `encoding`; an older file lacks some.
 
     Raises:
         ValueError: missing, damaged or something else.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} must be a saved transform, got: {error}") from error
+    tensors, metadata = read_tensors(path, "a saved transform")
     seen = tensors.pop("seen", None)
     if seen is not None and (seen.dtype != torch.int64 or seen.ndim != 1):
         raise ValueError(f"{path}: seen must be int64 (m,), got {seen.dtype} {seen.shape}")

@@ -4,6 +4,7 @@ Every function takes the values to check by their names and raises ValueError fo
 breaks the rule. None passes: it is an option that was left out.
 """
 
+import importlib
 import math
 import operator
 import re
@@ -58,21 +59,21 @@ def one_of(choices: Collection[Any], **values: Any) -> None:
 
 
 def equal(expected: Any, **values: Any) -> None:
-    """Equal to what is expected."""
+    """Equal to the expected value."""
     for name, value in _given(values):
         if value != expected:
             raise ValueError(f"{name} must be {expected}, got {value}")
 
 
 def byte_length(length: int, **values: bytes | None) -> None:
-    """Of this many bytes; the bytes themselves are not shown."""
+    """This many bytes; the bytes themselves are not shown."""
     for name, value in _given(values):
         if len(value) != length:
             raise ValueError(f"{name} must be {length} bytes, got {len(value)}")
 
 
 def shape(expected: tuple[int | str, ...], **arrays: Any) -> None:
-    """Of this shape; a dimension that is a word is free, as "n" in ("n", 3)."""
+    """This shape; a dimension that is a word is free, such as "n" in ("n", 3)."""
     for name, array in _given(arrays):
         actual = tuple(array.shape)
         same = len(actual) == len(expected) and all(
@@ -96,6 +97,20 @@ def left_out(why: str, **values: Any) -> None:
     for name, value in _given(values):
         if value is not False and value not in ((), ""):
             raise ValueError(f"{name} must be left out {why}, got {value}")
+
+
+def installed(module: str, what: str, *, extra: str, package: str | None = None) -> Any:
+    """Imports an optional library, named `package` on the package index.
+
+    Raises:
+        ValueError: it is not installed; names `what` needs it, and the extra that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        install = f"pip install 'blind-averaging[{extra}]'"
+        rule = f"must have {package or module} installed"
+        raise ValueError(f"{what} {rule}: {install}") from error
 
 
 def _given(values: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from pretrain import check
 from pretrain.cli.output import new_file
 from pretrain.simclr_v2 import SimCLRv2, build_simclr_v2
 
@@ -102,10 +103,8 @@ def read_tensorflow(path: Path) -> dict[str, np.ndarray]:
     Raises:
         ValueError: TensorFlow is not installed, or the checkpoint cannot be read.
     """
-    try:
-        import tensorflow  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ValueError("TensorFlow must be installed to convert (extra: convert)") from error
+    library = {"package": "TensorFlow", "extra": "convert"}
+    tensorflow = check.installed("tensorflow", "convert", **library)
     prefix = str(path).removesuffix(".index")
     try:
         reader: Any = tensorflow.train.load_checkpoint(prefix)

@@ -3,20 +3,21 @@
 import hashlib
 import json
 from collections.abc import Callable
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_file
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.mirrored import PREFIX, Mirrored, within
-from pretrain.encoders.weights import features, load_weights, read_tensors
+from pretrain.encoders.weights import load_weights
 from pretrain.preprocess import Size
-from pretrain.tensor_file import write_tensors
+from pretrain.tensor_file import read_tensors, write_tensors
 
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (
@@ -31,21 +32,21 @@ def build_encoder(
     """Builds an encoder: (n, 3, h, w) in [0, 1] -> (n, embedding_dim).
 
     Args:
-        name: an architecture, `timm:MODEL`, `open_clip:MODEL` (either with the tag of its weights
-            or without), `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with weights,
-            `hf:NAME` or `hf:DIR` of Hugging Face's transformers or `open_clip:DIR`; the path of a
-            checkpoint of ours, or the name of an encoder shipped here ("simclr-small"). After
-            `mirrored:` any of these, averaged over a picture and its mirror image.
-        weights: what an architecture must be given, and a model may be: a file ("simclrv2": one
-            written by `python -m pretrain convert`; "resnet50-v1": a state dict with torchvision's
-            names), "random" for an untrained network, "hub" to download those of the name, for
-            timm "package" for those on the package index. Checkpoints take none.
-        seed: of random weights.
-        image_size: pixels of the input, for networks that are built for one size; None: as the
-            name says.
+        name: an architecture, `timm:MODEL`, `open_clip:MODEL` (with the tag of its weights or
+            without), `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with weights, `hf:NAME` or
+            `hf:DIR` of Hugging Face's transformers or `open_clip:DIR`; the path of one of our
+            checkpoints, or an encoder shipped here ("simclr-small"). `mirrored:` before any of
+            these averages over a picture and its mirror image.
+        weights: required for an architecture, optional for a model, not taken by a checkpoint: a
+            file ("simclrv2": written by `python -m pretrain convert`; "resnet50-v1": a state dict
+            with torchvision's names), "random" for an untrained network, "hub" to download the
+            weights of the name, for timm "package" for those on the package index.
+        seed: seed of random weights.
+        image_size: pixels of the input, for networks that are built for one size; None: the size
+            that the name implies.
 
     Returns:
-        The network in evaluation mode. Its `preprocess` is what its makers do to pictures.
+        The network in evaluation mode. Its `preprocess` is what its authors do to pictures.
 
     Raises:
         ValueError: unknown name, no weights, or weights that do not belong to it.
@@ -72,12 +73,12 @@ def build_encoder(
 
 
 def _has_weights(kind: str, rest: str) -> bool:
-    """Whether a name says which weights, not only which network."""
+    """Whether a name determines the weights as well as the network."""
     return kind == "hf" or (kind == "open_clip" and Path(rest).is_dir())
 
 
 def origin(name: str, weights: str | None) -> str:
-    """Where the weights of `build_encoder(name, weights=weights)` are from, in words.
+    """Origin of the weights of `build_encoder(name, weights=weights)`, in words.
 
     Returns:
         "shipped", "package", "hub", "random" or "file NAME", its directory left out.
@@ -93,7 +94,7 @@ def origin(name: str, weights: str | None) -> str:
 
 
 def without_directory(name: str) -> str:
-    """An encoder's name for files that others read: of a path its last part alone."""
+    """Name of an encoder for files that others read: a path is reduced to its last part."""
     if name.startswith(PREFIX):
         return PREFIX + without_directory(within(name))
     kind, colon, rest = name.partition(":")
@@ -130,12 +131,7 @@ def load_encoder(path: Path) -> Encoder:
         raise ValueError(f"encoder {path.stem} must come with the package, got no such file")
     if not path.is_file():
         raise ValueError(f"encoder must be one of {', '.join(KINDS)}, got {path}")
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} must be a safetensors file, got: {error}") from error
+    tensors, metadata = read_tensors(path)
     if "architecture" not in metadata:
         raise ValueError(f"{path} must be an encoder written by this project, got no architecture")
     encoder = _untrained(metadata["architecture"], path)
@@ -146,8 +142,8 @@ def load_encoder(path: Path) -> Encoder:
 def encoder_hash(encoder: nn.Module) -> str:
     """SHA-256 over all names, shapes and values: equal exactly when the networks are.
 
-    Where networks with equal weights may differ, as in padding, activation or the mean that is
-    subtracted from pixels, that goes into it as well.
+    It covers `Encoder.beyond_weights` as well: padding, activation, or the mean that is subtracted
+    from pixels, in which networks with equal weights may differ.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
@@ -159,7 +155,7 @@ def encoder_hash(encoder: nn.Module) -> str:
 
 
 def _untrained(architecture: str, path: Path) -> Encoder:
-    """The network that a file's metadata describes, its weights still to be loaded."""
+    """Network that a file's metadata describes, without its weights."""
     try:
         fields = parsed(architecture)
         build = ARCHITECTURES[fields["kind"]]
@@ -177,89 +173,30 @@ def _untrained(architecture: str, path: Path) -> Encoder:
         ) from error
 
 
-def _timm(name: str, weights: str | None, image_size: Size | None) -> Encoder:
-    from pretrain.encoders.timm_models import build_timm
-
-    return build_timm(name, weights or "random", image_size)
-
-
-def _hugging_face(name: str, weights: str | None, image_size: Size | None) -> Encoder:
-    from pretrain.encoders.hugging_face import build_hugging_face
-
-    return build_hugging_face(name, weights, image_size)
-
-
-def _open_clip(name: str, weights: str | None, image_size: Size | None) -> Encoder:
-    from pretrain.encoders.open_clip_towers import build_open_clip
-
-    return build_open_clip(name, weights, image_size)
-
-
-def _resnet50_v1(_: str, weights: str | None, __: Size | None) -> Encoder:
-    from pretrain.resnet50_v1 import ResNet50V1
-
-    network = ResNet50V1()
-    if weights not in (None, "random"):
-        load_weights(network.model, features(Path(weights)), weights)
-    return network
-
-
-def _simclr_v2(name: str, weights: str | None, _: Size | None) -> Encoder:
-    from pretrain.simclr_v2 import build_simclr_v2
-
-    network = build_simclr_v2(name)
-    if weights not in (None, "random"):
-        load_weights(network, read_tensors(Path(weights)), weights)
-    return network
-
-
-def _read_small_resnet(fields: dict[str, Any]) -> Encoder:
-    from pretrain.recipes import ResNetConfig
-    from pretrain.resnet import SmallResNet
-
-    return SmallResNet(ResNetConfig.from_json(fields))
-
-
-def _read_timm(fields: dict[str, Any]) -> Encoder:
-    return _timm(fields["name"], "random", _read_size(fields))
-
-
-def _read_hugging_face(fields: dict[str, Any]) -> Encoder:
-    from pretrain.encoders.hugging_face import rebuild_hugging_face
-
-    return rebuild_hugging_face(fields)
-
-
-def _read_open_clip(fields: dict[str, Any]) -> Encoder:
-    from pretrain.encoders.open_clip_towers import OpenClipEncoder
-
-    return OpenClipEncoder(fields["tower"], fields["pixels"], _read_size(fields))
-
-
-def _read_mirrored(fields: dict[str, Any]) -> Encoder:
+def _rebuild_mirrored(fields: dict[str, Any]) -> Encoder:
     once = {kind: build for kind, build in ARCHITECTURES.items() if kind != fields["kind"]}
     inner = fields["encoder"]
     return Mirrored(once[inner["kind"]](inner))
 
 
-def _read_size(fields: dict[str, Any]) -> Size | None:
-    size = fields["image_size"]
-    return (size[0], size[1]) if isinstance(size, list) else size
+def _of(module: str, name: str) -> Callable[..., Any]:
+    """Function of a module in `pretrain` that is imported when the function is called."""
+    return lambda *given: attrgetter(name)(import_module(f"pretrain.{module}"))(*given)
 
 
 BUILDERS: dict[str, Callable[[str, str | None, Size | None], Encoder]] = {
-    "timm": _timm,
-    "hf": _hugging_face,
-    "open_clip": _open_clip,
-    "simclrv2": _simclr_v2,
-    "resnet50-v1": _resnet50_v1,
+    "timm": _of("encoders.timm_models", "build_timm"),
+    "hf": _of("encoders.hugging_face", "build_hugging_face"),
+    "open_clip": _of("encoders.open_clip_towers", "build_open_clip"),
+    "simclrv2": _of("simclr_v2", "build_simclr_v2"),
+    "resnet50-v1": _of("resnet50_v1", "build_resnet50_v1"),
 }
 ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
-    "small-resnet": _read_small_resnet,
-    "timm": _read_timm,
-    "hf": _read_hugging_face,
-    "open_clip": _read_open_clip,
-    "mirrored": _read_mirrored,
-    "simclrv2": lambda fields: _simclr_v2(fields["name"], None, None),
-    "resnet50-v1": lambda _: _resnet50_v1("", None, None),
+    "small-resnet": _of("resnet", "SmallResNet.rebuild"),
+    "timm": _of("encoders.timm_models", "TimmEncoder.rebuild"),
+    "hf": _of("encoders.hugging_face", "HuggingFaceEncoder.rebuild"),
+    "open_clip": _of("encoders.open_clip_towers", "OpenClipEncoder.rebuild"),
+    "mirrored": _rebuild_mirrored,
+    "simclrv2": lambda fields: BUILDERS["simclrv2"](fields["name"], None, None),
+    "resnet50-v1": lambda _: BUILDERS["resnet50-v1"]("", None, None),
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import SPLITS, ImageSet, check_labels, concatenate
 
@@ -80,10 +81,7 @@ class _Hdf5:
     """`examples/<writer>/pixels` (n, 28, 28) and `/label` (n,)."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import h5py  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise ValueError(f"h5py must be installed to read {path}") from error
+        h5py = check.installed("h5py", f"reading {path}", extra="federated-emnist")
         self.path = path
         try:
             self._examples: Any = h5py.File(path, "r")["examples"]

@@ -52,8 +52,13 @@ class SmallResNet(Encoder):
         initialise(self, generator)
 
     def architecture(self) -> dict[str, Any]:
-        """Its configuration."""
+        """Configuration of the network."""
         return self.config.to_json()
+
+    @classmethod
+    def rebuild(cls, architecture: dict[str, Any]) -> "SmallResNet":
+        """The network that `architecture` described, untrained."""
+        return cls(ResNetConfig.from_json(architecture))
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""

@@ -8,6 +8,7 @@ from pretrain import torchvision_ops as torchvision_ops  # first: timm imports t
 
 # isort: split
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pretrain.encoders.base import Encoder
+from pretrain.encoders.weights import features, load_weights
+from pretrain.preprocess import Size
 
 MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # of ImageNet; nothing is divided by
 EPS = 1e-3  # of batch normalisation
@@ -37,9 +40,21 @@ class ResNet50V1(Encoder):
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
 
     def architecture(self) -> dict[str, Any]:
-        """There is one."""
+        """Name of the only one."""
         return {"kind": "resnet50-v1"}
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, 2048)."""
         return self.model(images - self.mean)
+
+
+def build_resnet50_v1(_: str, weights: str | None, __: Size | None = None) -> ResNet50V1:
+    """The network, with weights from a file with torchvision's names, or random ones.
+
+    Raises:
+        ValueError: weights that do not fit.
+    """
+    network = ResNet50V1()
+    if weights not in (None, "random"):
+        load_weights(network.model, features(Path(weights)), weights)
+    return network

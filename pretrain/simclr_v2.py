@@ -6,6 +6,7 @@ the converter pairs them by counting.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pretrain.encoders.base import Encoder
+from pretrain.encoders.weights import load_weights, read_weights
+from pretrain.preprocess import Size
 from pretrain.resnet import initialise
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
@@ -123,7 +126,7 @@ class SimCLRv2(Encoder):
         self.groups = nn.Sequential(*groups)
 
     def architecture(self) -> dict[str, Any]:
-        """Its name."""
+        """Name of the network."""
         return {"kind": "simclrv2", "name": self.name}
 
     def stages(self, images: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -148,11 +151,15 @@ def _max_pool(x: Tensor) -> Tensor:
     return functional.max_pool2d(functional.pad(x, (left, 1, top, 1)), 3, 2)
 
 
-def build_simclr_v2(name: str) -> SimCLRv2:
-    """Builds `r50_1x_sk1` (depth, width multiplier, selective kernels or not) untrained.
+def build_simclr_v2(name: str, weights: str | None = None, _: Size | None = None) -> SimCLRv2:
+    """Builds a network of SimCLRv2.
+
+    Args:
+        name: such as `r50_1x_sk1`: depth, width multiplier, selective kernels or not.
+        weights: file that `python -m pretrain convert` wrote; None or "random": untrained.
 
     Raises:
-        ValueError: another form of name or an unknown depth.
+        ValueError: another form of name, an unknown depth, or weights that do not fit.
     """
     match = re.fullmatch(r"r(\d+)_([1-9])x_sk([01])", name)
     if match is None or int(match[1]) not in BLOCKS:
@@ -161,4 +168,6 @@ def build_simclr_v2(name: str) -> SimCLRv2:
     network = SimCLRv2(int(match[1]), int(match[2]), selective=match[3] == "1")
     if next(network.parameters()).device != torch.device("meta"):
         initialise(network)
+    if weights not in (None, "random"):
+        load_weights(network, read_weights(Path(weights)), weights)
     return network

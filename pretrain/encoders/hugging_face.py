@@ -1,8 +1,8 @@
 """Vision models of Hugging Face's transformers as encoders: `hf:facebook/dinov2-small`, `hf:DIR`.
 
-An embedding is what the model itself calls its pooled output; where it has none, or the weights of
-its pooling are not in the checkpoint, the class token of the last layer; without a class token the
-mean over the last layer's positions. Of a model of pictures and texts it is the vision tower's.
+An embedding is the model's pooled output. Where it has none, or the checkpoint lacks the weights of
+the pooling, it is the class token of the last layer; without a class token the mean over the last
+layer's positions. A model of pictures and texts gives the embedding of its vision tower.
 """
 
 from pretrain import torchvision_ops as torchvision_ops  # first: transformers imports torchvision
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pretrain import check
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.hub import hub
 from pretrain.encoders.image_processor import Stated, stated
-from pretrain.encoders.weights import read_tensors
+from pretrain.encoders.weights import read_weights
 from pretrain.preprocess import Size
 
 POOLED, CLASS_TOKEN, MEAN = "pooled output", "class token", "mean"
@@ -29,22 +30,17 @@ COSMETIC = ("architectures", "dtype", "torch_dtype", "transformers_version", "_n
 
 
 class HuggingFaceEncoder(Encoder):
-    """A vision model, what is done to its pixels, and which of its outputs is the embedding.
+    """A vision model with its preprocessing and the choice of its output.
 
     Raises:
         ValueError: a model that takes no pictures, or whose embedding of a picture is not one.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, model: Any, stated: Stated, pooling: str | None = None) -> None:
         super().__init__()
         self.model, self.stated = model, stated
         self.preprocess = stated.preprocess
-        for part in ("mean", "std"):
-            values = torch.tensor(getattr(stated, part)).view(1, 3, 1, 1)
-            self.register_buffer(part, values, persistent=False)
+        self.normalise_by(stated.mean, stated.std)
         takes = inspect.signature(model.forward).parameters
         if "pixel_values" not in takes:
             raise ValueError(f"encoder hf:NAME must be a vision model, got {type(model).__name__}")
@@ -64,11 +60,20 @@ class HuggingFaceEncoder(Encoder):
             )
         self.embedding_dim = one.shape[1]
 
+    @classmethod
+    def rebuild(cls, architecture: dict[str, Any]) -> "HuggingFaceEncoder":
+        """The model that `architecture` described, untrained."""
+        transformers = _library()
+        fields = dict(architecture["config"])
+        config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+        model = transformers.AutoModel.from_config(config, dtype=torch.float32)
+        return cls(model, Stated.from_json(architecture["stated"]), architecture["pooling"])
+
     def _run(self, images: Tensor) -> Any:
-        return self.model(pixel_values=(images - self.mean) / self.std, **self.options)
+        return self.model(pixel_values=self.normalised(images), **self.options)
 
     def architecture(self) -> dict[str, Any]:
-        """The model's own configuration, and what this project adds."""
+        """The model's own configuration, its pooling and its preprocessing."""
         config = self.model.config.to_diff_dict()
         kept = {k: v for k, v in config.items() if k not in COSMETIC}
         kept["model_type"] = self.model.config.model_type
@@ -80,12 +85,12 @@ class HuggingFaceEncoder(Encoder):
         }
 
     def beyond_weights(self) -> str:
-        """Activation, norms, pooling, mean and standard deviation; not the names of classes."""
-        said = self.architecture()
+        """Activation, norms, pooling, mean and standard deviation, without the names of classes."""
+        described = self.architecture()
         names = ("id2label", "label2id", "num_labels", "problem_type")
-        config = {k: v for k, v in said["config"].items() if k not in names}
+        config = {k: v for k, v in described["config"].items() if k not in names}
         pixels = {"mean": self.stated.mean, "std": self.stated.std}
-        return json.dumps(said | {"config": config, "stated": pixels}, sort_keys=True)
+        return json.dumps(described | {"config": config, "stated": pixels}, sort_keys=True)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
@@ -117,9 +122,9 @@ def build_hugging_face(
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=local)
         config = getattr(config, "vision_config", config)
         processor = transformers.AutoImageProcessor.from_pretrained(name, local_files_only=local)
-        model, told = _loaded(transformers, name, config, weights)
+        model, report = _loaded(transformers, name, config, weights)
     where = f"hf:{name}" if weights in (None, "hub") else str(weights)
-    unpooled = _check(model, told, where)
+    unpooled = _check(model, report, where)
     described = stated(processor, f"hf:{name}")
     if image_size is not None:
         described = described.of_size(image_size)
@@ -129,7 +134,7 @@ def build_hugging_face(
 def _loaded(
     transformers: Any, name: str, config: Any, weights: str | None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model and what transformers says of loading it."""
+    """The model, and what transformers reports of loading it."""
     if weights in (None, "hub"):
         return transformers.AutoModel.from_pretrained(
             name,
@@ -144,24 +149,14 @@ def _loaded(
     return type(model).from_pretrained(
         None,
         config=config,
-        state_dict=read_tensors(Path(str(weights))),
+        state_dict=read_weights(Path(str(weights))),
         dtype=torch.float32,
         output_loading_info=True,
     )
 
 
-def rebuild_hugging_face(architecture: dict[str, Any]) -> HuggingFaceEncoder:
-    """The model that `HuggingFaceEncoder.architecture` described, untrained."""
-    transformers = _library()
-    fields = dict(architecture["config"])
-    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = transformers.AutoModel.from_config(config, dtype=torch.float32)
-    described = Stated.from_json(architecture["stated"])
-    return HuggingFaceEncoder(model, described, architecture["pooling"])
-
-
 def _pooling(model: nn.Module, out: Any) -> str:
-    """Which of a model's outputs is the embedding."""
+    """The output of a model that is the embedding."""
     return POOLED if getattr(out, "pooler_output", None) is not None else _unpooled(model)
 
 
@@ -171,8 +166,8 @@ def _unpooled(model: nn.Module) -> str:
     return CLASS_TOKEN if named else MEAN
 
 
-def _check(model: nn.Module, told: dict[str, Any], where: str) -> bool:
-    """What transformers said of loading; heads are left out, and a pooling may be missing.
+def _check(model: nn.Module, report: dict[str, Any], where: str) -> bool:
+    """Checks what transformers reports: heads are left out, and a pooling may be missing.
 
     Returns:
         Whether the weights of the pooling are missing.
@@ -180,11 +175,11 @@ def _check(model: nn.Module, told: dict[str, Any], where: str) -> bool:
     Raises:
         ValueError: others are, or are not finite, or the file has more of the same network.
     """
-    missing = sorted(told.get("missing_keys", ()))
+    missing = sorted(report.get("missing_keys", ()))
     if not all("pooler" in key.split(".") for key in missing):
         raise ValueError(f"{where} must hold all weights, got none for {', '.join(missing[:3])}")
     parts = {name for name, _ in model.named_children()}
-    for key in sorted(told.get("unexpected_keys", ())):
+    for key in sorted(report.get("unexpected_keys", ())):
         if key.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.").split(".")[0] in parts:
             raise ValueError(f"{where} must fit {type(model).__name__}, got unknown {key}")
     for name, tensor in model.state_dict().items():
@@ -199,18 +194,12 @@ def _picture(size: Any) -> Tensor:
 
 
 def _library() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise ValueError(
-            "hf:NAME must have transformers installed: pip install 'blind-averaging[encoders]'"
-        ) from error
-    return transformers
+    return check.installed("transformers", "hf:NAME", extra="encoders")
 
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without its progress bars and its table of left out heads."""
+    """Silences progress bars and the table of heads that were left out."""
     log = transformers.utils.logging
     level = log.get_verbosity()
     bars = log.is_progress_bar_enabled()

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from pretrain.encoders.base import Encoder
+from pretrain import check
+from pretrain.encoders.base import Encoder, read_size
 from pretrain.encoders.hub import hub
-from pretrain.encoders.weights import load_weights, read_tensors
+from pretrain.encoders.weights import load_weights, read_weights
 from pretrain.preprocess import BLACK, Preprocess, Size
 
 CONFIG = "open_clip_config.json"
@@ -38,9 +38,6 @@ class OpenClipEncoder(Encoder):
     Raises:
         ValueError: a configuration of which no tower can be built.
     """
-
-    mean: Tensor
-    std: Tensor
 
     def __init__(
         self, tower: dict[str, Any], pixels: dict[str, Any], image_size: Size | None = None
@@ -68,36 +65,39 @@ class OpenClipEncoder(Encoder):
             self.preprocess = Preprocess(image_size=image_size)
         else:
             self.preprocess = _preprocess(self.pixels)
-        for part in ("mean", "std"):
-            values = torch.tensor(self.pixels[part]).view(1, 3, 1, 1)
-            self.register_buffer(part, values, persistent=False)
+        self.normalise_by(self.pixels["mean"], self.pixels["std"])
+
+    @classmethod
+    def rebuild(cls, architecture: dict[str, Any]) -> "OpenClipEncoder":
+        """The tower that `architecture` described, untrained."""
+        return cls(architecture["tower"], architecture["pixels"], read_size(architecture))
 
     def architecture(self) -> dict[str, Any]:
-        """The tower's configuration and what is done to pictures."""
-        what = {"tower": self.tower, "pixels": self.pixels, "image_size": self.image_size}
-        return {"kind": "open_clip", **what}
+        """Configuration of the tower, and its preprocessing."""
+        fields = {"tower": self.tower, "pixels": self.pixels, "image_size": self.image_size}
+        return {"kind": "open_clip", **fields}
 
     def beyond_weights(self) -> str:
-        """The same tower with another activation, or after another normalisation, is another."""
+        """Configuration of the tower with its activation, mean and standard deviation."""
         pixels = {part: list(self.pixels[part]) for part in ("mean", "std")}
         return json.dumps({"kind": "open_clip", "tower": self.tower} | pixels, sort_keys=True)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
-        out = self.visual((images - self.mean) / self.std)
+        out = self.visual(self.normalised(images))
         return out[0] if isinstance(out, tuple) else out  # CoCa's gives its tokens as well
 
 
 def build_open_clip(
     name: str, weights: str | None = None, image_size: Size | None = None
 ) -> OpenClipEncoder:
-    """The vision tower `name`: an architecture, with the tag of its weights or not, or a directory.
+    """The vision tower `name`.
 
     Args:
-        name: as above.
-        weights: a file with the whole model's or the tower's state dict, "random", "hub" for those
-            that the tag names; None for those in the directory.
-        image_size: of the input; the position embedding is resampled.
+        name: an architecture, with the tag of its weights or without, or a directory.
+        weights: a file with the state dict of the model or of the tower, "random", or "hub" for
+            the weights of the tag; None: the directory's own.
+        image_size: pixels of the input; the position embedding is resampled.
 
     Raises:
         ValueError: an extra is missing, no such model, or weights that are not its own.
@@ -107,7 +107,7 @@ def build_open_clip(
     if weights == "random":
         return encoder
     file = str(_held(Path(name))) if weights is None else weights
-    tensors = _downloaded(name) if weights == "hub" else read_tensors(Path(file))
+    tensors = _downloaded(name) if weights == "hub" else read_weights(Path(file))
     load_weights(encoder.visual, _tower(encoder, tensors), file)
     return encoder
 
@@ -138,7 +138,7 @@ def _described(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _preprocess(pixels: dict[str, Any]) -> Preprocess:
-    """What `open_clip.image_transform` does for evaluation."""
+    """The preprocessing of `open_clip.image_transform` for evaluation."""
     size, mode = pixels["size"], pixels["resize_mode"]
     shade = pixels["fill_color"] / 255
     return Preprocess(
@@ -173,7 +173,7 @@ def _downloaded(name: str) -> dict[str, Tensor]:
 
 
 def _tower(encoder: OpenClipEncoder, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of a model's tensors those of the vision tower, for its size."""
+    """Tensors of the vision tower among those of a model, resampled to its size."""
     from open_clip.model import resize_pos_embed
 
     named = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
@@ -187,11 +187,5 @@ def _tower(encoder: OpenClipEncoder, tensors: dict[str, Tensor]) -> dict[str, Te
 
 
 def _library() -> Any:
-    try:
-        import open_clip
-    except ImportError as error:
-        raise ValueError(
-            "open_clip:NAME must have open_clip_torch installed: "
-            "pip install 'blind-averaging[encoders]'"
-        ) from error
-    return open_clip
+    install = {"package": "open_clip_torch", "extra": "encoders"}
+    return check.installed("open_clip", "open_clip:NAME", **install)

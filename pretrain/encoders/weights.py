@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
+
+from pretrain.tensor_file import read_tensors
 
 CLASSIFIERS = {"classifier", "fc", "_fc", "head"}
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """Reads a flat state dict from safetensors or a `torch.save` file, weights only.
 
     Raises:
@@ -17,12 +18,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_file():
         raise ValueError(f"weights must be an existing file, got {path}")
+    if path.suffix == ".safetensors":
+        return read_tensors(path, "readable weights")[0]
     try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in the zip, the unpickler or safetensors
+    except Exception as error:  # a damaged file fails in the zip or the unpickler
         raise ValueError(f"{path} must be readable weights, got: {error}") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
@@ -51,13 +51,13 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor], where: str) -> N
 
 
 def features(path: Path) -> dict[str, Tensor]:
-    """All tensors but the classifier's."""
-    tensors = read_tensors(path)
+    """All tensors of a file but the classifier's."""
+    tensors = read_weights(path)
     return {n: t for n, t in tensors.items() if n.split(".")[0] not in CLASSIFIERS}
 
 
 def renamed_by_order(model: nn.Module, kept: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names of another library, same tensors in the same order."""
+    """Tensors under the model's names, where another library has them in the same order."""
     own = model.state_dict()
     if kept.keys() == own.keys() or len(kept) != len(own):
         return kept

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrain import check
 from pretrain.intake.decode import UnreadableImage
 from pretrain.names import decode_name
 
@@ -33,14 +34,9 @@ def matching_files(pattern: str) -> list[Path]:
 def _expanded(pattern: str) -> list[str]:
     if "{" not in pattern:
         return [pattern]
+    library = check.installed("braceexpand", "braces", extra="intake")
     try:
-        from braceexpand import braceexpand
-    except ImportError as error:
-        raise ValueError(
-            "braces must have braceexpand installed: pip install 'blind-averaging[intake]'"
-        ) from error
-    try:
-        return list(braceexpand(pattern))
+        return list(library.braceexpand(pattern))
     except ValueError as error:
         raise ValueError(f"braces must be closed, got {pattern}") from error
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from pretrain import check
 from pretrain.datasets import ImageSet
 from pretrain.intake.files import file_reader, picture_bytes
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 from pretrain.names import decode_name
 
-INSTALL = "hf must have datasets installed: pip install 'blind-averaging[intake]'"
 SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 BLOCK = 1000  # rows
 
@@ -53,10 +53,7 @@ def open_hugging_face(path: Path, reading: Reading) -> ImageSet:
 
 def _splits(path: Path, *, saved: bool) -> dict[str, Any]:
     """Data sets by the names of their splits; "" for a data set without splits."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(INSTALL) from error
+    datasets = check.installed("datasets", "hf", extra="intake")
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

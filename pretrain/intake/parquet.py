@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet
 from pretrain.intake.files import matching_files, picture_bytes
@@ -21,7 +22,6 @@ from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 from pretrain.names import decode_name
 
-INSTALL = "parquet must have pyarrow installed: pip install 'blind-averaging[intake]'"
 IMAGE_COLUMNS = ("image", "img", "path", "bytes", "file_name")
 BATCH = 64  # rows decoded at a time
 BUFFER = 1 << 20  # bytes of the file
@@ -100,14 +100,13 @@ class _File:
 @contextlib.contextmanager
 def _opened(path: Path, **options: Any) -> Iterator[Any]:
     """A `pyarrow.parquet.ParquetFile`; whatever pyarrow refuses is one ValueError."""
+    library = check.installed("pyarrow.parquet", "parquet", package="pyarrow", extra="intake")
+    from pyarrow import ArrowException
+
     try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(INSTALL) from error
-    try:
-        with pyarrow.parquet.ParquetFile(path, **options) as file:
+        with library.ParquetFile(path, **options) as file:
             yield file
-    except (pyarrow.ArrowException, OSError) as error:
+    except (ArrowException, OSError) as error:
         raise ValueError(f"{path} must be a Parquet file, got: {error}") from error
 
 

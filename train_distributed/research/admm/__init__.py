@@ -1,6 +1,6 @@
 """Decentralised learning without a server, private in every iteration."""
 
-from train_distributed.research.admm.algorithm import AdmmSettings, iterations
+from train_distributed.research.admm.algorithm import AdmmSettings, Network
 from train_distributed.research.admm.graph import Graph, random_regular, ring, star
 from train_distributed.research.admm.nodes import Nodes, gather
 from train_distributed.research.admm.training import run
@@ -8,9 +8,9 @@ from train_distributed.research.admm.training import run
 __all__ = [
     "AdmmSettings",
     "Graph",
+    "Network",
     "Nodes",
     "gather",
-    "iterations",
     "random_regular",
     "ring",
     "run",

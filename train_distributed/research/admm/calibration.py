@@ -1,4 +1,4 @@
-"""How much noise an iteration needs, and what all iterations together cost.
+"""Noise that an iteration needs, and the privacy that all iterations together cost.
 
 Neighbours differ in one replaced record of one node. The loss is logistic: |L'| <= 1, L'' <= 1/4,
 rows have norm at most 1. Noise has density ∝ exp(-ζ‖e‖).
@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 from dp_accounting.pld import common, privacy_loss_distribution
 
+from pretrain import check
 from train_distributed import accounting
 
 LARGEST_LOSS = 500.0  # e^α of more overflows; composition saves nothing there
@@ -106,10 +107,8 @@ def compose(alphas: Sequence[float], delta: float) -> Composed:
         >>> composed.pure, 4 < composed.epsilon < 5
         (8.0, True)
     """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta}")
-    if not alphas:
-        raise ValueError("alphas must not be empty, got none")
+    check.within("(0, 1)", delta=delta)
+    check.at_least(1, number_of_alphas=len(alphas))
     pure = math.fsum(alphas)
     asked = accounting.discretised_delta(delta, len(alphas))
     if max(alphas) > LARGEST_LOSS or asked <= 0:

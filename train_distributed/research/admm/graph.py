@@ -1,4 +1,4 @@
-"""Who talks to whom: connected undirected graphs."""
+"""Connected undirected graphs that say which nodes exchange messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
+
+from pretrain import check
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,7 @@ class Graph:
     edges: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        if self.nodes < 2:
-            raise ValueError(f"nodes must be >= 2, got {self.nodes}")
+        check.at_least(2, nodes=self.nodes)
         seen = set()
         for a, b in self.edges:
             if a == b or not (0 <= a < self.nodes and 0 <= b < self.nodes):
@@ -62,8 +63,7 @@ def ring(nodes: int) -> Graph:
         >>> ring(4).edges
         ((0, 1), (1, 2), (2, 3), (3, 0))
     """
-    if nodes < 3:
-        raise ValueError(f"nodes of a ring must be >= 3, got {nodes}")
+    check.at_least(3, nodes=nodes)
     return Graph(nodes, tuple((i, (i + 1) % nodes) for i in range(nodes)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
@@ -38,10 +39,8 @@ class AdmmOptions:
     edges: Path | None = None  # a file of pairs "a b", one a line, instead of a graph by name
 
     def __post_init__(self) -> None:
-        if self.graph not in GRAPHS:
-            raise ValueError(f"graph must be one of {', '.join(GRAPHS)}, got {self.graph!r}")
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be >= 1, got {self.iterations}")
+        check.one_of(GRAPHS, graph=self.graph)
+        check.at_least(1, iterations=self.iterations)
 
     def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
         """Refuses, before any row is read, a graph in pieces or of other users."""
@@ -49,7 +48,7 @@ class AdmmOptions:
         self.connect(users.users, torch.Generator())
 
     def settings(self, method: str, alpha: float) -> admm.AdmmSettings:
-        """Of a run in which every message spends α."""
+        """Settings of a run in which every message spends α."""
         return admm.AdmmSettings(
             method=method,
             iterations=self.iterations,
@@ -85,7 +84,7 @@ def learn_by_admm(
     generator: torch.Generator | None,
     measure_risk: bool,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """(d, K) mean of what all nodes sent last, and what it cost.
+    """(d, K) mean of the messages that all nodes sent last, and their costs.
 
     α of a message is the largest with which all T K messages of a node compose to (ε, δ).
 
@@ -108,9 +107,7 @@ def learn_by_admm(
     settings = options.settings(VARIANTS[method] if privacy.private else "none", alpha)
     nodes = admm.gather(rows.x / rows.clip_norm, rows.y, rows.users, rows.num_classes)
     result = admm.run(
-        nodes,
-        graph,
-        settings,
+        admm.Network(nodes, graph, settings),
         delta=privacy.delta,
         generator=generator,
         measure_risk=measure_risk,
@@ -123,9 +120,7 @@ def _listed(path: Path, users: int) -> admm.Graph:
     edges = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         words = line.split()
-        if not words:
-            continue
-        if len(words) != 2 or not all(word.isdecimal() for word in words):
+        if words and not (len(words) == 2 and all(word.isdecimal() for word in words)):
             raise ValueError(f"edges must be two numbers a line, got {line!r} in line {number}")
-        edges.append((int(words[0]), int(words[1])))
+        edges += [(int(words[0]), int(words[1]))] if words else []
     return admm.Graph(users, tuple(edges))

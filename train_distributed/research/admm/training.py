@@ -1,4 +1,4 @@
-"""A whole ADMM run and what it cost."""
+"""A whole ADMM run and its costs."""
 
 import time
 from dataclasses import dataclass
@@ -8,23 +8,20 @@ import torch
 from torch import Tensor
 
 from train_distributed.research.admm import calibration, solver
-from train_distributed.research.admm.algorithm import AdmmSettings, iterations
-from train_distributed.research.admm.graph import Graph
+from train_distributed.research.admm.algorithm import AdmmSettings, Network
 from train_distributed.research.admm.nodes import Nodes
 
 
 @dataclass(frozen=True, eq=False)
 class AdmmResult:
-    """The classifiers that the nodes end with, and what the run cost."""
+    """The classifiers that the nodes end with, and the costs of the run."""
 
     weights: Tensor  # (P, K, d)
     report: dict[str, Any]
 
 
 def run(
-    nodes: Nodes,
-    graph: Graph,
-    settings: AdmmSettings,
+    network: Network,
     *,
     delta: float = 1e-5,
     generator: torch.Generator | None = None,
@@ -33,9 +30,7 @@ def run(
     """Trains on all nodes and reports privacy and communication.
 
     Args:
-        nodes: the rows, one node per node of the graph.
-        graph: who talks to whom.
-        settings: the method and its constants.
+        network: nodes, graph and method.
         delta: δ of the composed guarantee.
         generator: of the noise; None draws from the operating system.
         measure_risk: whether to report the excess risk, which needs the minimiser.
@@ -44,7 +39,8 @@ def run(
         ValueError: an argument outside its range.
     """
     began, bits, state = time.perf_counter(), 0, None
-    for state in iterations(nodes, graph, settings, generator):
+    nodes, settings = network.nodes, network.settings
+    for state in network.iterations(generator):
         bits += 8 * state.sent[0].nbytes
     assert state is not None
     weights, seconds = state.sent, time.perf_counter() - began
@@ -53,7 +49,7 @@ def run(
     report |= {
         "rounds": settings.iterations,
         "bits_per_edge": 2 * bits,  # one message each way
-        "bits_per_user": bits * float(graph.degrees.mean()),
+        "bits_per_user": bits * float(network.graph.degrees.mean()),
         "simulation_only": {"seconds": seconds},
     }
     if measure_risk:

@@ -62,7 +62,7 @@ def scipy_minimum(objective, start):
 def test_without_noise_every_node_reaches_the_optimum_of_the_sum(name):
     nodes, rho = random_nodes(), 0.05
     run = admm.AdmmSettings(method="none", iterations=300, rho=rho, eta=0.1)
-    *_, final = admm.iterations(nodes, GRAPHS[name], run, None)
+    *_, final = admm.Network(nodes, GRAPHS[name], run).iterations(None)
     for problem in range(2):
         expected = torch.from_numpy(scipy_optimum(nodes, problem, rho))
         assert (final.own[:, problem] - expected).norm(dim=-1).max() < 1e-6
@@ -101,7 +101,7 @@ def test_the_iterates_are_those_of_the_listing(method, alpha):
     )
     draw, zeros = generator(5), torch.zeros(4, 3, dtype=torch.float64)
     own, before, sent, dual = zeros, zeros, zeros, zeros
-    for state in admm.iterations(nodes, graph, run, generator(5)):
+    for state in admm.Network(nodes, graph, run).iterations(generator(5)):
         last = state.iteration == run.iterations
         perturbed = method == "dvp" or last
         noise = exponential_norm((4, 1, 3), draw)[:, 0]
@@ -133,23 +133,17 @@ def test_the_iterates_are_those_of_the_listing(method, alpha):
 def test_shares_are_as_good_as_runs_of_their_own():
     nodes, graph = random_nodes(count=4, rows=12, dimension=3, problems=2), admm.star(4)
     constants = {"method": "dvp", "iterations": 3, "rho": 0.01, "eta": 0.02}
-    together = admm.iterations(
-        nodes,
-        graph,
-        admm.AdmmSettings(**constants, alpha=1.0),
-        generator(),
-        shares=torch.tensor([0.1, 2.0]),
-    )
+    run = admm.Network(nodes, graph, admm.AdmmSettings(**constants, alpha=1.0))
+    together = run.iterations(generator(), shares=torch.tensor([0.1, 2.0]))
     for problem, alpha in enumerate((0.1, 2.0)):
-        alone = admm.iterations(
-            nodes, graph, admm.AdmmSettings(**constants, alpha=alpha), generator()
-        )
+        settings = admm.AdmmSettings(**constants, alpha=alpha)
+        alone = admm.Network(nodes, graph, settings).iterations(generator())
         together, copy = itertools.tee(together)
         for both, one in zip(copy, alone, strict=True):
             assert torch.allclose(both.sent[:, problem], one.sent[:, problem])
-    run = admm.AdmmSettings(**constants, alpha=1.0)
-    with pytest.raises(ValueError, match=r"shares must be 2 numbers > 0, got \[0.0, 1.0\]"):
-        admm.iterations(nodes, graph, run, None, shares=torch.tensor([0.0, 1.0]))
+    for wrong in ([0.0, 1.0], [1.0]):
+        with pytest.raises(ValueError, match="shares must be"):
+            run.iterations(None, shares=torch.tensor(wrong))
 
 
 def test_the_step_is_solved_to_its_certificate():
@@ -186,9 +180,9 @@ def test_a_tolerance_below_rounding_is_an_error_and_not_a_release():
 def test_report_measures_messages_and_risk_against_the_optimum():
     nodes, graph = random_nodes(problems=2), admm.ring(9)
     run = admm.AdmmSettings(method="dvp", iterations=5, rho=0.1, eta=0.1, alpha=0.5)
-    result = admm.run(nodes, graph, run, generator=generator())
+    result = admm.run(admm.Network(nodes, graph, run), generator=generator())
     report, charged = result.report, calibration.charged(0.5, run.tolerance)
-    *_, last = admm.iterations(nodes, graph, run, generator())
+    *_, last = admm.Network(nodes, graph, run).iterations(generator())
     assert torch.equal(result.weights, last.sent)
     assert report["rounds"] == last.iteration == 5
     assert report["bits_per_edge"] == 2 * 5 * 2 * 5 * 64
@@ -202,7 +196,7 @@ def test_report_measures_messages_and_risk_against_the_optimum():
 def test_excess_risk_vanishes_without_noise():
     nodes = random_nodes()
     run = admm.AdmmSettings(method="none", iterations=300, rho=0.05, eta=0.1)
-    report = admm.run(nodes, admm.ring(9), run).report
+    report = admm.run(admm.Network(nodes, admm.ring(9), run)).report
     assert abs(report["simulation_only"]["excess_risk"]) < 1e-10
     assert "epsilon_composed" not in report
 
@@ -216,6 +210,12 @@ def test_nodes_are_gathered_from_a_partition():
     assert torch.equal(nodes.x[1], torch.cat([x[4:], torch.zeros(2, 2)]).double())
     assert nodes.y[0].tolist() == [[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, -1, -1]]
     assert admm.gather(x, labels % 2, users, 2).y[0].tolist() == [[-1], [1], [-1], [-1]]
+
+
+def settings(**changes):
+    return admm.AdmmSettings(
+        **{"method": "none", "iterations": 1, "rho": 1.0, "eta": 1.0} | changes
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,36 +243,14 @@ def test_nodes_are_gathered_from_a_partition():
             lambda: admm.Nodes(torch.zeros(2, 1, 1), torch.ones(1, 1, 1), torch.tensor([1])),
             "x, y, counts must agree",
         ),
+        (lambda: settings(method="adm"), "method must be one of"),
+        (lambda: settings(rho=0.0), "rho must be finite and > 0"),
+        (lambda: settings(method="dvp"), r"alpha must be in \(0, inf\)"),
+        (lambda: settings(method="dvp", alpha=-1.0), r"alpha must be in \(0, inf\)"),
+        (lambda: settings(method="dvp", alpha=(1.0, 2.0)), "length_of_alpha must be 1"),
         (
-            lambda: admm.AdmmSettings(method="adm", iterations=1, rho=1.0, eta=1.0),
-            "method must be one of none, dvp, pvp, got 'adm'",
-        ),
-        (
-            lambda: admm.AdmmSettings(method="none", iterations=1, rho=0.0, eta=1.0),
-            "rho must be finite and > 0, got 0.0",
-        ),
-        (
-            lambda: admm.AdmmSettings(method="dvp", iterations=1, rho=1.0, eta=1.0),
-            "alpha must be finite for method 'dvp', got inf",
-        ),
-        (
-            lambda: admm.AdmmSettings(method="dvp", iterations=1, rho=1.0, eta=1.0, alpha=-1.0),
-            "alpha must be > 0, got -1.0",
-        ),
-        (
-            lambda: admm.AdmmSettings(
-                method="dvp", iterations=3, rho=1.0, eta=1.0, alpha=(1.0, 2.0)
-            ),
-            r"alpha must be a number or one per iteration \(3\), got 2",
-        ),
-        (
-            lambda: admm.iterations(
-                random_nodes(),
-                admm.ring(4),
-                admm.AdmmSettings(method="none", iterations=1, rho=1.0, eta=1.0),
-                None,
-            ),
-            "graph must have 9 nodes, got 4",
+            lambda: admm.Network(random_nodes(), admm.ring(4), settings()),
+            "nodes_of_graph must be 9",
         ),
     ],
 )

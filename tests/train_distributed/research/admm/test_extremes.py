@@ -15,7 +15,7 @@ from train_distributed.research.baselines import multi_round
 U = np.longdouble
 
 
-def network(case):
+def networks(case):
     """Settings and two sets of nodes that differ in one record of node 0."""
     d, rows = case.whole(1, 8), case.whole(1, 12)
     problems = case.whole(1, 3)
@@ -55,12 +55,11 @@ def left_over(nodes, graph, settings, state, after, shift, phi):
 def dual_run(settings, nodes, generator):
     """The largest remainder of all steps."""
     graph, worst = admm.ring(3), 0.0
-    zero = torch.zeros(nodes.shape, dtype=torch.float64)
-    state = algorithm.State(0, zero, zero, zero, zero)
+    state = algorithm.State.zero(nodes)
     for alpha in settings.alphas:
         ones = torch.ones(nodes.shape[1], dtype=torch.float64)
         kept = generator.get_state()
-        after = algorithm.dual_step(nodes, graph, settings, state, alpha * ones, generator)
+        after = admm.Network(nodes, graph, settings).dual_step(state, alpha * ones, generator)
         generator.set_state(kept)
         curvature = settings.rho + 2 * settings.eta * 2.0
         zeta, phi = calibration.dual_noise(alpha, nodes.x.shape[1], settings.loss_weight, curvature)
@@ -76,13 +75,13 @@ def dual_run(settings, nodes, generator):
 def primal_run(settings, nodes, other, generator):
     """The largest distance of node 0's two hidden states, given what has been sent."""
     graph, worst = admm.ring(3), 0.0
-    zero = torch.zeros(nodes.shape, dtype=torch.float64)
-    state = hidden = algorithm.State(0, zero, zero, zero, zero)
+    network = admm.Network(nodes, graph, settings)
+    state = hidden = algorithm.State.zero(nodes)
     ones = torch.ones(nodes.shape[1], dtype=torch.float64)
     for alpha in settings.alphas:
-        after = algorithm.primal_step(nodes, graph, settings, state, alpha * ones, generator)
+        after = network.primal_step(state, alpha * ones, generator)
         anchor = hidden.own - hidden.noise
-        found = algorithm._advance(other, graph, settings, hidden, anchor=anchor)
+        found = replace(network, nodes=other)._advance(hidden, anchor=anchor)
         distance = (after.own - found.own)[0].norm(dim=1).max()
         worst = max(worst, float(distance))
         state = after
@@ -94,7 +93,7 @@ def primal_run(settings, nodes, other, generator):
 
 
 def check(case):
-    settings, nodes, other = network(case)
+    settings, nodes, other = networks(case)
     slack = calibration.charged(1.0, settings.tolerance) - 1
     generator = case.generator()
     if settings.method == "dvp":

@@ -44,7 +44,7 @@ def test_graph_shapes():
         (lambda: admm.Graph(2, ((1, 1),)), r"edges must join two of 2 nodes, got \(1, 1\)"),
         (lambda: admm.Graph(2, ((0, 1), (1, 0))), r"edges must be distinct, got \(1, 0\) twice"),
         (lambda: admm.Graph(2, ()), "graph must be connected, got 2 pieces"),
-        (lambda: admm.ring(2), "nodes of a ring must be >= 3, got 2"),
+        (lambda: admm.ring(2), "nodes must be >= 3, got 2"),
     ],
 )
 def test_bad_graphs_are_named(call, message):

@@ -24,7 +24,7 @@ from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed import partition
-from train_distributed.research.admm.algorithm import AdmmSettings, State, iterations
+from train_distributed.research.admm.algorithm import AdmmSettings, Network, State
 from train_distributed.research.admm.calibration import charged, compose
 from train_distributed.research.admm.graph import ring
 from train_distributed.research.admm.nodes import Nodes, gather
@@ -109,9 +109,8 @@ class Figures:
             tolerance=TOLERANCE,
         )
         generator = torch.Generator().manual_seed(self.seed + 1)
-        states = iterations(
-            copies, ring(self.nodes), settings, generator, shares=shares if private else None
-        )
+        network = Network(copies, ring(self.nodes), settings)
+        states = network.iterations(generator, shares=shares if private else None)
         progress = tqdm(states, desc=method, total=self.iterations, unit="step", disable=None)
         rows = [_measure(copies, test, state) for state in progress]
         stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}

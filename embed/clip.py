@@ -6,8 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pretrain import check
+
 CHUNK = 8192  # rows transformed at a time
-LEAST, LARGEST = 1e-60, 1e60  # of a clip norm, so that its powers are normal numbers
+LEAST, LARGEST = 1e-60, 1e60  # bounds of a clip norm: its powers stay normal numbers
 
 
 def add_constant_and_clip(
@@ -52,8 +54,7 @@ def check_bounds(clip_norm: float, constant: float) -> None:
     """Raises ValueError unless c > a >= 0, and c lies in [1e-60, 1e60]."""
     if not (constant >= 0 and clip_norm > constant and math.isfinite(clip_norm)):
         raise ValueError(f"clip_norm must be > constant >= 0, got {clip_norm} and {constant}")
-    if not LEAST <= clip_norm <= LARGEST:
-        raise ValueError(f"clip_norm must lie in [{LEAST}, {LARGEST}], got {clip_norm}")
+    check.within(f"[{LEAST}, {LARGEST}]", clip_norm=clip_norm)
 
 
 def _clip(x: Tensor, bound: float, dtype: torch.dtype) -> Tensor:
@@ -79,9 +80,9 @@ def check_finite(
 
     Args:
         x: (n, p).
-        name: what x is called in the error.
-        first_row: number of the row at which x starts.
-        place: which row a number is, for the error.
+        name: name of x in the error.
+        first_row: number of the first row of x.
+        place: row number -> description of the row, for the error.
     """
     bad = ~torch.isfinite(x).all(1)
     if bad.any():

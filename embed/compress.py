@@ -1,4 +1,4 @@
-"""The leading public directions of embeddings, once, for many transforms of the same rows."""
+"""Projection of embeddings to their leading public directions, shared by many transforms."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from embed.clip import check_finite
-from embed.moments import moments, principal_directions
+from embed.directions import moments, principal_directions
 from embed.project import project, within
-from embed.store import EmbeddingSet
+from embed.store import EmbeddingSet, columns
 from embed.transform import PublicTransform
+from pretrain import check
 
 FLOAT32 = 100  # binary exponent: coordinates below 2^100 leave room for norms
 
@@ -20,8 +21,8 @@ FLOAT32 = 100  # binary exponent: coordinates below 2^100 leave room for norms
 class Compression:
     """x -> Pᵀ(x − m), the Q leading public principal directions.
 
-    A public transform of at most Q components sees nothing else of a row, so whoever tries many
-    transforms projects every row once and fits on the coordinates: `fit_transform` on compressed
+    A public transform of at most Q components depends on nothing else of a row. To try many
+    transforms, project every row once and fit on the coordinates: `fit_transform` on compressed
     rows and `PublicTransform.fit` on whole ones give the same rows, up to rounding.
     """
 
@@ -31,17 +32,16 @@ class Compression:
 
     @classmethod
     def fit(cls, public: EmbeddingSet, components: int) -> "Compression":
-        """The directions of a public set.
+        """Finds the directions of a public set.
 
         Args:
-            public: embeddings that are nobody's secret.
+            public: public embeddings.
             components: Q in [1, p].
 
         Raises:
             ValueError: components out of range, or a row that is not finite.
         """
-        if not 1 <= components <= public.dim:
-            raise ValueError(f"components must be in [1, {public.dim}], got {components}")
+        check.within(f"[1, {public.dim}]", components=components)
         mean, second = moments(_checked(block) for block in public.blocks())
         covariance = second - torch.outer(mean, mean)
         variances, basis = principal_directions(covariance, components)
@@ -49,7 +49,7 @@ class Compression:
         return cls(mean, basis.contiguous(), float(share))
 
     def apply(self, embeddings: EmbeddingSet) -> EmbeddingSet:
-        """The same rows by their coordinates, (N, Q) float32, in memory.
+        """Coordinates of the rows, (N, Q) float32, in memory.
 
         A row too long for float32 keeps its direction; a transform clips it in any case.
         """
@@ -60,14 +60,8 @@ class Compression:
             rows = project(_checked(block), self.mean, self.basis, scale)
             coordinates[start : start + len(block)] = within(rows, FLOAT32).numpy()
             start += len(block)
-        kept = {k: v for k, v in embeddings.meta.items() if k != "content_hash"}
         return EmbeddingSet(
-            embeddings=coordinates,
-            labels=np.array(embeddings.labels),
-            users=embeddings.users,
-            split=np.array(embeddings.split),
-            names=embeddings.names,
-            meta=kept,
+            embeddings=coordinates, **columns(embeddings), meta=embeddings.meta_of_rows
         )
 
     def fit_transform(
@@ -87,7 +81,7 @@ class Compression:
         if 0 < shrinkage < 1:
             odds = shrinkage / (1 - shrinkage) * self.variance_share
             shrinkage = odds / (1 + odds)
-        options = {"remember": False} | options  # nobody's raw rows are coordinates
+        options = {"remember": False} | options  # raw rows are never compared with coordinates
         return PublicTransform.fit(compressed, whiten=whiten, shrinkage=shrinkage, **options)
 
 

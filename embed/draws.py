@@ -1,4 +1,4 @@
-"""Draws that decide which rows are used how, from the operating system and never from a row."""
+"""Random choices of rows, by the operating system; they never depend on a row."""
 
 import os
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 def random_keys(count: int, seed: int | None = None) -> np.ndarray:
-    """(count,) uint64, independent and uniform: whoever sorts by them sorts at random.
+    """(count,) uint64, independent and uniform: keys for sorting at random.
 
     Args:
-        count: how many.
-        seed: makes them reproducible, for simulations; None: from the operating system, which
-            keeps nothing by which they could be drawn again.
+        count: number of keys.
+        seed: makes them reproducible, for simulations; None: the operating system draws, and they
+            cannot be drawn again.
     """
     if seed is not None:
         return np.random.default_rng(seed).integers(2**64, size=count, dtype=np.uint64)
@@ -19,12 +19,12 @@ def random_keys(count: int, seed: int | None = None) -> np.ndarray:
 
 
 def greatest(keys: np.ndarray, group: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(n,) bool: the rows with the `counts[g]` greatest keys of every group g.
+    """(n,) bool: rows with the `counts[g]` greatest keys of every group g.
 
     Args:
         keys: (n,) of `random_keys`.
         group: (n,) int64 in [0, len(counts)).
-        counts: (groups,) how many of each.
+        counts: (groups,) number of rows of each group.
     """
     order = np.lexsort((keys, group))
     ends = np.cumsum(np.bincount(group, minlength=len(counts)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
-from embed.store import EmbeddingSet, write_companions, write_rows
+from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
 from embed.transform import PublicTransform
 from pretrain.cli.output import new_directory
 
@@ -21,7 +21,7 @@ def shared_rows(public: EmbeddingSet, private: EmbeddingSet) -> int:
 
 
 def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
-    """Checks that what counts as public is of the same encoder and holds no private row.
+    """Checks that public and private rows have one encoder and no row in common.
 
     Raises:
         ValueError: another encoder or preprocessing, or some row is in both.
@@ -41,21 +41,20 @@ def exclude(
 ) -> tuple[EmbeddingSet, int]:
     """Writes a private set without the rows that public sets hold too, streamed.
 
-    Whether a row stays depends on that row and on public ones alone. The public sets stay whole: a
-    transform fitted on what private rows have left of them would be another one for every record.
+    Whether a row stays depends on that row and on public rows alone. The public sets stay whole: if
+    private rows removed some of theirs, each record would change the transform fitted on them.
 
     Args:
         directory: the private set.
-        public: sets that are nobody's secret.
+        public: public sets.
         out: directory to write.
         overwrite: replace `out`.
 
     Returns:
-        The set written, and how many rows it lacks.
+        The set, and the number of rows left out.
 
     Raises:
-        ValueError: another encoder, preprocessing or width, none of whose rows could be found
-            again, or no row is left.
+        ValueError: sets of another encoder, preprocessing or width, or no row is left.
     """
     private = EmbeddingSet.open(directory)
     kept = np.ones(len(private), bool)
@@ -70,32 +69,18 @@ def exclude(
     count = int(kept.sum())
     if not count:
         raise ValueError("embeddings must hold rows that are not public, got 0 such rows")
-    meta = {k: v for k, v in private.meta.items() if k != "content_hash"}
     with new_directory(out, overwrite=overwrite) as partial:
-        write_rows(partial / "embeddings.npy", _kept(private, kept), (count, private.dim))
-        write_companions(
-            partial,
-            labels=private.labels[kept],
-            users=None if private.users is None else private.users[kept],
-            split=private.split[kept],
-            names=None if private.names is None else private.names[kept],
-            meta=meta,
-        )
+        rows = select_rows(private.blocks(), kept)
+        write_rows(partial / "embeddings.npy", rows, (count, private.dim))
+        write_companions(partial, **columns(private, kept), meta=private.meta_of_rows)
     return EmbeddingSet.open(out), len(private) - count
 
 
 def _shared(rows: EmbeddingSet, others: EmbeddingSet) -> Iterator[np.ndarray]:
-    """By blocks of rows, (b,) bool: which are among the others."""
+    """Per block of rows, (b,) bool: whether each is among the others."""
     known = known_rows(others.blocks())
     for block in rows.blocks():
         yield found(row_hashes(block), known)
-
-
-def _kept(rows: EmbeddingSet, kept: np.ndarray) -> Iterator[np.ndarray]:
-    start = 0
-    for block in rows.blocks():
-        yield block[kept[start : start + len(block)]]
-        start += len(block)
 
 
 def fit_and_apply(
@@ -148,25 +133,17 @@ def fit_and_apply(
 def _write_transformed(
     private: EmbeddingSet, transform: PublicTransform, path: Path, *, compared: bool
 ) -> None:
-    """The rows [a, clip(x)] as an embedding set of their own, streamed.
+    """Writes the rows [a, clip(x)] as an embedding set, streamed.
 
-    No raw row can be compared with them any more, so the set says whether that was done.
+    They cannot be compared with raw rows any more, so meta.json says whether that was done before.
     """
     path.mkdir()
     rows = (transform(block).numpy() for block in private.blocks())
     write_rows(path / "embeddings.npy", rows, (len(private), transform.dim))
-    kept = {key: value for key, value in private.meta.items() if key != "content_hash"}
     made_by = {
         "clip_norm": transform.clip_norm,
         "constant": transform.constant,
         "fitted_on": transform.fitted_on,
         "compared": compared,
     }
-    write_companions(
-        path,
-        labels=private.labels,
-        users=private.users,
-        split=private.split,
-        names=private.names,
-        meta=kept | {"transform": made_by},
-    )
+    write_companions(path, **columns(private), meta=private.meta_of_rows | {"transform": made_by})

@@ -1,14 +1,15 @@
-"""Rows held out of training before it begins, so that a model can be evaluated on them."""
+"""Rows held out of training, for the evaluation of models."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from embed.draws import greatest, random_keys
 from embed.store import EVALUATION, TRAIN, EmbeddingSet
+from pretrain import check
 from pretrain.cli.output import default_directory, refuse_existing, refuse_inputs
 
 By = Literal["record", "user"]
@@ -20,8 +21,7 @@ class HoldOut:
 
     blind-averaging embed hold-out --embeddings mine --share 0.2 --out held
 
-    The operating system draws which ones; what is in the rows, and in which order they are, has no
-    influence.
+    The operating system draws the rows; neither their content nor their order matters.
     """
 
     embeddings: Path
@@ -29,16 +29,18 @@ class HoldOut:
     share: float
     """Share of every user's training rows to hold out, or with `--by user` of the users."""
     by: By = "record"
-    """`record`: every user keeps one row to train on at least. `user`: all rows of some users."""
+    """Unit of the draw. `record`: every user keeps at least one training row. `user`: all rows of
+    some users."""
     seed: int | None = None
-    """Makes the draw reproducible, for simulations; no model of the set is suitable for release."""
+    """Seed of the draw, for simulations; no model of such a set is suitable for release (default:
+    the operating system draws)."""
     out: Path | None = None
-    """Directory to write."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace an existing directory."""
 
     def run(self) -> None:
-        """Writes the set with its new split; prints how many rows are for what."""
+        """Writes the set with its new split; prints the number of rows of each kind."""
         out = self.out or default_directory("hold-out")
         refuse_inputs(out, (self.embeddings,))
         refuse_existing(out, overwrite=self.overwrite)
@@ -57,11 +59,11 @@ def hold_out(
     seed: int | None = None,
     keys: np.ndarray | None = None,
 ) -> EmbeddingSet:
-    """The same rows, some training rows moved to split `evaluation`.
+    """Moves some training rows to split `evaluation`.
 
-    Which ones is independent of all rows and of their order. So whatever record is replaced, both
-    parts stay as they are but for that record in one of them, and promises for the two parts do not
-    add up for one record. Equal rows are counted as the records that they are.
+    The choice is independent of all rows and of their order. So a replaced record changes only one
+    of the two parts, in that record, and promises for the two parts do not add up for one record.
+    Equal rows count as separate records.
 
     Args:
         embeddings: with training rows.
@@ -69,19 +71,16 @@ def hold_out(
             users.
         by: "record" or "user".
         seed: of the draw, for simulations; None: the operating system draws.
-        keys: (N,) uint64 random numbers of the set's rows, or of its users in ascending order, the
-            greatest of which are held out, instead of a draw: for tests that replace a record.
+        keys: (N,) uint64 random numbers of the rows, or of the users in ascending order, instead of
+            a draw; the greatest are held out. For tests that replace a record.
 
     Raises:
-        ValueError: a setting out of range, no training row, rows held out already, or a share by
-            which nothing, or everything, would be held out.
+        ValueError: a value out of range, no training row, rows held out already, or a share that
+            holds out nothing or everything.
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share must be in (0, 1), got {share}")
-    if by not in ("record", "user"):
-        raise ValueError(f"by must be 'record' or 'user', got {by!r}")
-    if seed is not None and seed < 0:
-        raise ValueError(f"seed must be >= 0, got {seed}")
+    check.within("(0, 1)", share=share)
+    check.one_of(get_args(By), by=by)
+    check.at_least(0, seed=seed)
     if (embeddings.split == EVALUATION).any():
         raise ValueError("embeddings must hold no evaluation rows yet, got a set that does")
     train = np.flatnonzero(embeddings.split == TRAIN)
@@ -105,10 +104,10 @@ def hold_out(
         )
     split = np.array(embeddings.split)
     split[drawn] = EVALUATION
-    told = {"share": share, "by": by, "seed": seed}
-    return replace(embeddings, split=split, meta=embeddings.meta | {"held_out": told})
+    held_out = {"share": share, "by": by, "seed": seed}
+    return replace(embeddings, split=split, meta=embeddings.meta | {"held_out": held_out})
 
 
 def _share(counts: "np.ndarray | int", share: Fraction) -> np.ndarray:
-    """That share of each number, a half rounded up."""
+    """Share of each number, a half rounded up."""
     return np.array([int(count * share + Fraction(1, 2)) for count in np.atleast_1d(counts)])

@@ -1,9 +1,9 @@
-"""Which rows were seen: a 64-bit hash of every embedding row, the same for either stored precision.
+"""64-bit hashes of embedding rows, equal for all stored precisions, to find rows in two sets.
 
-What this catches is mistakes: a public set that holds private rows, in any order, any part of them,
-as float16, float32 or float64. It catches exact copies only. A row that was computed again from a
-re-encoded, cropped or augmented image is another row, and whoever wants to hide a copy changes one
-value: the hashes need no secret key, because nobody gains by forging what he can evade.
+They catch mistakes: a public set that holds private rows, in any order, any part of them, as
+float16, float32 or float64. They find exact copies only. A row computed again from a re-encoded,
+cropped or augmented image is another row, and changing one value hides a copy. The hashes need no
+secret key: forging them gains nothing, as they can be evaded.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-SMALLEST, LARGEST = 2.0**-6, 2.0**15  # of a row's largest entry, for float16 to hold the row as is
+SMALLEST, LARGEST = 2.0**-6, 2.0**15  # range of a row's largest entry for float16 without scaling
 BITS = 64
 SIGNIFICANT = 2**11  # of float16
 NEGATIVE_ZERO = 0x8000
@@ -21,9 +21,9 @@ NEGATIVE_ZERO = 0x8000
 def row_hashes(rows: np.ndarray) -> np.ndarray:
     """BLAKE2b of every row in its canonical form.
 
-    Canonical is the row as float16: what was stored as float16 and as float32 is one row, as are
-    -0 and 0. A row too large or too small for that is first divided by a power of two, which is
-    hashed with it.
+    The canonical form is float16, so that a row stored as float16 and as float32 is one row, as are
+    -0 and 0. A row too large or too small for it is first divided by a power of two, which is
+    hashed as well.
 
     Args:
         rows: (n, p) finite floats.
@@ -57,7 +57,7 @@ def known_rows(blocks: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def found(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """(n,) bool: which of the hashes are among the ascending known ones."""
+    """(n,) bool: whether each hash is among the known ones, which are ascending."""
     if not len(known):
         return np.zeros(len(hashes), bool)
     place = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
@@ -65,5 +65,5 @@ def found(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def false_positives(rows: int, known: int) -> float:
-    """Expected number of rows that are taken for known ones though they differ: n m / 2^64."""
+    """Expected number of rows wrongly found among the known ones: n m / 2^64."""
     return rows * known / 2.0**BITS

@@ -1,4 +1,4 @@
-"""An extraction that is not finished: rows written in place, and which shards are done."""
+"""Unfinished extraction: rows are written in place, and finished shards are recorded."""
 
 import contextlib
 import fcntl
@@ -16,8 +16,10 @@ from embed.store import (
     TEST,
     TRAIN,
     EmbeddingSet,
+    columns,
     hash_rows,
     read_blocks,
+    select_rows,
     write_companions,
     write_header,
     write_rows,
@@ -26,14 +28,14 @@ from pretrain.cli.output import new_file
 from pretrain.datasets import ImageSet
 from pretrain.intake.splits import count_of_tests
 
-WITHOUT_ENGINE = {"engine": "torch"}  # of descriptions that older versions wrote
+WITHOUT_ENGINE = {"engine": "torch"}  # in descriptions by versions without engines
 
 
 class Partial:
     """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, and locks.
 
-    A finished shard has a file in `finished/`, which holds the images of it that were skipped.
-    `lock` is held by whoever changes what is there, `workers` by all that compute rows for it.
+    A finished shard has a file in `finished/`, with the images of it that were skipped. A process
+    holds `lock` while it changes the directory, and `workers` while it computes rows.
     """
 
     def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
@@ -48,8 +50,8 @@ class Partial:
     def open(self, share: tuple[int, int], *, skip: bool) -> Iterator[list[int]]:
         """Creates the directory, or checks that the existing one is of this extraction.
 
-        Where the block fails before any shard is finished, nothing is left behind; while other
-        processes are at work in the directory, the last of them sees to that.
+        If the block fails before any shard is finished, the directory is removed, by the last
+        process that works in it.
 
         Args:
             share: this process is i of n.
@@ -86,12 +88,12 @@ class Partial:
         return shard * size, min(len(self.images), (shard + 1) * size)
 
     def write(self, shard: int, block: np.ndarray, unreadable: dict[int, str]) -> None:
-        """Writes a shard's rows and then, on disk for certain, that they are there.
+        """Writes a shard's rows and, once they have reached the disk, its record.
 
         Args:
             shard: its number.
             block: (b, p).
-            unreadable: its rows that were skipped, and why.
+            unreadable: row -> reason, of rows that were skipped.
         """
         with self.rows.open("r+b") as file:
             header = os.fstat(file.fileno()).st_size - len(self.images) * block[0].nbytes
@@ -103,7 +105,7 @@ class Partial:
             partial.write_text(json.dumps(list(unreadable.items())) if unreadable else "")
 
     def finish(self) -> EmbeddingSet | None:
-        """Renames the set once every shard is there; the last process of all does it."""
+        """Renames the set once every shard is finished, by the last process; None before."""
         with self._locked():
             if self.rows.exists():
                 if not all(self._marker(s).exists() for s in range(self.shards)):
@@ -142,7 +144,7 @@ class Partial:
         return self.finished / f"{shard:06d}"
 
     def _unreadable(self) -> dict[int, str]:
-        """Rows that were skipped so far, ascending, and why."""
+        """Row -> reason, ascending, of all rows skipped so far."""
         marks = [mark.read_text() for mark in sorted(self.finished.glob("[0-9]*"))]
         return dict(sorted((row, why) for mark in marks if mark for row, why in json.loads(mark)))
 
@@ -159,14 +161,7 @@ class Partial:
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
         try:
-            write_companions(
-                self.rows.parent,
-                labels=self.images.labels,
-                users=self.images.users,
-                split=self.images.split,
-                names=self.images.names,
-                meta=self.meta,
-            )
+            write_companions(self.rows.parent, **columns(self.images), meta=self.meta)
             with self.rows.open("wb") as file:
                 write_header(file, (len(self.images), self.dim), self.dtype)
                 row = self.dim * self.dtype.itemsize
@@ -180,7 +175,7 @@ class Partial:
             partial.write_text(json.dumps(self.meta))
 
     def _readable(self, unreadable: dict[int, str]) -> Path:
-        """The directory of the finished set: all rows, or a copy without those skipped."""
+        """Directory of the finished set: all rows, or a copy without the skipped ones."""
         if not unreadable:
             if "test_share" in self.meta:
                 split = self._split(self.images.split)
@@ -193,25 +188,20 @@ class Partial:
         copy, count = self.partial / "readable", int(kept.sum())
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()
-        write_rows(copy / "embeddings.npy", self._kept(kept), (count, self.dim))
-        write_companions(
-            copy,
-            labels=self.images.labels[kept],
-            users=None if self.images.users is None else self.images.users[kept],
-            split=self._split(self.images.split[kept]),
-            names=None if self.images.names is None else self.images.names[kept],
-            meta=self.meta,
-        )
+        rows = select_rows(read_blocks(self.rows), kept)
+        write_rows(copy / "embeddings.npy", rows, (count, self.dim))
+        split = {"split": self._split(self.images.split[kept])}
+        write_companions(copy, **columns(self.images, kept) | split, meta=self.meta)
         lines = (f"{self.images.image_name(row)}\t{why}\n" for row, why in unreadable.items())
         (copy / "unreadable.txt").write_text("".join(lines), errors="surrogateescape")
         self._describe(copy, {"rows": count, "unreadable": len(unreadable)})
         return copy
 
     def _split(self, split: np.ndarray) -> np.ndarray:
-        """(N,) the split, with a share of the training records drawn for testing if one is asked.
+        """(N,) the split, with `test_share` of the training records moved to test.
 
-        The operating system draws once all are embedded, so that nothing of it needs to be kept for
-        a run that is resumed, and no record has a say in it.
+        The operating system draws after all records are embedded: a resumed run needs to keep
+        nothing of the draw, and it does not depend on any record.
         """
         if (share := self.meta.get("test_share")) is None:
             return split
@@ -219,12 +209,6 @@ class Partial:
         count = np.array([count_of_tests(len(train), share, "records")])
         drawn = greatest(random_keys(len(train)), np.zeros(len(train), np.int64), count)
         return np.where(np.isin(np.arange(len(split)), train[drawn]), TEST, split).astype(np.uint8)
-
-    def _kept(self, kept: np.ndarray) -> Iterator[np.ndarray]:
-        start = 0
-        for block in read_blocks(self.rows):
-            yield block[kept[start : start + len(block)]]
-            start += len(block)
 
     def _describe(self, directory: Path, found: dict[str, Any]) -> None:
         content = {"content_hash": hash_rows(read_blocks(directory / "embeddings.npy"))}
@@ -234,7 +218,7 @@ class Partial:
 
 
 def plan_of(out: Path) -> dict[str, Any] | None:
-    """The description of the unfinished extraction for `out`; None where there is none."""
+    """Description of the unfinished extraction for `out`; None if there is none."""
     plan = _beside(out) / "meta.json"
     return WITHOUT_ENGINE | json.loads(plan.read_text()) if plan.exists() else None
 
@@ -244,12 +228,12 @@ def _beside(out: Path) -> Path:
 
 
 def changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
-    """The fields in which two descriptions differ."""
+    """Fields in which two descriptions differ."""
     return sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
 
 
 def as_planned(meta: dict[str, Any], *, skip: bool) -> dict[str, Any]:
-    """What a finished set's description was before its rows were computed."""
+    """Description of a finished set as it was before its rows were computed."""
     found = WITHOUT_ENGINE | {key: meta[key] for key in meta if key != "content_hash"}
     if skip and "unreadable" in found:
         found["rows"] += found.pop("unreadable")

@@ -1,4 +1,4 @@
-"""A look at embeddings in two dimensions, coloured by class."""
+"""Plot of embeddings in two dimensions, coloured by class."""
 
 import json
 from importlib.metadata import version
@@ -10,6 +10,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from embed.store import EmbeddingSet
+from pretrain import check
 from pretrain.cli.output import new_directory
 
 TSNE_INPUT = 50  # principal directions that t-SNE starts from, as its authors advise
@@ -18,10 +19,8 @@ COLOURS = 20
 
 def project(x: np.ndarray, method: str, seed: int) -> np.ndarray:
     """Projects (n, p) rows to (n, 2) by PCA or by t-SNE on the leading principal directions."""
-    if method not in ("pca", "tsne"):
-        raise ValueError(f"method must be pca or tsne, got {method}")
-    if len(x) < 4:
-        raise ValueError(f"rows must be >= 4 to draw, got {len(x)}")
+    check.one_of(("pca", "tsne"), method=method)
+    check.at_least(4, rows=len(x))
     wide = min(TSNE_INPUT, *x.shape) if method == "tsne" else 2
     reduced = PCA(min(wide, *x.shape), random_state=seed).fit_transform(x)
     if method == "pca":
@@ -34,10 +33,8 @@ def plot_embeddings(
     directory: Path, out: Path, *, method: str, rows: int, seed: int, overwrite: bool = False
 ) -> None:
     """Writes `projection.png`, `projection.npy` and `report.json`."""
-    if rows < 4:
-        raise ValueError(f"rows must be >= 4 to draw, got {rows}")
-    if not 0 <= seed < 2**32:  # scikit-learn's range
-        raise ValueError(f"seed must be in [0, 2^32), got {seed}")
+    check.at_least(4, rows=rows)
+    check.within("[0, 2^32)", seed=seed)  # scikit-learn's range
     whole = EmbeddingSet.open(directory)
     whole.check_finite()
     rng = np.random.default_rng(seed)

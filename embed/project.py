@@ -1,4 +1,4 @@
-"""Pᵀ(x − m)/s of any finite row, without overflow, and rows by rows in blocks of one shape."""
+"""Pᵀ(x − m)/s of finite rows without overflow, computed in blocks of one shape."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from embed.public_rows import as_tensor
 
-ROWS, COLUMNS = 1024, 16  # of a block of rows, and of which a product has a multiple
-LARGE, FULL = 400, 900  # binary exponents: of what is projected, and of what comes back
+ROWS, COLUMNS = 1024, 16  # rows of a block; a product has a multiple of these columns
+LARGE, FULL = 400, 900  # largest binary exponents of projected rows and of results
 
 
 def in_blocks(
@@ -17,13 +17,13 @@ def in_blocks(
 ) -> Tensor:
     """Computes every row of `out` from its row of x, in blocks of `ROWS` rows.
 
-    Products of matrices sum in another order where there are fewer rows, and for the last of them.
-    The last block is filled up with zeros, so what a row gives does not depend on how many others
-    there are, nor on which of them stand before it: `tests/embed/test_neighbours.py` looks at that.
+    Matrix products sum in another order for fewer rows, and for the last rows. The last block is
+    filled with zeros, so that a row's result depends neither on the number of other rows nor on
+    those before it; `tests/embed/test_neighbours.py` compares the bits.
 
     Args:
         x: (n, ...) rows.
-        compute: (ROWS, ...) rows and the number of the first one to (ROWS, ...) results.
+        compute: (ROWS, ...) rows, number of the first row -> (ROWS, ...) results.
         out: (n, ...) to be filled.
     """
     for start in range(0, len(x), ROWS):
@@ -38,8 +38,8 @@ def in_blocks(
 def project(x: Tensor, mean: Tensor, basis: Tensor | None, scale: Tensor) -> Tensor:
     """Projects rows in float64, scaled by a power of two where they would overflow.
 
-    What comes back for any row is finite and has its direction. Its length is right as well, or
-    beyond 2^800 where float64 cannot hold it.
+    Every result is finite and has the right direction. Its length is right too, or beyond 2^800
+    where float64 cannot hold it.
 
     Args:
         x: (n, p) finite floats.
@@ -61,7 +61,7 @@ def project(x: Tensor, mean: Tensor, basis: Tensor | None, scale: Tensor) -> Ten
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
     """(n, q) rows @ matrix, computed with a whole number of `COLUMNS`.
 
-    Kernels treat a last few columns by themselves, and then not every row alike.
+    Kernels treat the last few columns separately, and then not every row alike.
     """
     count = matrix.shape[1]
     filled = torch.nn.functional.pad(matrix, (0, -count % COLUMNS))

@@ -1,4 +1,4 @@
-"""Rows that a transform is fitted on, however they are held."""
+"""Public rows in blocks, from a tensor, an array or an embedding set."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,7 +20,7 @@ def content_hash(rows: Tensor | np.ndarray | EmbeddingSet) -> str:
 def checked_blocks(
     public: Tensor | np.ndarray | EmbeddingSet,
 ) -> Callable[[], Iterator[Tensor]]:
-    """A function that gives the rows in blocks, (b, p), as often as it is called.
+    """Function that yields the rows in blocks, (b, p), at every call.
 
     Raises:
         ValueError: fewer than two rows; while blocks are read, a row that is not finite.

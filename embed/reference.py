@@ -1,13 +1,10 @@
-"""Reads the embeddings that the paper's reference implementation saves."""
+"""Embeddings that the paper's reference implementation saves."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from embed.clip import check_finite
 from embed.store import INFERRED, TEST, TRAIN, EmbeddingSet, write_companions, write_rows
 from pretrain.cli.output import new_directory
 from pretrain.datasets import check_labels, declared_classes
@@ -18,9 +15,9 @@ def import_reference(
 ) -> EmbeddingSet:
     """Joins `code_space_*.npy`, `labels_*.npy` and `userid_*.npy` into one embedding set.
 
-    Parts whose name speaks of test, valid or eval become the test split. Users are kept only if
-    every part has them. Rows are streamed. The classes are `num_classes`, or are marked as
-    inferred from the labels that occur.
+    Parts with test, val or eval in their name become the test split. Users are kept only if every
+    part has them. Rows are streamed. Without `num_classes` the classes are counted from the labels
+    and marked as inferred.
 
     Raises:
         ValueError: no such files, a part without labels, arrays that do not fit together, a label
@@ -37,11 +34,9 @@ def import_reference(
     labels = np.concatenate([part.labels for part in parts])
     names = _class_names(labels, declared_classes(num_classes))
     dtype = max(part.embeddings.dtype for part in parts)
-    blocks = (
-        block.astype(dtype, copy=False)
-        for path, part in zip(codes, parts, strict=True)
-        for block in _finite_blocks(path, part)
-    )
+    for path, part in zip(codes, parts, strict=True):
+        part.check_finite(str(path))
+    blocks = (block.astype(dtype, copy=False) for part in parts for block in part.blocks())
     with new_directory(out, overwrite=overwrite) as partial:
         write_rows(partial / "embeddings.npy", blocks, (len(labels), dims.pop()))
         write_companions(
@@ -64,14 +59,6 @@ def _class_names(labels: np.ndarray, declared: tuple[str, ...]) -> dict[str, Any
         check_labels("labels", labels, len(labels), len(declared))
         return {"class_names": list(declared), "classes": "declared"}
     return {"class_names": [str(k) for k in range(labels.max() + 1)], "classes": INFERRED}
-
-
-def _finite_blocks(path: Path, part: EmbeddingSet) -> Iterator[np.ndarray]:
-    start = 0
-    for block in part.blocks():
-        check_finite(torch.from_numpy(np.array(block)), str(path), start)
-        yield block
-        start += len(block)
 
 
 def _read_part(path: Path) -> EmbeddingSet:

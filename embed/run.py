@@ -87,14 +87,15 @@ class Run(ExtractOptions, ImageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportReference:
-    """Read the reference implementation's `code_space_*.npy`, `labels_*.npy`, `userid_*.npy`."""
+    """Import the reference implementation's `code_space_*.npy`, `labels_*.npy`, `userid_*.npy`."""
 
     source: Path
-    """Directory that holds the files."""
+    """Directory of the files."""
     out: Path | None = None
-    """Directory to write."""
+    """Directory to write (default: a new one under runs/)."""
     num_classes: int | None = None
-    """K: labels are 0 to K - 1. Counted from the labels that occur it serves simulations only."""
+    """Number K of classes: labels are 0 to K - 1 (default: counted from the labels, which serves
+    simulations only)."""
     overwrite: bool = False
     """Replace an existing directory."""
 
@@ -116,21 +117,23 @@ class FitTransform(TransformOptions):
     """Fit centre, principal directions, whitening and clip bound to public embeddings."""
 
     public: Path
-    """Embedding set that is nobody's secret."""
+    """Public embedding set."""
     apply_to: Path | None = None
-    """Embedding set whose transformed rows to write as well."""
+    """Embedding set to transform and write as well."""
     out: Path | None = None
-    """Directory to write: transform.safetensors, report.json, embeddings/."""
+    """Directory to write: transform.safetensors, report.json, embeddings/ (default: a new one under
+    runs/)."""
     components: int | None = 128
-    """Directions to keep; fewer mean less noise."""
+    """Number of directions to keep; fewer need less noise."""
     shrinkage: float = 0.01
-    """Share of the mean variance mixed into every direction's."""
+    """Share of the mean variance that is mixed into the variance of each direction."""
     clip_norm: float = 2**0.5
-    """Norm c of a row, the constant included."""
+    """Clip norm c of a row, the constant included."""
     constant: float = 1.0
     """First entry a of every row."""
     i_know_this_leaks: bool = False
-    """Fit on rows that the transform is applied to; no release of those rows will take it."""
+    """Allow the same rows in --public and --apply-to; no release of these rows accepts the
+    transform."""
     overwrite: bool = False
     """Replace an existing directory."""
 
@@ -163,23 +166,23 @@ class Exclude:
 
     blind-averaging embed exclude --embeddings mine --public public --out mine-only
 
-    How many rows are left is public. The public set stays whole: what private rows take out of it
-    would tell who they are.
+    The number of remaining rows is public. The public set stays whole: rows missing from it would
+    reveal private rows.
     """
 
     public: tuple[Path, ...]
-    """Embedding sets that are nobody's secret."""
+    """Public embedding sets."""
     embeddings: Path | None = None
-    """Private embedding set, whose rows that are public are left out."""
+    """Private embedding set to write without public rows."""
     private: tuple[Path, ...] = ()
-    """No longer taken: earlier versions took private rows out of the public set."""
+    """No longer accepted: earlier versions removed private rows from the public set."""
     out: Path | None = None
-    """Directory to write."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace an existing directory."""
 
     def run(self) -> None:
-        """Writes the rest; prints how many rows were in both."""
+        """Writes the remaining rows; prints the number of rows in both sets."""
         from embed.fit import exclude
 
         if self.private or self.embeddings is None:
@@ -200,15 +203,15 @@ class Plot:
     """Draw embeddings in two dimensions, coloured by class."""
 
     embeddings: Path
-    """Embedding set to look at."""
+    """Embedding set to plot."""
     out: Path | None = None
-    """Directory to write."""
+    """Directory to write (default: a new one under runs/)."""
     method: Literal["pca", "tsne"] = "tsne"
     """Projection; t-SNE takes minutes beyond 10,000 rows."""
     rows: int = 3000
-    """Random rows to draw."""
+    """Number of random rows to plot."""
     seed: int = 0
-    """Chooses the rows and starts t-SNE."""
+    """Seed of the choice of rows and of t-SNE."""
     overwrite: bool = False
     """Replace an existing directory."""
 

@@ -1,4 +1,4 @@
-"""Turns an embedding set with writers into a private and a public one, disjoint in writers.
+"""Splits an embedding set with writers into a private and a public one without common writers.
 
     python -m embed.split_by_writer --source DIR --private DIR --public DIR
 
@@ -7,7 +7,7 @@ who donated their labelled digits. The rest test.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +38,7 @@ class SplitByWriter:
         kept = np.flatnonzero(~donated)
         source.subset(kept).save(self.private)
         given = source.subset(np.flatnonzero(donated))
-        EmbeddingSet(
-            embeddings=given.embeddings,
-            labels=given.labels,
-            users=given.users,
-            names=given.names,
-            meta=given.meta,
-        ).save(self.public)
+        replace(given, split=np.zeros(len(given), np.uint8)).save(self.public)
         users = len(np.unique(source.users[source.split == TRAIN]))
         print(f"{users} private users, {len(kept)} private and test rows, {len(given)} public rows")
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_directory
 from pretrain.names import decode_name, encode_names
 
-TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: held out for a private one
-UNLABELLED = -1  # the label of every row, or of none
+if TYPE_CHECKING:
+    from pretrain.datasets import ImageSet
+
+TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: rows held out for a private evaluation
+UNLABELLED = -1  # label of every row of an unlabelled set
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 INFERRED = "inferred"  # classes counted from the labels that occur
 BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
@@ -23,16 +26,14 @@ BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSet:
-    """N embedded images.
-
-    Images without labels, which a model is to classify, have the label -1, all of them.
+    """N embedded images. Unlabelled sets have the label -1 in every row.
 
     Raises:
         ValueError: at construction, where the arrays do not fit together.
     """
 
     embeddings: np.ndarray  # (N, p) float16, float32 or float64; memory-mapped if opened
-    labels: np.ndarray  # (N,) int64; all -1 where nobody labelled them
+    labels: np.ndarray  # (N,) int64; all -1: unlabelled
     users: np.ndarray | None = None  # (N,) int64
     split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # TRAIN, TEST, …
     meta: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class EmbeddingSet:
 
     @property
     def labelled(self) -> bool:
-        """Whether its rows have labels; without them nothing can be learned or measured."""
+        """Whether its rows have labels, which learning and measuring need."""
         return bool(self.labels[0] != UNLABELLED)
 
     def need_labels(self, called: str = "embeddings") -> None:
@@ -104,22 +105,22 @@ class EmbeddingSet:
             start += len(block)
 
     def name(self, row: int) -> str:
-        """The name of a row's image, such as its path below the data; else the row's number."""
+        """Name of a row's image, such as its path below the data; else the row's number."""
         return f"row {row}" if self.names is None else decode_name(self.names[row])
 
     def place(self, row: int) -> str:
-        """Which row it is, for errors: number, file and image, as far as they are known."""
+        """Number, file and image of a row, as far as known, for errors."""
         image = "" if self.names is None else f" ({self.name(row)})"
         file = "" if self.directory is None else f" of {self.directory / 'embeddings.npy'}"
         return f"row {row}{file}{image}"
 
     @property
     def declared_classes(self) -> tuple[str, ...]:
-        """Names of the classes as somebody declared them; empty where nobody did.
+        """Declared names of the classes; empty if none were declared.
 
-        Numbers that an extraction counted from the labels that occur are no declaration: one
-        private record would add a class. Such a set says `"classes": "inferred"`; extractions that
-        say nothing about their numbers counted them.
+        Classes that an extraction counted from the labels are not declared: one private record
+        could add a class. Such a set has `"classes": "inferred"` in its meta.json; sets of older
+        extractions, which lack the entry, counted them as well.
         """
         names = tuple(map(str, self.meta.get("class_names", ())))
         silent = "encoder" in self.meta and "classes" not in self.meta
@@ -127,25 +128,30 @@ class EmbeddingSet:
         return () if counted or self.meta.get("classes") == INFERRED else names
 
     @property
+    def meta_of_rows(self) -> dict[str, Any]:
+        """`meta` without the hash of the values, for a set of other rows."""
+        return {name: value for name, value in self.meta.items() if name != "content_hash"}
+
+    @property
     def is_compared(self) -> bool:
-        """Whether its rows are raw, or were made by a transform that has seen none of them."""
+        """Whether its rows are raw, or made by a transform that was fitted on none of them."""
         made_by = self.meta.get("transform")
         return made_by is None or (isinstance(made_by, dict) and made_by.get("compared") is True)
 
     @property
     def encoding(self) -> Encoding | None:
-        """What made the rows out of pictures; None where nobody says."""
+        """Encoder and preprocessing of the rows; None if unknown."""
         return Encoding.of(self.meta)
 
     @property
     def held_out_seed(self) -> int | None:
-        """Seed by which rows were held out; None: none were, or the operating system drew them."""
-        told = self.meta.get("held_out")
-        return told.get("seed") if isinstance(told, dict) else None
+        """Seed of the held-out rows; None: no rows are held out, or the operating system drew."""
+        held_out = self.meta.get("held_out")
+        return held_out.get("seed") if isinstance(held_out, dict) else None
 
     @property
     def dropped_rows(self) -> int:
-        """Private rows that an earlier version has taken out of a public set; see `admit`."""
+        """Number of private rows that an earlier version removed from a public set."""
         return self.meta.get("dropped_rows", 0)
 
     @property
@@ -178,14 +184,8 @@ class EmbeddingSet:
 
     def subset(self, rows: np.ndarray | slice) -> "EmbeddingSet":
         """The rows selected by a mask, indices or a slice, in memory unless it is a slice."""
-        meta = {k: v for k, v in self.meta.items() if k != "content_hash"}
         return EmbeddingSet(
-            embeddings=self.embeddings[rows],
-            labels=self.labels[rows],
-            users=None if self.users is None else self.users[rows],
-            split=self.split[rows],
-            names=None if self.names is None else self.names[rows],
-            meta=meta,
+            embeddings=self.embeddings[rows], **columns(self, rows), meta=self.meta_of_rows
         )
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -202,18 +202,26 @@ class EmbeddingSet:
         """Writes the set; it appears whole or not at all."""
         with new_directory(Path(directory), overwrite=overwrite) as partial:
             write_rows(partial / "embeddings.npy", self.blocks(), self.embeddings.shape)
-            write_companions(
-                partial,
-                labels=self.labels,
-                users=self.users,
-                split=self.split,
-                names=self.names,
-                meta={**self.meta, "content_hash": self.content_hash()},
-            )
+            meta = self.meta | {"content_hash": self.content_hash()}
+            write_companions(partial, **columns(self), meta=meta)
+
+
+def columns(rows: "EmbeddingSet | ImageSet", kept: Any = slice(None)) -> dict[str, Any]:
+    """Labels, users, split and names of some rows, by name; None where the set has none."""
+    values = {name: getattr(rows, name) for name in ("labels", "users", "split", "names")}
+    return {name: None if held is None else held[kept] for name, held in values.items()}
+
+
+def select_rows(blocks: Iterable[np.ndarray], kept: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows of all blocks that `kept`, (N,) bool, selects; one block for each."""
+    start = 0
+    for block in blocks:
+        yield block[kept[start : start + len(block)]]
+        start += len(block)
 
 
 def hash_rows(blocks: Iterable[np.ndarray]) -> str:
-    """SHA-256 over the values of all rows, as float32, however they are split into blocks."""
+    """SHA-256 over the values of all rows as float32; it does not depend on the blocks."""
     digest = hashlib.sha256()
     for block in blocks:
         with np.errstate(over="ignore"):  # float64 rows beyond float32 hash as infinite
@@ -222,7 +230,7 @@ def hash_rows(blocks: Iterable[np.ndarray]) -> str:
 
 
 def read_blocks(path: Path) -> Iterator[np.ndarray]:
-    """The rows of an npy file in bounded blocks; mapped pages would count as this process's."""
+    """Rows of an npy file in bounded blocks, not mapped: pages would count as this process's."""
     mapped = _read_array(path)
     shape, dtype, start = mapped.shape, mapped.dtype, mapped.offset
     size = max(1, BLOCK_BYTES // (shape[1] * dtype.itemsize))
@@ -244,7 +252,7 @@ def write_rows(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...])
 
 
 def write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """The npy header of a row-major array."""
+    """Writes the npy header of a row-major array."""
     described = np.lib.format.dtype_to_descr(dtype)
     fields = {"descr": described, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, fields)
@@ -259,7 +267,7 @@ def write_companions(
     meta: dict[str, Any],
     names: np.ndarray | None = None,
 ) -> None:
-    """Everything of a set beside the embeddings themselves."""
+    """Writes all files of a set but its embeddings."""
     np.save(directory / "labels.npy", labels.astype(np.int64))
     np.save(directory / "split.npy", split.astype(np.uint8))
     if users is not None:

@@ -9,16 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed.class_scatter import scatter_of
 from embed.clip import add_constant_and_clip, check_bounds, check_finite
-from embed.directions import Directions, fitted_directions
+from embed.directions import Directions, fitted_directions, moments, norm_quantile, scatter_of
 from embed.encoding import Encoding
 from embed.identity import known_rows
-from embed.moments import moments, norm_quantile
 from embed.project import in_blocks, project
 from embed.public_rows import checked_blocks, content_hash
 from embed.store import EmbeddingSet
 from embed.transform_file import read_transform_file
+from pretrain import check
 from pretrain.cli.output import new_file
 from pretrain.tensor_file import write_tensors
 
@@ -31,8 +30,8 @@ class PublicTransform:
 
     With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1.
 
-    A transform knows which rows it has seen, by their hashes (see `embed.identity`), so that a
-    release can refuse one that has seen its own.
+    A transform keeps the hashes of the rows it was fitted on (see `embed.identity`), so that a
+    release can refuse a transform that was fitted on its rows.
 
     Raises:
         ValueError: at construction, for a number that is not finite, a scale that is not positive,
@@ -46,14 +45,12 @@ class PublicTransform:
     constant: float  # a
     row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
     second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
-    within_class: Tensor | None = (
-        None  # (q, q) covariance of a class's public features; None: no labels
-    )
+    within_class: Tensor | None = None  # (q, q) covariance within public classes; None: no labels
     between_class: Tensor | None = None  # (q, q) covariance of public class means
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # private rows that an earlier version has taken out of the public set
-    encoding: Encoding | None = None  # what made the public rows; None: nobody says
+    encoding: Encoding | None = None  # encoder of the public rows; None: unknown
 
     def __post_init__(self) -> None:
         check_bounds(self.clip_norm, self.constant)
@@ -83,19 +80,19 @@ class PublicTransform:
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether no row can have shaped it: `identity` of its dimension, to the bit."""
+        """Whether it equals `identity` of its dimension, so that no row can have shaped it."""
         unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
         centred = not (self.mean.any() or self.row_mean.any())
         white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
         return centred and white and not self._rotates and not self._scatter
 
     def same_rows(self, other: "PublicTransform") -> bool:
-        """Whether both are one transform, whatever is known of what they have seen."""
+        """Whether both map every row alike; the rows they were fitted on may differ."""
         ours, theirs = ({**each.tensors(), **NO_SCATTER} for each in (self, other))
         return self is other or all(torch.equal(ours[name], theirs[name]) for name in ours)
 
     def same_scatter(self, other: "PublicTransform") -> bool:
-        """Whether labels of public rows have shown both the same, or nothing."""
+        """Whether both have the same class scatter, or none."""
         ours, theirs = self._scatter, other._scatter
         return ours.keys() == theirs.keys() and all(
             torch.equal(ours[name], theirs[name]) for name in ours
@@ -103,7 +100,7 @@ class PublicTransform:
 
     @property
     def _scatter(self) -> dict[str, Tensor]:
-        """What labels of public rows have shown, by name; nothing where there were none."""
+        """Class scatter of the public rows by name; empty if they had no labels."""
         known = {name: getattr(self, name) for name in NO_SCATTER}
         return {name: values for name, values in known.items() if values is not None}
 
@@ -124,21 +121,20 @@ class PublicTransform:
         """Estimates the transform from public embeddings.
 
         Args:
-            public: (n, p) embeddings that are nobody's secret.
+            public: (n, p) public embeddings.
             components: q directions to keep; None: all p.
             whiten: divide each principal direction by its (shrunk) standard deviation.
             shrinkage: share of the mean variance mixed into every direction's, in [0, 1].
-            directions: "principal": of most variance; "discriminant": that separate the public
-                classes; "mixed": between these two. See `embed.directions`.
-            clip_quantile: features are divided by this quantile of the public norms, so that
-                a low one clips nearly every row and only directions remain.
+            directions: "principal": largest variance; "discriminant": best separation of the public
+                classes; "mixed": between the two. See `embed.directions`.
+            clip_quantile: features are divided by this quantile of the public norms; a low quantile
+                clips nearly every row, and only directions remain.
             clip_norm: c.
             constant: a.
-            remember: keep the hashes of the rows, without which nothing suitable is released.
+            remember: keep the hashes of the rows, which a release requires.
 
         Raises:
-            ValueError: an option out of range, rows that are not finite, or directions that labels
-                shape without labels.
+            ValueError: an option out of range, rows that are not finite, or missing labels.
 
         Examples:
             >>> public = torch.tensor([[4.0, 0, 5], [-4, 0, 5], [0, 2, 5], [0, -2, 5]])
@@ -151,16 +147,10 @@ class PublicTransform:
         blocks = checked_blocks(public)
         p = next(iter(blocks())).shape[1]
         q = p if components is None else components
-        if not 1 <= q <= p:
-            raise ValueError(f"components must be in [1, {p}], got {components}")
-        for name, value in {"shrinkage": shrinkage, "clip_quantile": clip_quantile}.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        check.within(f"[1, {p}]", components=q)
+        check.within("[0, 1]", shrinkage=shrinkage, clip_quantile=clip_quantile)
         check_bounds(clip_norm, constant)
-        if directions not in get_args(Directions):
-            raise ValueError(
-                f"directions must be one of {get_args(Directions)}, got {directions!r}"
-            )
+        check.one_of(get_args(Directions), directions=directions)
         if directions != "principal" and not whiten:
             raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
         mean, basis, scale = fitted_directions(
@@ -192,7 +182,7 @@ class PublicTransform:
     def identity(
         cls, dim: int, clip_norm: float = 2**0.5, constant: float = 1.0
     ) -> "PublicTransform":
-        """No centring, no rotation: only the constant and the clip; second moment unknown, I."""
+        """Only the constant and the clip, without centring or rotation; second moment I."""
         return cls(
             mean=torch.zeros(dim),
             basis=torch.eye(dim),
@@ -209,8 +199,7 @@ class PublicTransform:
         Raises:
             ValueError: another number of columns, or a row that is not finite.
         """
-        if x.ndim != 2 or x.shape[1] != len(self.mean):
-            raise ValueError(f"x must be (n, {len(self.mean)}), got {tuple(x.shape)}")
+        check.shape(("n", len(self.mean)), x=x)
 
         def rows(block: Tensor, start: int) -> Tensor:
             features = self.features(block, first_row=start)
@@ -221,8 +210,8 @@ class PublicTransform:
     def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
         """Pᵀ(x - m)/s before clipping, (n, q) float64, finite.
 
-        `first_row` is where x starts, for errors. See `embed.project.project` for rows whose
-        features no float holds.
+        `first_row` is the number of the first row of x, for errors. `embed.project.project` says
+        what becomes of features that no float can hold.
         """
         check_finite(x, "x", first_row)
         return project(x, self.mean, self.basis if self._rotates else None, self.scale)
@@ -233,7 +222,7 @@ class PublicTransform:
         return p != q or not torch.equal(self.basis, torch.eye(p, dtype=self.basis.dtype))
 
     def save(self, path: Path) -> None:
-        """Writes the transform as safetensors, whole or not at all; equal ones as equal bytes."""
+        """Writes safetensors, whole or not at all; equal transforms give equal bytes."""
         tensors = {k: v.contiguous() for k, v in self.tensors().items()}
         if self.seen is not None:
             tensors["seen"] = torch.from_numpy(self.seen.view(np.int64))
@@ -244,7 +233,7 @@ class PublicTransform:
             write_tensors(partial, tensors, metadata)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What makes rows, without what it was fitted on: for a file that holds more than it."""
+        """Tensors that determine the rows, without provenance, for files that hold more."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
         return self._scatter | {
             "mean": self.mean,
@@ -257,7 +246,7 @@ class PublicTransform:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
-        """Reads what `tensors` gave.
+        """Makes a transform of the result of `tensors`.
 
         Args:
             tensors: by name.
@@ -277,15 +266,13 @@ class PublicTransform:
         p, q = fields["basis"].shape
         expected = {"mean": (p,), "scale": (q,), "row_mean": (q + 1,)}
         expected |= {"second_moment": (q + 1, q + 1)} | dict.fromkeys(NO_SCATTER, (q, q))
-        for name in fields:
-            if name in expected and tuple(fields[name].shape) != expected[name]:
-                got = tuple(fields[name].shape)
-                raise ValueError(f"{name} must have shape {expected[name]}, got {got}")
+        for name in fields.keys() & expected.keys():
+            check.shape(expected[name], **{name: fields[name]})
         return cls(**fields, clip_norm=clip_norm, constant=constant, **provenance)
 
     @classmethod
     def load(cls, path: Path) -> "PublicTransform":
-        """Reads what `save` wrote; what an older file does not say stays unknown.
+        """Reads the file that `save` wrote; entries that an older file lacks stay unknown.
 
         Raises:
             ValueError: missing, damaged or something else.

@@ -1,4 +1,4 @@
-"""How the public transform is fitted, as options of a command."""
+"""Options of the public transform."""
 
 import math
 from dataclasses import dataclass
@@ -10,30 +10,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransformOptions:
-    """How the public transform is fitted; see `embed.PublicTransform.fit`."""
+    """Options of the public transform; see `embed.PublicTransform.fit`."""
 
     # The defaults are those of a release; `embed fit-transform` has two others of its own.
 
     components: int | None = None
-    """Directions of the public embeddings that are kept. If left out: in `run` as many as the noise
-    bears, by a public rule; elsewhere all."""
+    """Number of public directions to keep (default: in `run` as many as a public rule allows for
+    the noise; elsewhere all)."""
     directions: Literal["principal", "mixed", "discriminant"] = "principal"
-    """Those of most variance, those that separate labelled public classes, or between the two."""
+    """principal: largest variance; discriminant: best separation of labelled public classes;
+    mixed: between the two."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1
-    """Features are divided by this quantile of the public norms, then clipped to length 1."""
+    """Divide features by this quantile of the public norms, then clip them to length 1."""
     constant: float = 0.5
-    """The constant column; the clip norm is sqrt(1 + constant²)."""
+    """Value of the constant column; the clip norm is sqrt(1 + constant²)."""
 
     def fit(self, public: "EmbeddingSet") -> "PublicTransform":
-        """The transform of a public set."""
+        """Fits the transform to a public set."""
         from embed import PublicTransform
 
         return PublicTransform.fit(public, **self.arguments())
 
     def principal(self, dim: int) -> int:
-        """How many principal directions of `dim` columns a transform looks at."""
+        """Number of principal directions, of `dim` columns, that the fit depends on."""
         from embed.directions import RESTRICTED
 
         kept = dim if self.components is None else self.components

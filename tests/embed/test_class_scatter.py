@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.class_scatter import class_scatter
+from embed.directions import class_scatter
 
 SIZES = (5, 9, 40, 2)
 
@@ -89,7 +89,7 @@ def test_an_identity_that_carries_scatter_is_no_identity() -> None:
 @pytest.mark.parametrize("name", ["within_class", "between_class"])
 def test_scatter_of_another_size_or_not_finite_is_refused(name: str) -> None:
     tensors = PublicTransform.identity(3).tensors()
-    with pytest.raises(ValueError, match=rf"{name} must have shape \(3, 3\), got \(2, 2\)"):
+    with pytest.raises(ValueError, match=rf"{name} must be \(3, 3\), got \(2, 2\)"):
         PublicTransform.from_tensors({**tensors, name: torch.eye(2)})
     with pytest.raises(ValueError, match=f"{name} must be finite"):
         PublicTransform.from_tensors({**tensors, name: torch.full((3, 3), float("nan"))})

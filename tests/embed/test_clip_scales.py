@@ -45,6 +45,6 @@ def test_many_columns_are_summed_with_a_margin_of_their_own() -> None:
 
 @pytest.mark.parametrize("clip_norm", [1e-300, 1e-61, 1e61, 1e200])
 def test_clip_norms_out_of_scale_are_refused(clip_norm: float) -> None:
-    message = re.escape(f"clip_norm must lie in [1e-60, 1e+60], got {clip_norm}")
+    message = re.escape(f"clip_norm must be in [1e-60, 1e+60], got {clip_norm}")
     with pytest.raises(ValueError, match=message):
         add_constant_and_clip(torch.ones(1, 1, dtype=torch.float64), clip_norm, 0.0)

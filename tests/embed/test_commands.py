@@ -223,7 +223,7 @@ def test_the_plot_separates_separated_classes(tmp_path: Path, public: Path, meth
     assert (out / "projection.png").read_bytes()[:4] == b"\x89PNG"
     assert np.load(out / "projection.npy").shape == (90, 2)
     assert json.loads((out / "report.json").read_text())["method"] == method
-    with pytest.raises(ValueError, match="rows must be >= 4 to draw, got 2"):
+    with pytest.raises(ValueError, match="rows must be >= 4, got 2"):
         Plot(embeddings=public, out=tmp_path / "p", rows=2).run()
 
 

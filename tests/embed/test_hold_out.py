@@ -90,7 +90,7 @@ def test_equal_rows_are_records_like_others() -> None:
         ({"share": float("nan")}, r"share must be in \(0, 1\), got nan"),
         ({"share": 0.01}, "share must hold out some of 20 training rows of 2 users"),
         ({"share": 0.9, "by": "user"}, "and leave some, got 0.9 by user, which is 20"),
-        ({"share": 0.5, "by": "row"}, "by must be 'record' or 'user', got 'row'"),
+        ({"share": 0.5, "by": "row"}, "by must be one of record, user"),
         ({"share": 0.5, "seed": -1}, "seed must be >= 0, got -1"),
     ],
 )

@@ -125,7 +125,7 @@ def _metadata(name: str, text: str):
         (_metadata("encoding", "{}"), "encoding must be readable"),
         (_metadata("encoding", "]"), "encoding must be readable"),
         (_without("transform.mean"), "transform must hold"),
-        (_tensor("transform.mean", lambda m: m[1:]), "mean must have shape"),
+        (_tensor("transform.mean", lambda m: m[1:]), "mean must be"),
         (_tensor("transform.mean", lambda m: m * torch.inf), "mean must be finite"),
         (_tensor("transform.mean", lambda m: m.half()), "transform.mean must be float"),
         (_tensor("transform.scale", lambda s: 0 * s), "scale must be > 0"),

@@ -36,15 +36,15 @@ def test_adult_rows_are_scaled_one_hot_and_of_norm_one(tmp_path):
 
 def test_bad_adult_files_are_named(tmp_path):
     wrong = write(tmp_path / "label.gz", "50, State-gov, 750000, 16, 0, 0, 50, 60K")
-    with pytest.raises(ValueError, match="Salary must be <=50K or >50K, got 60K"):
+    with pytest.raises(ValueError, match="Salary must be one of <=50K, >50K, got"):
         data.read_adult(wrong)
     with gzip.open(tmp_path / "columns.gz", "wt") as file:
         file.write("age, Salary\n50, <=50K\n")
-    with pytest.raises(ValueError, match="data must have the column fnlwgt, got age, Salary"):
+    with pytest.raises(ValueError, match="column must be one of age, Salary, got 'fnlwgt'"):
         data.read_adult(tmp_path / "columns.gz")
     with gzip.open(tmp_path / "empty.gz", "wt") as file:
         file.write("")
-    with pytest.raises(ValueError, match="data must have a column Salary and rows"):
+    with pytest.raises(ValueError, match="column must be one of"):
         data.read_adult(tmp_path / "empty.gz")
 
 

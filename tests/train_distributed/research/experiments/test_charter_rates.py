@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -43,11 +44,10 @@ def test_descent_adds_the_noise_of_its_accounting():
 
 
 def test_slopes_are_those_of_a_power_law():
-    rows = [
-        {"sweep": "rows", "rows": n, "charter": n**-1.5, "charter_secure_sum": 2 / n, "dp_sgd": 1.0}
-        for n in (100, 200, 400)
-        for _ in range(2)
-    ]
+    rows = pd.DataFrame(
+        [(seed, n) for n in (100, 200, 400) for seed in range(2)], columns=["seed", "rows"]
+    ).assign(sweep="rows", dp_sgd=1.0)
+    rows["charter"], rows["charter_secure_sum"] = rows["rows"] ** -1.5, 2 / rows["rows"]
     found = experiment.slope(rows, "rows")
     assert found["charter"] == pytest.approx([-1.5, 0])
     assert found["charter_secure_sum"] == pytest.approx([-1, 0])
@@ -58,7 +58,7 @@ def test_cut_fit_reads_decades_and_dimensions():
     counts = [
         {"dimension": d, "digits": n, "cuts": 3 * d * n + 7} for d in (2, 5, 9) for n in range(1, 5)
     ]
-    fitted = cuts.fit_cuts(counts)
+    fitted = cuts.fit_cuts(pd.DataFrame(counts))
     assert fitted["per_decade"][5] == pytest.approx(15)
     assert fitted["per_decade_and_dimension"] == pytest.approx(3)
 
@@ -75,7 +75,7 @@ def test_max_affine_has_least_value_zero():
 def test_payload_that_differs_from_the_formula_is_counted_out():
     row = {"charter_bits": 5, "charter_bits_by_formula": 5}
     row |= {"charter_secure_sum_bits": 64, "charter_secure_sum_bits_by_formula": 63}
-    found = experiment.check_payload([row])
+    found = experiment.check_payload(pd.DataFrame([row]))
     assert [found[name]["exactly_as_the_formula"] for name in experiment.CHARTERS] == [1, 0]
 
 
@@ -99,9 +99,8 @@ def test_an_earlier_run_is_summarised_and_drawn_again(tmp_path):
                     row[f"{method}_bits_by_formula"] = 100
                 risks.append(row)
     counts = [{"dimension": 2, "digits": n, "cuts": 9 * n} for n in (1, 2)]
-    experiment._write(tmp_path / "risk.csv", risks)
-    experiment._write(tmp_path / "cuts.csv", counts)
-    assert experiment._read(tmp_path / "risk.csv") == risks
+    pd.DataFrame(risks).to_csv(tmp_path / "risk.csv", index=False)
+    pd.DataFrame(counts).to_csv(tmp_path / "cuts.csv", index=False)
     (tmp_path / "report.json").write_text('{"command": "kept", "slopes": "of old"}')
     experiment.redraw(tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())

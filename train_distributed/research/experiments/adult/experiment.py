@@ -6,7 +6,6 @@ r"""The figures of Zhang and Zhu's paper on UCI Adult.
 Number of nodes, graph and η are not published; ρ and C are (Sec. V).
 """
 
-import csv
 import json
 import math
 import sys
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import tyro
 from torch import Tensor
 from tqdm import tqdm
 
+from pretrain import check
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
@@ -62,8 +63,7 @@ class Figures:
     def run(self) -> None:
         """Trains everything, then writes curves.csv, report.json, comparison.txt and three PNGs."""
         refuse_existing(self.output, overwrite=self.overwrite)
-        if self.iterations < max(MOMENTS):
-            raise ValueError(f"iterations must be >= {max(MOMENTS)}, got {self.iterations}")
+        check.at_least(max(MOMENTS), iterations=self.iterations)
         nodes, test = self._split(*read_adult(self.data))
         curves: dict[tuple[str, float], dict[str, np.ndarray]] = {}
         for method, alphas in (("none", (math.inf,)), ("dvp", ALPHAS), ("pvp", ALPHAS)):
@@ -149,7 +149,7 @@ def _measure(nodes: Nodes, test: tuple[Tensor, Tensor], state: State) -> dict[st
 def fit_tradeoff(
     curves: dict[tuple[str, float], dict[str, np.ndarray]], method: str
 ) -> dict[str, object]:
-    """Fits L_acc at t = 100 and says which α is worth it, beside the published curve."""
+    """Fits L_acc at t = 100, and the best α by the fit and by the published curve."""
     losses = np.array([curves[method, alpha]["loss"].mean(1) for alpha in ALPHAS])  # (α, T)
     settled = losses[-1]
     floor = float(settled.min() if method == "dvp" else settled[19:100].mean())
@@ -187,7 +187,7 @@ def compare(curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> list[dict
 
 
 def state_comparison(rows: list[dict[str, Any]]) -> str:
-    """The comparison in words, beside the paper's two statements."""
+    """The comparison in words, after each of the paper's two statements."""
     lines = []
     for label in WHEN:
         lines.append(f"{label} (paper: {PAPER[label.split(',')[0]]})")
@@ -203,20 +203,15 @@ def state_comparison(rows: list[dict[str, Any]]) -> str:
 
 def write_curves(path: Path, curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> None:
     """One line per method, α and iteration: mean and deviation over seeds of each measure."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        names = list(next(iter(curves.values())))
-        writer.writerow(
-            ["method", "alpha", "iteration", *(f"{n}_{s}" for n in names for s in ("mean", "std"))]
-        )
-        for (method, alpha), measured in curves.items():
-            for t in range(len(measured["loss"])):
-                moments = [
-                    f"{value:.6g}"
-                    for name in names
-                    for value in (measured[name][t].mean(), measured[name][t].std(ddof=1))
-                ]
-                writer.writerow([method, alpha, t + 1, *moments])
+    tables = []
+    for (method, alpha), measured in curves.items():
+        steps = np.arange(1, len(measured["loss"]) + 1)
+        columns: dict[str, Any] = {"method": method, "alpha": str(alpha), "iteration": steps}
+        for name, values in measured.items():
+            columns[f"{name}_mean"] = values.mean(1)
+            columns[f"{name}_std"] = values.std(1, ddof=1)
+        tables.append(pd.DataFrame(columns))
+    pd.concat(tables).to_csv(path, index=False, float_format="%.6g")
 
 
 if __name__ == "__main__":

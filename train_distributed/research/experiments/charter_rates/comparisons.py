@@ -1,4 +1,4 @@
-"""The noise that Charter needs, beside the paper's constants and beside what may be possible."""
+"""The noise that Charter needs, compared with the paper's and with what may be possible."""
 
 import numpy as np
 

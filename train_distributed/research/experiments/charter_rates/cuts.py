@@ -1,9 +1,10 @@
-"""How many cuts Vaidya's method needs without noise: linear in digits and in the dimension."""
+"""Cuts that Vaidya's method needs without noise: linear in digits and in the dimension."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from train_distributed.research.charter import vaidya
 
@@ -47,12 +48,11 @@ def max_affine(
     )
 
 
-def fit_cuts(cuts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Cuts per decade of error for every d, and how that grows with d."""
-    per_decade = {}
-    for dimension in sorted({row["dimension"] for row in cuts}):
-        rows = [row for row in cuts if row["dimension"] == dimension]
-        line = np.polyfit([row["digits"] for row in rows], [row["cuts"] for row in rows], 1)
-        per_decade[dimension] = float(line[0])
+def fit_cuts(cuts: pd.DataFrame) -> dict[str, Any]:
+    """Cuts per decade of error for every d, and the growth of that with d."""
+    per_decade: dict[Any, float] = {
+        dimension: float(np.polyfit(rows["digits"], rows["cuts"], 1)[0])
+        for dimension, rows in cuts.groupby("dimension")
+    }
     line = np.polyfit(list(per_decade), list(per_decade.values()), 1)
     return {"per_decade": per_decade, "per_decade_and_dimension": float(line[0])}

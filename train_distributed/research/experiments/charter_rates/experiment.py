@@ -1,9 +1,8 @@
-"""How Charter's excess risk falls, and how many cuts Vaidya's method needs.
+"""Rates at which Charter's excess risk falls, and the number of cuts of Vaidya's method.
 
 python -m train_distributed.research.experiments.charter_rates.experiment --output results/charter
 """
 
-import csv
 import json
 import math
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import tyro
 from torch import Tensor
@@ -28,7 +28,7 @@ from train_distributed.research.experiments.charter_rates.comparisons import (
     compare_noise,
 )
 from train_distributed.research.experiments.charter_rates.cuts import count_cuts, fit_cuts
-from train_distributed.research.experiments.charter_rates.figures import draw
+from train_distributed.research.experiments.charter_rates.figures import by_seed, draw
 from train_distributed.research.experiments.charter_rates.gradient_descent import (
     private_gradient_descent,
 )
@@ -76,10 +76,12 @@ class Slopes:
             return
         refuse_existing(self.output, overwrite=self.overwrite)
         settings = [(name, change) for name, (_, group) in SWEEPS.items() for change in group]
-        risks = []
-        for name, change in tqdm(settings, unit="setting", disable=None):
-            risks += [self._measure(name, change, seed) for seed in range(self.seeds)]
-        cuts = count_cuts()
+        rows = [
+            self._measure(name, change, seed)
+            for name, change in tqdm(settings, unit="setting", disable=None)
+            for seed in range(self.seeds)
+        ]
+        risks, cuts = pd.DataFrame(rows).astype({"bits": "Int64"}), pd.DataFrame(count_cuts())
         report = {
             "configuration": self._configuration(),
             **provenance(),
@@ -88,8 +90,8 @@ class Slopes:
             **_accounts(),
         }
         with new_directory(self.output, overwrite=self.overwrite) as directory:
-            _write(directory / "risk.csv", risks)
-            _write(directory / "cuts.csv", cuts)
+            risks.to_csv(directory / "risk.csv", index=False)
+            cuts.to_csv(directory / "cuts.csv", index=False)
             (directory / "report.json").write_text(json.dumps(report, indent=1))
             draw(directory / "charter.png", risks, cuts, THEORY)
         shown = ("slopes_and_their_errors", "payload", "noise_over_the_paper", "cuts")
@@ -139,7 +141,7 @@ class Slopes:
         return row
 
     def task(self, at: dict[str, Any]) -> CharterTask:
-        """What is minimised at the varied values."""
+        """The problem at the varied values."""
         return CharterTask(
             clients=at["clients"],
             rows=at["rows"],
@@ -175,8 +177,8 @@ def _traffic(name: str, plan: CharterPlan, report: dict[str, Any]) -> dict[str, 
     }
 
 
-def summarise(risks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Slopes beside the theorem's, and whether the payload is the formula's."""
+def summarise(risks: pd.DataFrame) -> dict[str, Any]:
+    """Measured slopes, the theorem's, and whether the payload is the formula's."""
     return {
         "slopes_and_their_errors": {name: slope(risks, name) for name in THEORY if THEORY[name]},
         "slopes_of_the_theorem": {name: terms for name, terms in THEORY.items() if terms},
@@ -195,37 +197,34 @@ def redraw(output: Path) -> None:
     Raises:
         OSError: a file of the earlier run is missing.
     """
-    risks, cuts = _read(output / "risk.csv"), _read(output / "cuts.csv")
+    risks, cuts = read_risks(output / "risk.csv"), pd.read_csv(output / "cuts.csv")
     report = json.loads((output / "report.json").read_text())
     report = {name: value for name, value in report.items() if not name.startswith("slopes")}
     with new_directory(output, overwrite=True) as directory:
-        _write(directory / "risk.csv", risks)
-        _write(directory / "cuts.csv", cuts)
+        risks.to_csv(directory / "risk.csv", index=False)
+        cuts.to_csv(directory / "cuts.csv", index=False)
         report |= summarise(risks) | _accounts()
         (directory / "report.json").write_text(json.dumps(report, indent=1))
         draw(directory / "charter.png", risks, cuts, THEORY)
 
 
-def check_payload(risks: list[dict[str, Any]]) -> dict[str, Any]:
-    """In how many runs the measured payload is exactly the formula's."""
+def check_payload(risks: pd.DataFrame) -> dict[str, Any]:
+    """Number of runs in which the measured payload is exactly the formula's."""
     found = {}
     for name in CHARTERS:
-        equal = sum(row[f"{name}_bits"] == row[f"{name}_bits_by_formula"] for row in risks)
+        equal = int(np.count_nonzero(risks[f"{name}_bits"] == risks[f"{name}_bits_by_formula"]))
         found[name] = {"runs": len(risks), "exactly_as_the_formula": equal}
     return found
 
 
-def slope(risks: list[dict[str, Any]], sweep: str) -> dict[str, list[float]]:
+def slope(risks: pd.DataFrame, sweep: str) -> dict[str, list[float]]:
     """Least-squares slopes of ln(mean excess risk) in ln(x), each with its standard error.
 
     The error is the deviation of the slope over 200 redrawn sets of seeds (bootstrap).
     """
-    rows = [row for row in risks if row["sweep"] == sweep and math.isfinite(row[sweep])]
-    x = sorted({row[sweep] for row in rows})
-    draw = np.random.default_rng(0)
-    found = {}
+    draw, found = np.random.default_rng(0), {}
     for name in ("charter", "charter_secure_sum", "dp_sgd"):
-        table = np.array([[row[name] for row in rows if row[sweep] == at] for at in x])
+        x, table = by_seed(risks, sweep, name)
         picks = draw.integers(table.shape[1], size=(200, table.shape[1]))
         means = np.column_stack([table.mean(1), *(table[:, pick].mean(1) for pick in picks)])
         slopes = np.polyfit(np.log(x), np.log(means), 1)[0]
@@ -233,26 +232,9 @@ def slope(risks: list[dict[str, Any]], sweep: str) -> dict[str, list[float]]:
     return found
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Rows with numbers as numbers, and None where a field is empty."""
-    with path.open(newline="") as file:
-        return [{name: _parse(text) for name, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _parse(text: str) -> str | float | int | None:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text or None
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def read_risks(path: Path) -> pd.DataFrame:
+    """Rows of risk.csv; bits are missing where the paper's are used."""
+    return pd.read_csv(path).astype({"bits": "Int64"})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Gradient descent with the same privacy, to stand beside Charter."""
+"""Gradient descent with the same privacy, to compare Charter with."""
 
 import math
 from collections.abc import Sequence

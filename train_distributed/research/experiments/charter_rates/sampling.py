@@ -1,4 +1,4 @@
-r"""What our account of sampled batches wins over dp-accounting's, in the cells of results/charter.
+r"""Gain of our account of sampled batches over dp-accounting's, in the cells of results/charter.
 
 python -m train_distributed.research.experiments.charter_rates.sampling \
     --output results/charter/amplification.json
@@ -34,7 +34,7 @@ from train_distributed.research.experiments.charter_rates.experiment import CLIP
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Per cell: noise without amplification, our noise, and what either account makes of it."""
+    """Per cell: noise without amplification, our noise, and its ε by either account."""
 
     output: Path = Path("results/charter/amplification.json")
     overwrite: bool = False
@@ -49,7 +49,7 @@ class Sampling:
 
 
 def plans() -> list[CharterPlan]:
-    """Of every private cell whose noise differs from the others'."""
+    """Plan of every private cell whose noise differs from the others'."""
     base, found = Slopes(), {}
     for sweep in ("rows", "epsilon", "rounds"):
         for change in SWEEPS[sweep][1]:

@@ -20,7 +20,7 @@ CLASSES = ("normal", "pneumonia")
 
 def lines() -> list[str]:
     text = PAGE.read_text()
-    page = text[text.index("## Your own data") : text.index("## From images")]
+    page = text[text.index("## Pictures") : text.index("## Encoders")]
     block = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0].replace("\\\n", " ")
     return [line.split(" # ")[0] for line in block.strip().splitlines()]
 

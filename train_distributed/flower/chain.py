@@ -5,23 +5,23 @@ is asked for. So an operator that was killed publishes the same weights for the 
 and never asks twice for a sum that it has.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from pretrain.cli.output import new_file
+from pretrain.cli.durable import sync_directory
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.round_desk import CHAIN_BYTES
-from train_distributed.secure_sum.journal import make_durable, sync_directory
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
+from train_distributed.store.database import make_durable
+from train_distributed.store.store import Store, read_store
 
-DIRECTORY = "rounds"
-Publish = Callable[[Sequence[Opened]], bytes]  # what all sums so far say: the next weights
+DIRECTORY, FILE = "rounds", "rounds.sqlite"
+Publish = Callable[[Sequence[Opened]], bytes]  # sums so far -> the next weights
 
 
 class Chain:
@@ -42,16 +42,13 @@ class Chain:
     @property
     def opened(self) -> list[Opened]:
         """The sums so far: of round 0, 1, ..."""
-        found = []
-        for number in range(1 + self._federation.rounds):
-            path = self._directory / f"opened{number}"
-            if not path.exists():
-                break
-            found.append(self._read(number, path.read_bytes()))
+        found, kept = list[Opened](), self._kept()
+        while (content := kept.get(f"opened{len(found)}")) is not None:
+            found.append(self._read(len(found), content))
         return found
 
     def weights(self, number: int, publish: Publish) -> bytes:
-        """What is published for a round: the same ones whenever it is asked for."""
+        """Weights published for a round: the same ones whenever it is asked for."""
         return self._once(f"weights{number}", lambda: publish(self.opened))
 
     def keep(self, number: int, opened: Opened) -> None:
@@ -78,14 +75,19 @@ class Chain:
         )
 
     def _once(self, name: str, make: Callable[[], bytes]) -> bytes:
-        path = self._directory / name
-        if not path.exists():
-            with new_file(path) as partial, partial.open("wb") as file:
-                file.write(make())
-                file.flush()
-                os.fsync(file.fileno())
-            sync_directory(self._directory)
-        return path.read_bytes()
+        content = self._kept().get(name)
+        if content is None:
+            content = make()
+            with Store(self._directory / FILE, "record of rounds") as store:
+                store.claim(name, content)
+        return content
+
+    def _kept(self) -> dict[str, bytes]:
+        """All that was kept, by name; versions before had a file for each."""
+        files = [path for path in self._directory.iterdir() if path.name.isalnum()]
+        kept = {path.name: path.read_bytes() for path in files if path.is_file()}
+        rows = read_store(self._directory / FILE, "record of rounds")
+        return kept | {row.name: row.content for row in rows}
 
 
 def forget(state: Path) -> None:

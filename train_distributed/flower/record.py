@@ -3,9 +3,9 @@
 Every answer of a party is written down, and reaches the disk before anything that follows from it
 is sent. The operator's side of the protocol is a function of the nonce and these answers, so a
 restart repeats it from the start with the same answers, sends the same messages, and goes on where
-it was killed. An entry that a crash has torn was never acted on and is cut off.
+it was killed.
 
-    kind u8 | call u32 | party u32 | length u64 | CRC-32 u32 | content
+Entries of the store are named session, asked/CALL, answer/CALL/PARTY and complete/CALL.
 """
 
 import fcntl
@@ -18,13 +18,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from pretrain.cli.durable import sync_directory
 from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.escape import safe
-from train_distributed.secure_sum.journal import make_durable, sync_directory
+from train_distributed.store.database import NotADatabase, make_durable
+from train_distributed.store.store import Store, replace_file
 
-_ENTRY = struct.Struct(">BIIQI")
-_SESSION, _ASKED, _ANSWER, _COMPLETE = 1, 2, 3, 4
+_BEFORE = struct.Struct(">BIIQI")  # kind, call, party, length, CRC-32 of an entry of version 0.1
+_KINDS = {1: "session", 2: "asked/{call}", 3: "answer/{call}/{party}", 4: "complete/{call}"}
 LONGEST_FAULT = 200  # characters
 NAME, LEFT_OUT = "session", "left-out.json"
 
@@ -46,39 +48,44 @@ class Record:
         self.session: bytes | None = None  # what `begin` was given, of a session under way
         self._calls: dict[int, bytes] = {}  # call -> hash of its requests
         self._complete: set[int] = set()
-        self._answers: dict[int, dict[int, tuple[int, int]]] = {}  # call -> party -> place, length
+        self._answers: dict[int, dict[int, int]] = {}  # call -> party -> number of the entry
         self._next = 0
         self.left_out: dict[int, str] = {}  # user -> by what fault of it a session has failed
 
     def __enter__(self) -> Self:
         make_durable(self._directory)
-        self._file: BinaryIO = open(self._path, "a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                self._store = _open(self._path)
+            except NotADatabase:
+                _carry_over(self._path)
+                self._store = _open(self._path)
         except BlockingIOError as error:
-            self._file.close()
             raise ValueError(f"{self._directory} must be one operator's, another runs") from error
-        sync_directory(self._directory)
         try:
-            self._read()
+            for row in self._store.scan():
+                self._take(row.name, row.content)
             self.left_out = _left_out(self._directory / LEFT_OUT)
         except BaseException:
-            self._file.close()
+            self._store.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        try:
+            self.sync()
+        finally:
+            self._store.close()
 
     def begin(self, session: bytes) -> None:
         """A session starts; `session` is all that is needed to start it again."""
         self.forget()
         self.session = session
-        self._append(_SESSION, 0, 0, session)
+        self._store.append(session, "session")
         self.sync()
 
     def rewind(self) -> None:
-        """The next call is the first again."""
+        """Starts over: the next call is call 0."""
         self._next = 0
 
     def call(self, requests: Mapping[int, bytes]) -> int:
@@ -97,7 +104,7 @@ class Record:
             digest.update(requests[party])
         if number not in self._calls:
             self._calls[number] = digest.digest()
-            self._append(_ASKED, number, 0, digest.digest())
+            self._store.append(digest.digest(), f"asked/{number}")
         elif self._calls[number] != digest.digest():
             raise CannotResume(f"call {number} must be the one before the restart, is another")
         return number
@@ -108,42 +115,36 @@ class Record:
 
     def answers(self, call: int) -> Iterator[tuple[int, bytes]]:
         """(party, answer) of a call, in the order they came."""
-        for party, (place, length) in list(self._answers.get(call, {}).items()):
-            self._file.seek(place)
-            yield party, self._file.read(length)
+        for party, number in list(self._answers.get(call, {}).items()):
+            yield party, self._store.content(number)
 
     def answers_of(self, party: int) -> Iterator[bytes]:
         """All answers of one party in this session, in the order of the calls."""
         for call in sorted(self._answers):
             if party in self._answers[call]:
-                place, length = self._answers[call][party]
-                self._file.seek(place)
-                yield self._file.read(length)
+                yield self._store.content(self._answers[call][party])
 
     def answered(self, call: int) -> set[int]:
-        """Whose answers to a call are written down."""
+        """Parties whose answers to a call are written down."""
         return set(self._answers.get(call, {}))
 
     def add(self, call: int, party: int, answer: bytes) -> None:
         """Writes an answer down."""
-        place = self._append(_ANSWER, call, party, answer)
-        self._answers.setdefault(call, {})[party] = (place, len(answer))
+        self._store.append(answer, f"answer/{call}/{party}")
+        self._answers.setdefault(call, {})[party] = self._store.length
 
     def finish(self, call: int) -> None:
         """No more answers of this call are taken."""
-        self._append(_COMPLETE, call, 0, b"")
+        self._store.append(b"", f"complete/{call}")
         self._complete.add(call)
 
     def sync(self) -> None:
         """Returns once everything written down has reached the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._store.commit()
 
     def forget(self) -> None:
         """The session is over, or given up."""
-        self._file.seek(0)
-        self._file.truncate()
-        self.sync()
+        self._store.clear()
         self.session, self._next = None, 0
         self._calls, self._complete, self._answers = {}, set(), {}
 
@@ -166,35 +167,15 @@ class Record:
         (self._directory / LEFT_OUT).unlink(missing_ok=True)
         sync_directory(self._directory)
 
-    def _append(self, kind: int, call: int, party: int, content: bytes) -> int:
-        place = self._file.seek(0, os.SEEK_END) + _ENTRY.size
-        head = _ENTRY.pack(kind, call, party, len(content), zlib.crc32(content))
-        self._file.write(head + content if len(content) < 2**16 else head)
-        if len(content) >= 2**16:
-            self._file.write(content)
-        return place
-
-    def _read(self) -> None:
-        size, at = self._file.seek(0, os.SEEK_END), 0
-        while at + _ENTRY.size <= size:
-            self._file.seek(at)
-            kind, call, party, length, check = _ENTRY.unpack(self._file.read(_ENTRY.size))
-            if at + _ENTRY.size + length > size:
-                break
-            content = self._file.read(length)
-            if zlib.crc32(content) != check:
-                break
-            self._take(kind, call, party, content, at + _ENTRY.size)
-            at += _ENTRY.size + length
-        self._file.truncate(at)
-
-    def _take(self, kind: int, call: int, party: int, content: bytes, place: int) -> None:
-        if kind == _SESSION:
+    def _take(self, name: str, content: bytes) -> None:
+        kind, *numbers = name.split("/")
+        call, party = (*map(int, numbers), 0, 0)[:2]
+        if kind == "session":
             self.session = content
-        elif kind == _ASKED:
+        elif kind == "asked":
             self._calls[call] = content
-        elif kind == _ANSWER:
-            self._answers.setdefault(call, {})[party] = (place, len(content))
+        elif kind == "answer":
+            self._answers.setdefault(call, {})[party] = self._store.length
         else:
             self._complete.add(call)
 
@@ -219,3 +200,27 @@ def _left_out(path: Path) -> dict[int, str]:
     document.only(["left_out"])
     users = document.part("left_out")
     return {user: users.text(name) for user, name in users.identities()}
+
+
+def _open(path: Path) -> Store:
+    return Store(path, "record of the session", alone=True)
+
+
+def _carry_over(path: Path) -> None:
+    """Puts a store in the place of a file of version 0.1; a torn entry in it was never acted on.
+
+    Raises:
+        BlockingIOError: another operator works with it.
+    """
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        replace_file(path, _open, _entries(file))
+
+
+def _entries(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    while len(head := file.read(_BEFORE.size)) == _BEFORE.size:
+        kind, call, party, length, check = _BEFORE.unpack(head)
+        content = file.read(length)
+        if len(content) < length or zlib.crc32(content) != check:
+            return
+        yield _KINDS[kind].format(call=call, party=party), content

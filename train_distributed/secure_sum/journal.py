@@ -1,21 +1,17 @@
-"""Steps that a party takes once per session, ever: also across restarts and races.
+"""Steps that a party takes once per session, ever: also across restarts and races."""
 
-An entry is a file that appears whole or not at all, and whose creation fails where it exists: it
-is written aside, flushed, and hard-linked to its name, which is atomic on POSIX file systems.
-"""
-
-import contextlib
-import os
-import secrets
 from pathlib import Path
 from typing import Protocol
 
-from pretrain.cli.durable import sync_directory
 from train_distributed.secure_sum.errors import AlreadyOpened
+from train_distributed.store.database import make_durable
+from train_distributed.store.store import Claimed, Store, read_store
+
+FILE = "journal.sqlite"
 
 
 class Journal(Protocol):
-    """Where a party remembers what it must not do twice."""
+    """Memory of the steps that a party must not take twice."""
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:
         """Records a step before it is taken.
@@ -27,12 +23,14 @@ class Journal(Protocol):
         ...
 
     def detail(self, session: bytes, step: str) -> bytes | None:
-        """What a step was recorded with; None if it was not."""
+        """Detail that a step was recorded with; None if it was not."""
         ...
 
 
 class DurableJournal:
-    """A directory with one file per claimed step; what deployments use.
+    """A directory with a store of claimed steps; what deployments use.
+
+    Versions before wrote one file per step, named as here. Those files are still looked at.
 
     Raises:
         ValueError: a relative path; from another directory it would be another journal.
@@ -41,58 +39,55 @@ class DurableJournal:
     def __init__(self, directory: Path) -> None:
         if not directory.is_absolute():
             raise ValueError(f"journal must be an absolute path, got {directory}")
-        self._directory = directory
+        self._directory, self._path = directory, directory / FILE
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:
         """See `Journal.claim`; returns once the entry has reached the disk."""
+        name = f"{session.hex()}.{step}"
         try:
-            self._write(self._entry(session, step), detail.hex().encode())
-        except FileExistsError as error:
+            with self._open() as store:
+                if self._before(name) is not None:
+                    raise Claimed(name)
+                store.claim(name, detail)
+        except Claimed as error:
             raise _already(session, step) from error
 
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
-        try:
-            return bytes.fromhex(self._entry(session, step).read_text())
-        except FileNotFoundError:
-            return None
+        name = f"{session.hex()}.{step}"
+        found = [row.content for row in read_store(self._path, "journal") if row.name == name]
+        return found[0] if found else self._before(name)
 
     def steps(self, session: bytes, begin: str) -> list[str]:
         """The steps that were recorded and whose names begin so."""
-        found = self._directory.glob(f"{session.hex()}.{begin}*")
-        return sorted(path.name.partition(".")[2] for path in found)
+        begun = f"{session.hex()}.{begin}"
+        names = [row.name for row in read_store(self._path, "journal")]
+        names += [path.name for path in self._directory.glob(f"{begun}*")]
+        return sorted(name.partition(".")[2] for name in names if name.startswith(begun))
 
     def check(self) -> None:
-        """Writes an entry and takes it away, as a claim would.
+        """Writes as a claim would.
 
         Raises:
             OSError: this journal cannot be written, and why.
         """
-        probe = self._directory / f".{secrets.token_hex(8)}.probe"
-        self._write(probe, bytes(64))
-        probe.unlink()
+        with self._open() as store:
+            store.check()
 
-    def _entry(self, session: bytes, step: str) -> Path:
-        return self._directory / f"{session.hex()}.{step}"
-
-    def _write(self, entry: Path, content: bytes) -> None:
-        aside = self._directory / f".{secrets.token_hex(8)}.partial"
+    def _open(self) -> Store:
         try:
             make_durable(self._directory)
-            with aside.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(aside, entry)
-            sync_directory(self._directory)
-        except FileExistsError:
-            raise
         except OSError as error:
             words = f"journal cannot be written: {error.strerror}"
             raise OSError(error.errno, words, str(self._directory)) from error
-        finally:
-            with contextlib.suppress(OSError):
-                aside.unlink()
+        return Store(self._path, "journal")
+
+    def _before(self, name: str) -> bytes | None:
+        """Detail of a step that a version before has recorded."""
+        try:
+            return bytes.fromhex((self._directory / name).read_text())
+        except FileNotFoundError:
+            return None
 
 
 class ResumedJournal:
@@ -130,19 +125,6 @@ class VolatileJournal:
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
         return self._claimed.get((session, step))
-
-
-def make_durable(directory: Path) -> None:
-    """Makes a directory and those above it, each on the disk before this returns.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-        sync_directory(path)
-        sync_directory(path.parent)
 
 
 def _already(session: bytes, step: str) -> AlreadyOpened:

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from pretrain.cli.durable import sync_directory
 from train_distributed.secure_sum.errors import AlreadyOpened
-from train_distributed.secure_sum.journal import make_durable
 from train_distributed.secure_sum.reports import TAG_BYTES, Part, Words
 from train_distributed.secure_sum.session import Agreement
 from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
+from train_distributed.store.database import make_durable
 
 FILE, LAYOUT = "holdings.sqlite", 1
 CLOCK_SECONDS = 2.0  # that a clock may be set back while it is kept right

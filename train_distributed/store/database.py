@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pretrain.cli.durable import sync_directory
 
-LOCK_SECONDS = 600.0  # for which one writer waits for others
+LOCK_SECONDS = 120.0  # for which one writer waits for others
 _REASONS = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EROFS,
@@ -150,3 +150,16 @@ def application_of(path: Path) -> int | None:
             return database.connection.execute("PRAGMA application_id").fetchone()[0]
     finally:
         database.close()
+
+
+def make_durable(directory: Path) -> None:
+    """Makes a directory and those above it, each on the disk before this returns.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(path)
+        sync_directory(path.parent)

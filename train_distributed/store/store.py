@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -79,7 +80,8 @@ class Store:
         hint: str = "",
     ) -> None:
         self.path, self._seal = path, seal
-        self._database = Database(path, what, alone=alone, hint=hint)
+        self._connect = partial(Database, path, what, alone=alone, hint=hint)
+        self._database = self._connect()
         self._tip = (0, START)
 
     def __enter__(self) -> Self:
@@ -100,7 +102,7 @@ class Store:
             OSError: it cannot be read.
         """
         run = self._database.connection.execute
-        last = (0, START)
+        self._tip = last = (0, START)
         with self._database.reading():
             if self._exists():
                 query = "SELECT number, name, content, hash FROM entry ORDER BY number"
@@ -109,11 +111,10 @@ class Store:
                     follows = number == last[0] + 1 and sealed
                     if not follows or self._seal(last[1], name, content) != found:
                         raise self._damaged(last[0] + 1)
-                    last = (number, found)
+                    self._tip = last = (number, found)
                     yield Row(name, content, found)
                 if run("SELECT number, hash FROM tip").fetchall() != [last]:
                     raise self._damaged(last[0] + 1)
-        self._tip = last
 
     def get(self, name: str) -> bytes | None:
         """Content that a name was claimed with; None if it was not."""
@@ -184,6 +185,14 @@ class Store:
             query = "SELECT content FROM entry WHERE number = ?"
             return self._database.connection.execute(query, (number,)).fetchone()[0]
 
+    def clear(self) -> None:
+        """Removes the file with all entries and begins another; durable when it returns."""
+        self.close()
+        for path in (self.path, Path(f"{self.path}-journal")):
+            path.unlink(missing_ok=True)
+        sync_directory(self.path.parent)
+        self._database, self._tip = self._connect(), (0, START)
+
     def check(self) -> None:
         """Writes a page and frees it, as an entry would need it.
 
@@ -234,10 +243,10 @@ def replace_file(
     path: Path, opened: Callable[[Path], Store], entries: Iterable[tuple[str, bytes]]
 ) -> None:
     """Puts a store with these (name, content) in the place of a file, wholly or not at all."""
-    with new_file(path) as partial:
-        partial.unlink(missing_ok=True)
-        with opened(partial) as store, store.transaction():
+    with new_file(path) as fresh:
+        fresh.unlink(missing_ok=True)
+        with opened(fresh) as store, store.transaction():
             for name, content in entries:
                 store.append(content, name)
-        shutil.copymode(path, partial)
+        shutil.copymode(path, fresh)
     sync_directory(path.parent)

@@ -1,5 +1,7 @@
 """An operator killed anywhere, started again: the exact sum, from vectors drawn once."""
 
+import struct
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
+from train_distributed.store.store import read_store
 
 # answers that a session needs: of PRESENT, then of START and what follows
 ANSWERS = {"secagg": 5 + 5 * 5, "shares": 6 + 6 + 6}
@@ -92,7 +95,7 @@ def test_killed_twice_and_killed_after_the_end(
     settle(tmp_path)
     with Record(tmp_path) as record:
         assert record.session is None
-    assert (tmp_path / "session").stat().st_size == 0
+    assert read_store(tmp_path / "session", "record") == []
 
 
 @pytest.mark.parametrize("gone", [1, 3])
@@ -119,19 +122,37 @@ def test_users_that_die_with_the_operator_are_dropouts(
     assert max(relay.drawn.values()) == 1
 
 
-def test_a_torn_entry_is_cut_off(fake: ModuleType, tmp_path: Path) -> None:
+def test_a_record_of_before_goes_on(fake: ModuleType, tmp_path: Path) -> None:
+    """Version 0.1 wrote entries of another form, of which the last may be torn."""
     relay = fake.volatile(fake.agreement("secagg"))
     _kill_at(relay, 17, answered=True)
     with pytest.raises(Killed):
         _operate(fake, relay, tmp_path)
-    content = (tmp_path / "session").read_bytes()
+    entries = []
+    for row in read_store(tmp_path / "session", "record"):
+        kind, *numbers = row.name.split("/")
+        number = ("session", "asked", "answer", "complete").index(kind) + 1
+        call, party = (*map(int, numbers), 0, 0)[:2]
+        length, check = len(row.content), zlib.crc32(row.content)
+        entries.append(struct.pack(">BIIQI", number, call, party, length, check) + row.content)
     _spare(relay)
-    for cut, wrong in ((3, b""), (30, b"\0" * 12)):
-        (tmp_path / "session").write_bytes(content[:-cut] + wrong)
-        with Record(tmp_path) as record:
-            assert record.session is not None
-        assert (tmp_path / "session").stat().st_size <= len(content) - cut
+    (tmp_path / "session").write_bytes(b"".join(entries)[:-3])
+    with Record(tmp_path) as record:
+        assert record.session is not None
+    found = read_store(tmp_path / "session", "record")
+    assert len(found) == len(entries) - 1
     assert np.array_equal(_operate(fake, relay, tmp_path).total, fake.VECTORS.sum(0))
+
+
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    with Record(tmp_path) as record:
+        record.begin(bytes(33))
+        record.add(record.call({1: b"question"}), 1, bytes(9000))
+    content = bytearray((tmp_path / "session").read_bytes())
+    content[-100] ^= 1
+    (tmp_path / "session").write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="session must be"), Record(tmp_path):
+        pass
 
 
 def test_what_does_not_follow_from_the_record_is_not_asked(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from tests.train_distributed.flower.rounds_relay import (
     publish,
     vector_at,
 )
-from train_distributed.flower.chain import Chain, forget
+from train_distributed.flower.chain import FILE, Chain, forget
 from train_distributed.flower.clerk import REFUSED, Request
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.prg import new_seed
+from train_distributed.secure_sum.wire import words_to_bytes
 
 PROTOCOLS = ["secagg", "shares"]
 
@@ -165,7 +167,7 @@ def test_a_chain_that_is_being_forgotten_is_no_part_of_the_next(
 
     def killed(path: Path, **_: bool) -> None:
         if path.exists():
-            (path / "chain").unlink()
+            (path / FILE).unlink()
             raise Killed
 
     Chain(tmp_path, agreed).keep(0, Opened(fake.VECTORS[0], frozenset({0, 2, 4})))
@@ -176,3 +178,19 @@ def test_a_chain_that_is_being_forgotten_is_no_part_of_the_next(
     assert Chain(tmp_path, agreed).opened == []
     forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chain_of_before_goes_on(fake: ModuleType, tmp_path: Path) -> None:
+    """Version 0.1 wrote a file for each of its parts."""
+    agreed = fake.agreement("secagg", rounds=T, round_dimension=D)
+    bitmap = agreed.session(bytes(32)).bitmap(frozenset({0, 2, 4}))
+    (tmp_path / "rounds" / "round1").mkdir(parents=True)
+    identity, total = new_seed(), fake.VECTORS[0]
+    for name, content in (("chain", identity), ("opened0", bitmap + words_to_bytes(total))):
+        (tmp_path / "rounds" / name).write_bytes(content)
+    chain = Chain(tmp_path, agreed)
+    assert chain.identity == identity
+    (opened,) = chain.opened
+    assert np.array_equal(opened.total, total)
+    chain.keep(1, Opened(vector_at(0, np.zeros(D)), frozenset({0, 2, 4})))
+    assert len(Chain(tmp_path, agreed).opened) == 2

@@ -73,6 +73,7 @@ def test_carrying_over_keeps_links_and_permissions(ledger, tmp_path) -> None:
 
 def test_whoever_is_killed_while_carrying_over_leaves_the_text(ledger, monkeypatch) -> None:
     """At each step that reaches the disk."""
+    calls = 0
     for calls in range(12):
         ledger.path.write_bytes(BEFORE)
         left, fsync, replaced = [calls], os.fsync, os.replace

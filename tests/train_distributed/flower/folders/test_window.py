@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +23,16 @@ from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.secure_sum.journal import FILE
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.reports import RECEIPT_BYTES
+from train_distributed.store.store import read_store
+
+
+def kept_reports(folder: Path) -> list[bytes]:
+    """Reports in the journals of a user's folder."""
+    rows = [read_store(path, "journal") for path in (folder / "state").glob(f"*/{FILE}")]
+    return [row.content for each in rows for row in each if row.name.endswith(".report")]
 
 
 @pytest.fixture
@@ -122,8 +131,8 @@ def test_reports_with_noise_in_32_bits_over_tls(opened) -> None:
     home.collect(ca=ca).run()
     report = json.loads((home.home / "model" / "report.json").read_text())
     assert report["survivors"] == 3
-    (kept,) = (home.home / "user0" / "state").glob("*/*.report")
-    messages = split(bytes.fromhex(kept.read_text()))
+    (kept,) = kept_reports(home.home / "user0")
+    messages = split(kept)
     assert report["bytes_per_user"] == sum(map(len, messages)) + 2 * RECEIPT_BYTES
 
 
@@ -176,7 +185,7 @@ def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened) -> None:
         with pytest.raises(ValueError, match=r"sessions must be <= 1, got one more: .* counts 1"):
             home.report(0, window=window).run()
         assert beside.state().length == 1
-        assert not list((home.home / "user0" / "state").glob("*/*.report"))
+        assert not kept_reports(home.home / "user0")
     home.report(1).run()
     home.collect(status=True).run()
 

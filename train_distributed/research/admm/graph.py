@@ -100,7 +100,7 @@ def _circulant_steps(nodes: int, degree: int) -> list[int]:
 
 
 def _switch(edges: list[tuple[int, int]], generator: torch.Generator) -> None:
-    """As many random exchanges (a, b), (c, d) -> (a, c), (b, d) as there are edges, if simple."""
+    """Tries a random exchange (a, b), (c, d) -> (a, c), (b, d) per edge; the graph stays simple."""
     present = set(edges)
     picks = torch.randint(len(edges), (len(edges), 2), generator=generator).tolist()
     flips = torch.randint(2, (len(edges),), generator=generator).tolist()

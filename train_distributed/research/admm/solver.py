@@ -39,7 +39,7 @@ def solve_step(
     """argmin_f C loss_p(f) + q_p/2 ‖f‖² + l_p·f at every node and problem.
 
     The true gradient at the result is at most `tolerance` + `privacy.ROUNDING`, in units of C/B_p:
-    what float64 may have lost of it is bounded beside it, and too much of that is an error.
+    what float64 may have lost of it is bounded as well, and too much of that is an error.
 
     Args:
         nodes: the rows.

@@ -28,6 +28,7 @@ from functools import cache
 
 import numpy as np
 
+from pretrain import check
 from train_distributed import accounting
 from train_distributed.research.charter import renyi
 
@@ -80,8 +81,7 @@ def composed_epsilon(noise_multiplier: float, delta: float, rates: tuple[float, 
     Raises:
         ValueError: a rate outside (0, 1).
     """
-    if not 0 < min(rates) <= max(rates) < 1:
-        raise ValueError(f"rates must be in (0, 1), got {min(rates)} to {max(rates)}")
+    check.within("(0, 1)", least_rate=min(rates), largest_rate=max(rates))
     groups = np.array_split(np.sort(rates), 4 if max(rates) > 1.2 * min(rates) else 1)
     largest = renyi.largest_order(noise_multiplier, _HIGH_ORDERS[-1])
     found = math.inf

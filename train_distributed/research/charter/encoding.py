@@ -23,7 +23,7 @@ from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import normal, uniform
 
 _STEPS_PER_STD = 1024
-_SMOOTHING = 4  # τ, steps: what a rounded continuous Gaussian needs beside a discrete one
+_SMOOTHING = 4  # τ, steps: what a rounded continuous Gaussian needs more than a discrete one
 
 
 class Encoding(ABC):
@@ -99,8 +99,7 @@ class Quantised(Encoding):
             ValueError: a message of another length.
         """
         expected = -(-count * self.bits // 8)
-        if len(message) != expected:
-            raise ValueError(f"message must have {expected} bytes, got {len(message)}")
+        check.byte_length(expected, message=message)
         digits = np.unpackbits(np.frombuffer(message, np.uint8))[: count * self.bits]
         weights = 2.0 ** np.arange(self.bits - 1, -1, -1)
         codes = digits.reshape(count, self.bits) @ weights

@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from pretrain import check
 from train_distributed import accounting
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import uniform
@@ -38,9 +39,11 @@ class CharterOptions:
     constants: str = "tight"
 
     def __post_init__(self) -> None:
-        for name in ("half_width", "gradient_clip", "rounds_per_feature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+        check.positive(
+            half_width=self.half_width,
+            gradient_clip=self.gradient_clip,
+            rounds_per_feature=self.rounds_per_feature,
+        )
 
     def rounds(self, dimension: int) -> int:
         """Cut rounds K for rows of d numbers."""
@@ -51,7 +54,7 @@ class CharterOptions:
     def task(
         self, users: Partition, dimension: int, problems: int, privacy: Privacy
     ) -> CharterTask:
-        """What is minimised; every client uses as many rows as the smallest one has."""
+        """The problem; every client uses as many rows as the smallest one has."""
         return CharterTask(
             clients=users.users,
             rows=int(users.counts.min()),
@@ -74,7 +77,7 @@ def learn_by_charter(
     generator: torch.Generator | None,
     measure_risk: bool,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """(d, K) weights with the best verified loss, and what they cost.
+    """(d, K) weights with the best verified loss, and their costs.
 
     Every client uses as many of its rows as the smallest one has, in an order that is drawn without
     looking at them.
@@ -138,7 +141,7 @@ def _client(
 
 
 def _promised(plan: charter.CharterPlan, privacy: Privacy) -> dict[str, Any]:
-    """Of all rounds, and of one."""
+    """Privacy loss of all rounds and of one round."""
     report: dict[str, Any] = {} if plan.honest is None else {"honest_users": plan.honest}
     if privacy.private:
         multiplier = plan.gradient_std / (2 * plan.gradient_clip / plan.batch)

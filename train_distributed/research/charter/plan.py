@@ -22,7 +22,7 @@ SMALLEST, LARGEST = 1e-100, 1e100  # float64 holds the products of two such numb
 
 @dataclass(frozen=True, kw_only=True)
 class CharterTask:
-    """What is to be minimised, for whom, and how privately.
+    """Size of the problem, and the promise to be kept.
 
     Raises:
         ValueError: a number outside its range.

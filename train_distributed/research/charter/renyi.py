@@ -1,4 +1,4 @@
-"""How far a batch with a record is from the same batch with another: a tight Rényi bound.
+"""Tight Rényi bound between a batch with a record and the same batch with another.
 
 A round's message is Gaussian around a mean that is a if the record is elsewhere, a + u if the
 record is in the batch, a + v if its replacement is, where ‖u‖, ‖v‖ and ‖u - v‖ are at most Δ. Let
@@ -89,7 +89,7 @@ def log_divergence(order: int, rate: float, moments: Vector) -> float:
 
 
 def _log_sinh_moment(even: Vector, mean: Vector, variance: float) -> Vector:
-    """Of every even j, ln E (2 sinh X/2)^j for X ~ N(mean_j, variance): the trapezoidal rule."""
+    """ln E (2 sinh X/2)^j for X ~ N(mean_j, variance) by the trapezoidal rule, for every even j."""
     std = math.sqrt(variance)
     reach = even.max() * std + math.sqrt(even.max()) + 40
     z = np.arange(-reach, reach, _STEP)

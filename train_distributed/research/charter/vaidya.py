@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
+from pretrain import check
+
 Vector = NDArray[np.float64]
 
 _DECREMENT = 1e-2  # of the volumetric barrier, at an approximate centre
@@ -32,10 +34,8 @@ class Cutting:
     gamma: float = 0.1  # γ: planes with a smaller leverage are dropped
 
     def __post_init__(self) -> None:
-        if not self.kappa > 0:
-            raise ValueError(f"kappa must be > 0, got {self.kappa}")
-        if not 0 < self.gamma < 0.5:
-            raise ValueError(f"gamma must be in (0, 1/2), got {self.gamma}")
+        check.positive(kappa=self.kappa)
+        check.within("(0, 0.5)", gamma=self.gamma)
 
 
 @dataclass(frozen=True, eq=False)

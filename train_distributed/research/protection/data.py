@@ -53,8 +53,7 @@ def head_federation(
     generator = torch.Generator().manual_seed(options.seed)
     train = np.flatnonzero(private.split == TRAIN)
     test = np.flatnonzero(private.split == TEST)
-    if not len(test):
-        raise ValueError("embeddings must hold test rows (split 1), got none")
+    check.at_least(1, test_rows=len(test))
     if private.users is None:
         partition = split(labels(train), options.clients, "iid", generator=generator)
     else:

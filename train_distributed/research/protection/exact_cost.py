@@ -1,4 +1,4 @@
-"""What an exact sum of a head costs: Paillier and secret sharing, real messages.
+"""Cost of an exact sum of a head: Paillier and secret sharing, real messages.
 
 python -m train_distributed.research.protection.exact_cost --out results/protection/exact_sums
 """

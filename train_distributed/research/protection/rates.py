@@ -1,4 +1,4 @@
-"""How often unprotected gradients give records away.
+"""Rate at which unprotected gradients give records away.
 
 `python -m train_distributed.research.protection.rates --images NPZ` attacks single images of
 writers on untrained and on trained networks; with `--embeddings DIR --public DIR` it attacks a

@@ -38,7 +38,7 @@ SHOWN = 4
 
 
 def table(study: Study, budget: float, preference: Preference | None, cost: Cost) -> str:
-    """What is printed: constants, optima with their labels, every measured point, the choice."""
+    """Printed text: constants, optima with their labels, every measured point, the choice."""
     held = study.constants
     lines = [
         f"C1 = {held.c1:.4f} (Theorem 7.1, 95 %: "

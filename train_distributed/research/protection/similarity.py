@@ -1,4 +1,4 @@
-"""When a reconstruction is the record: SSIM or PSNR for images, the cosine for embeddings."""
+"""Similarity of a reconstruction and a record: SSIM or PSNR of images, cosine of embeddings."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

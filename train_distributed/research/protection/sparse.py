@@ -59,24 +59,21 @@ def read_sparse(message: bytes) -> Sparse:
     Raises:
         ValueError: a message that is not one.
     """
-    if len(message) < HEADER.size:
-        raise ValueError(f"message must have {HEADER.size} bytes at least, got {len(message)}")
+    check.at_least(HEADER.size, bytes_of_message=len(message))
     count, kept, keep = HEADER.unpack_from(message)
     places = min(kept * INDEX.itemsize, math.ceil(count / 8))
     expected = HEADER.size + places + kept * VALUE.itemsize
-    if len(message) != expected or kept > count:
-        raise ValueError(f"message must have {expected} bytes, got {len(message)}")
+    check.byte_length(expected, message=message)
+    check.at_most(count, number_of_values=kept)
     octets = np.frombuffer(message, np.uint8, places, HEADER.size)
     known = np.zeros(count, bool)
     if kept * INDEX.itemsize < math.ceil(count / 8):
         indices = octets.view(INDEX)
-        if kept and indices.max() >= count:
-            raise ValueError(f"message must name parameters below {count}, got {indices.max()}")
+        check.at_most(count - 1, index=int(indices.max(initial=0)))
         known[indices] = True
     else:
         known = np.unpackbits(octets, count=count).astype(bool)
-    if known.sum() != kept:
-        raise ValueError(f"message must name {kept} parameters, got {known.sum()}")
+    check.equal(kept, number_of_indices=int(known.sum()))
     values = np.zeros(count)
     values[known] = np.frombuffer(message, VALUE, kept, HEADER.size + places)
     return Sparse(torch.from_numpy(values), torch.from_numpy(known), keep)

@@ -41,7 +41,7 @@ def check_settings(settings: StudySettings, clients: int) -> None:
 
 @dataclass(frozen=True)
 class Study:
-    """What was found."""
+    """Estimated constants, optima and measured points."""
 
     constants: Constants
     c1_error: float  # Theorem 7.1 at 95 %; inf where vacuous

@@ -143,5 +143,5 @@ def test_orders_stop_where_the_rule_is_not_exact():
 
 
 def test_rates_beyond_one_are_named():
-    with pytest.raises(ValueError, match=r"rates must be in \(0, 1\), got 0.5 to 1.0"):
+    with pytest.raises(ValueError, match=r"largest_rate must be in \(0, 1\)"):
         amplification.composed_epsilon(1.0, 1e-5, (0.5, 1.0))

@@ -157,8 +157,8 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
             "key_bits must be a positive multiple of 16, got 1001",
         ),
         (lambda: exact_sums.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
-        (lambda: read_sparse(b"123"), "message must have 12 bytes at least, got 3"),
-        (lambda: read_sparse(sparsify(torch.ones(9), 1.0, None)[:-1]), "message must have"),
+        (lambda: read_sparse(b"123"), "bytes_of_message must be >= 12"),
+        (lambda: read_sparse(sparsify(torch.ones(9), 1.0, None)[:-1]), "message must be"),
     ],
 )
 def test_bad_input_is_named(call, message):

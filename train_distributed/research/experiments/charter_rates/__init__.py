@@ -1,1 +1,1 @@
-"""Charter's rates beside gradient descent: its paper's experiment."""
+"""Charter's rates compared with gradient descent's: its paper's experiment."""

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pretrain import check
 from pretrain.names import decode_name
 
 TRAIN, TEST, EVALUATION = 0, 1, 2
-MOST_CLASSES = 1 << 20  # that are counted from numbers, or declared by their number
+MOST_CLASSES = 1 << 20  # limit for classes counted from numeric labels, or declared by number
 SPLITS = {"train": TRAIN, "test": TEST, "val": TEST, "evaluation": EVALUATION}
-UNLABELLED = -1  # the label of every image, or of none
+UNLABELLED = -1  # label of every image of an unlabelled set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +19,16 @@ class ImageSet:
     """N images; only labels, users, splits and names are held in memory."""
 
     name: str
-    labels: np.ndarray  # (N,) int64; all -1 where nobody labelled them
+    labels: np.ndarray  # (N,) int64; all -1: unlabelled
     split: np.ndarray  # (N,) uint8: 0 train, 1 test, 2 evaluation
     class_names: tuple[str, ...]
     read: Callable[[np.ndarray], np.ndarray]  # (b,) row numbers -> (b, h, w, 3) uint8
     users: np.ndarray | None = None  # (N,) int64
-    inferred: bool = False  # class_names are numbers counted from the labels that occur
+    inferred: bool = False  # class_names were counted from the labels, not declared
     where: Callable[[int], str] | None = None  # a row's place in its file, for errors
     names: np.ndarray | None = None  # (N,) UTF-8 bytes; see `pretrain.names`
     user_names: tuple[str, ...] = ()  # of the users 0, 1, ...; none where users are mere numbers
-    skipped: tuple[str, ...] = ()  # files beside the images that were not taken for any
+    skipped: tuple[str, ...] = ()  # files of the source that are no images
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,7 +44,7 @@ class ImageSet:
             raise ValueError(f"images must have labels, got {self.name} without any")
 
     def image_name(self, row: int) -> str:
-        """What an image is called where results are listed: its name, else its place."""
+        """Name of an image in lists of results; its place if it has none."""
         return self.place(row) if self.names is None else decode_name(self.names[row])
 
     def images(self, rows: np.ndarray | slice) -> np.ndarray:
@@ -52,7 +53,7 @@ class ImageSet:
         return np.ascontiguousarray(self.read(index).transpose(0, 3, 1, 2))
 
     def place(self, row: int) -> str:
-        """Which image a row is, for errors."""
+        """Description of a row's image for errors."""
         return f"{self.name}: row {row}" if self.where is None else self.where(row)
 
     def take(self, rows: np.ndarray | slice) -> "ImageSet":
@@ -72,10 +73,10 @@ class ImageSet:
 def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
     """One set with the rows of all parts in order; users and names only if every part has them.
 
-    Users that have names are numbered anew, in the order of all names.
+    Users with names are renumbered in the order of all names.
 
     Raises:
-        ValueError: some parts have labels, or names of users, and others none.
+        ValueError: only some parts have labels, or names of users.
     """
     if len({part.labelled for part in parts}) > 1:
         raise ValueError(f"{parts[0].name}: every split must have labels, or none, got some")
@@ -133,7 +134,7 @@ def _together(parts: Sequence[ImageSet]) -> tuple[np.ndarray | None, tuple[str, 
 
 
 def declared_classes(num_classes: int | None, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names of the classes as a command declares them: given, or numbers; none if not at all.
+    """Class names that a command declares: the given names, or numbers; () if none are declared.
 
     Raises:
         ValueError: both, fewer than two classes, or a name twice.
@@ -142,8 +143,7 @@ def declared_classes(num_classes: int | None, names: Sequence[str] = ()) -> tupl
         return ()
     if num_classes is not None and names:
         raise ValueError(f"only one of num_classes and class_names must be given, got {names} too")
-    if num_classes is not None and not 2 <= num_classes <= MOST_CLASSES:
-        raise ValueError(f"num_classes must be in [2, {MOST_CLASSES}], got {num_classes}")
+    check.within(f"[2, {MOST_CLASSES}]", num_classes=num_classes)
     declared = tuple(names) or tuple(map(str, range(num_classes or 0)))
     if len(declared) < 2:
         raise ValueError(f"class_names must be two or more, got {names}")

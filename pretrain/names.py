@@ -1,4 +1,4 @@
-"""Names of images and users as one array of bytes: as many as there are rows, and no objects."""
+"""Names of images as one array of bytes, without an object per name."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ import numpy as np
 
 
 def encode_names(names: Sequence[str]) -> np.ndarray:
-    r"""(N,) bytes of one width, UTF-8; what a file system gave that is no UTF-8 stays as it is.
+    r"""(N,) bytes of one width, UTF-8; file names that are not UTF-8 keep their bytes.
 
     Raises:
-        ValueError: a name ends with a null character, which such an array would drop.
+        ValueError: a name ends with a null character, which the array would drop.
 
     Examples:
         >>> encode_names(["cat/1.png", "ü"])
@@ -22,7 +22,7 @@ def encode_names(names: Sequence[str]) -> np.ndarray:
 
 
 def decode_name(name: Any) -> str:
-    """One entry of `encode_names` as it was.
+    """Decodes one entry of `encode_names`.
 
     Examples:
         >>> decode_name(encode_names(["ü"])[0])

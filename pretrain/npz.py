@@ -1,4 +1,4 @@
-"""Rows of `.npz` members read on demand, so that memory follows the batch, not the file."""
+"""Members of `.npz` files whose rows are read on demand: memory follows the batch."""
 
 import zipfile
 import zlib
@@ -13,7 +13,7 @@ LOCAL_HEADER = 30  # bytes before the file name in a zip entry's local header
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array inside an uncompressed npz member; rows are read as asked for, by any thread."""
+    """Array in an uncompressed npz member; any thread may read rows of it."""
 
     path: Path
     offset: int  # of the first element, in the file
@@ -41,7 +41,7 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class LoadedArray:
-    """The same for a compressed member, which is held in memory."""
+    """Array of a compressed npz member, held in memory."""
 
     array: np.ndarray
     dtype: np.dtype

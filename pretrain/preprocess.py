@@ -1,29 +1,31 @@
-"""From uint8 pixels to what an encoder takes."""
+"""Preprocessing of pictures: from uint8 pixels to the input of an encoder."""
 
 import math
 import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what reads a set's description needs no torch
+from pretrain import check
+
+if TYPE_CHECKING:  # a set's description is read without torch
     from torch import Tensor
 
 FITS = ("crop", "shortest", "longest", "squash")
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 BLACK = (0.0, 0.0, 0.0)
-Size = int | tuple[int, int]  # of a square, or (height, width)
+Size = int | tuple[int, int]  # side of a square, or (height, width)
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Crop and scale pictures, pixels in [0, 1]; each step only where asked for.
+    """Crop and scale pictures, pixels in [0, 1].
 
-    How a picture becomes one of `image_size` is its `fit`:
+    `fit` says how a picture is brought to `image_size`:
 
-    crop: the central part of it that has the input's shape, less what `crop` leaves out, is scaled.
-    shortest: it is scaled until it just covers `resize`, then its centre is cut out.
-    longest: it is scaled until it just fits into `resize`, then `border` is put around it.
-    squash: its sides are scaled to `resize` each by itself, then its centre is cut out.
+    crop: scale its largest central part of the input's shape, or the share `crop` of that part.
+    shortest: scale it until it just covers `resize`, then cut out the centre.
+    longest: scale it until it just fits into `resize`, then put `border` around it.
+    squash: scale each side to `resize`, then cut out the centre.
 
     timm, Hugging Face and open_clip describe their models by the last three.
 
@@ -42,11 +44,9 @@ class Preprocess:
     def __post_init__(self) -> None:
         for name in ("image_size", "resize"):
             object.__setattr__(self, name, _size(name, getattr(self, name)))
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"crop must be in (0, 1], got {self.crop}")
-        for name, known in {"fit": FITS, "interpolation": INTERPOLATIONS}.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        check.within("(0, 1]", crop=self.crop)
+        check.one_of(FITS, fit=self.fit)
+        check.one_of(INTERPOLATIONS, interpolation=self.interpolation)
         if self.fit == "crop" and (self.resize is not None or self.border != BLACK):
             raise ValueError("resize and border must be left out for fit 'crop', got some")
         if self.fit != "crop" and (self.image_size is None or self.crop < 1):
@@ -55,7 +55,7 @@ class Preprocess:
             raise ValueError(f"border must be three numbers in [0, 1], got {self.border}")
 
     def __str__(self) -> str:
-        """In a few words, for an error message."""
+        """Short description for error messages."""
         if self.image_size is None:
             words = ["as stored"]
         else:
@@ -75,12 +75,12 @@ class Preprocess:
         return (word, plural, *self._scaled)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain fields for JSON, as they are read again."""
+        """Fields for JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_json(cls, given: Any) -> "Preprocess":
-        """Reads what `to_json` gave, of this version or an older one with fewer fields.
+        """Reads the result of `to_json`, also of an older version with fewer fields.
 
         Raises:
             ValueError: an unknown field, or a value out of range.
@@ -161,8 +161,8 @@ def refuse_too_large(image_size: Size | None, batch_size: int) -> None:
     """Checks that a batch of inputs takes at most a quarter of the machine's memory.
 
     Args:
-        image_size: as of a `Preprocess`.
-        batch_size: inputs that are held at once, in float32.
+        image_size: size of the inputs; None: unknown.
+        batch_size: number of inputs that are held at once, in float32.
 
     Raises:
         ValueError: it takes more.
@@ -180,7 +180,7 @@ def refuse_too_large(image_size: Size | None, batch_size: int) -> None:
 
 
 def _centre(x: "Tensor", size: tuple[int, int], border: tuple[float, float, float]) -> "Tensor":
-    """The central `size` of (n, 3, h, w), a border around it where it is smaller."""
+    """The central `size` of (n, 3, h, w); a border is put around smaller pictures."""
     height, width = x.shape[-2:]
     rows, columns = min(size[0], height), min(size[1], width)
     top, left = round((height - rows) / 2), round((width - columns) / 2)
@@ -198,7 +198,7 @@ def _pair(size: Size) -> tuple[int, int]:
 
 
 def _size(name: str, given: Any) -> Size | None:
-    """A size in the one way to write it: a number where it is a square."""
+    """Normal form of a size: a number for a square."""
     if given is None:
         return None
     pair = (given, given) if not isinstance(given, tuple | list) else tuple(given)

@@ -1,12 +1,13 @@
-"""Recipes as values, read without torch: networks, views, training, and two that were measured.
+"""Recipes of pretraining: network, views, training.
 
-SMALL trained the shipped encoder, for 40 epochs in bfloat16; DIGITS makes one for digits in a
-minute.
+SMALL trained the shipped encoder, for 40 epochs in bfloat16; DIGITS trains an encoder of digits in
+a minute. This module is read without torch.
 """
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pretrain import check
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,11 @@ class ResNetConfig:
     pool: int = 1  # the last map is averaged over pool x pool cells
 
     def __post_init__(self) -> None:
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths must be >= 1, got {self.widths}")
+        check.at_least(1, widths=min(self.widths, default=0))
         if len(self.blocks) != len(self.widths) or min(self.blocks) < 1:
             raise ValueError(f"blocks must be >= 1 for each of {self.widths}, got {self.blocks}")
-        if self.stem_stride not in (1, 2) or self.pool < 1:
-            raise ValueError(
-                f"stem_stride must be 1 or 2 and pool >= 1, got {self.stem_stride}, {self.pool}"
-            )
+        check.one_of((1, 2), stem_stride=self.stem_stride)
+        check.at_least(1, pool=self.pool)
 
     def to_json(self) -> dict[str, Any]:
         """Plain fields for JSON."""
@@ -34,7 +32,7 @@ class ResNetConfig:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "ResNetConfig":
-        """Reads what `to_json` gave.
+        """Reads the result of `to_json`.
 
         Raises:
             ValueError: another kind of network or unknown fields.
@@ -54,7 +52,7 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """How far apart two views of an image may be."""
+    """Distribution of the random views of an image."""
 
     size: int = 32  # pixels of a view
     min_area: float = 0.2  # smallest share of the image that a crop shows
@@ -64,18 +62,15 @@ class AugmentConfig:
     blur: float = 0.0  # probability; 0.5 for large images
 
     def __post_init__(self) -> None:
-        if not 0 < self.min_area <= 1:
-            raise ValueError(f"min_area must be in (0, 1], got {self.min_area}")
-        if self.size < 1 or self.strength < 0:
-            raise ValueError(f"size and strength must be > 0, got {self.size}, {self.strength}")
-        for name in ("greyscale", "blur"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        check.within("(0, 1]", min_area=self.min_area)
+        check.at_least(1, size=self.size)
+        check.at_least(0, strength=self.strength)
+        check.within("[0, 1]", greyscale=self.greyscale, blur=self.blur)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimCLRConfig:
-    """Everything that determines the trained weights, beside the images and the seed."""
+    """Everything that determines the trained weights, except the images and the seed."""
 
     encoder: ResNetConfig = field(default_factory=ResNetConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -92,22 +87,15 @@ class SimCLRConfig:
     half: bool = False  # bfloat16 autocast
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "hidden", "projected"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "temperature"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be > 0, got {value}")
-        if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
-            raise ValueError(
-                f"warmup must be in [0, 1) and weight_decay >= 0, "
-                f"got {self.warmup}, {self.weight_decay}"
-            )
+        counts = ("epochs", "batch_size", "accumulate", "hidden", "projected")
+        check.at_least(1, **{name: getattr(self, name) for name in counts})
+        check.positive(learning_rate=self.learning_rate, temperature=self.temperature)
+        check.within("[0, 1)", warmup=self.warmup)
+        check.at_least(0, weight_decay=self.weight_decay)
         self.check_processes(1)
 
     def check_processes(self, count: int) -> None:
-        """Refuses a batch that so many processes cannot share equally.
+        """Checks that `count` processes can share a batch equally.
 
         Raises:
             ValueError: batch_size is no multiple of accumulate x count.

@@ -1,1 +1,1 @@
-"""What all commands share: parsing and errors, directories written whole, provenance."""
+"""Shared parts of all commands: parsing, errors, output directories, provenance."""

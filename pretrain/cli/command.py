@@ -1,4 +1,4 @@
-"""How every command ends: its result, or one line that says what was wrong."""
+"""Running a command: it ends with its result, or with one line that says what was wrong."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from typing import Protocol
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 SPINS = 3000  # about a tenth of a millisecond
-GUESSES = 200  # letters of what else may have been meant
+GUESSES = 200  # letters of suggestions that are shown
 
 
 class Command(Protocol):
@@ -42,7 +42,7 @@ def run_command(parse: Callable[[], Command]) -> int:
         if stop.code != USAGE_ERROR:
             raise
         return _fail(_one_line(box.getvalue()))
-    except BrokenPipeError:  # help that `head` reads no further; what is left is written nowhere
+    except BrokenPipeError:  # `head` has stopped reading the help; the rest is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     try:
@@ -58,11 +58,11 @@ def run_command(parse: Callable[[], Command]) -> int:
 
 
 def wait_asleep() -> None:
-    """OpenMP's threads soon sleep while they wait, unless the environment says otherwise.
+    """Lets OpenMP's threads sleep soon while they wait, unless the environment says otherwise.
 
-    By default they spin for milliseconds: beside a single other busy process on two cores, on the
-    core of the thread that they wait for, and what takes a second can take a minute. Read when
-    torch is loaded, which is later.
+    By default they spin for milliseconds, possibly on the core of the thread they wait for: with
+    one other busy process on two cores, a second can become a minute. torch reads the setting when
+    it is loaded, which is later.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
@@ -75,7 +75,7 @@ def _message(error: ValueError | OSError | ArithmeticError) -> str:
 
 
 def _one_line(box: str) -> str:
-    """The words of a multi-line error box, frames, rulers and long lists of guesses removed."""
+    """Words of a multi-line error box without frames, rulers and long lists of guesses."""
     words = re.sub(r"[\u2500-\u257f]+|-{8,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
     line = re.sub(
         r"^Value error Error parsing \w+: (.*) For full helptext.*", r"\1", " ".join(words)

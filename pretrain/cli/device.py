@@ -1,11 +1,11 @@
-"""Where to compute when nobody says."""
+"""Choice of the device to compute on."""
 
 
 def usual_device(given: str | None) -> str:
-    """The device that was given, or "cuda" where there is one, or "cpu".
+    """The given device, else "cuda" if there is one, else "cpu".
 
     Raises:
-        ValueError: no such device, or not here.
+        ValueError: an unknown or missing device.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What must have reached the disk before the next step is taken."""
+"""Waiting until directories have reached the disk."""
 
 import os
 from pathlib import Path

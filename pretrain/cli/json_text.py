@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written."""
+"""JSON from outside."""
 
 import json
 from typing import Any
@@ -8,8 +8,7 @@ def parsed(text: str | bytes, **hooks: Any) -> Any:
     """`json.loads`, with its keyword arguments.
 
     Raises:
-        ValueError: not JSON, or of more levels than the interpreter's stack holds, which would
-            otherwise end a command without a word of which file it was.
+        ValueError: not JSON, or nested deeper than the interpreter's stack allows.
     """
     try:
         return json.loads(text, **hooks)

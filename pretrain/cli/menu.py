@@ -1,4 +1,4 @@
-"""Commands by name: the module of a command is imported when it is the one that was typed."""
+"""Commands by name; the module of a command is imported only when it is typed."""
 
 import importlib
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ OMIT = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 
 @dataclass(frozen=True)
 class Entry:
-    """A command's name and where its dataclass is.
+    """Name of a command, and the place of its dataclass.
 
-    Its module imports little: what the command works with is imported when it runs.
+    The module imports little: everything else is imported when the command runs.
     """
 
     name: str
@@ -28,30 +28,30 @@ class Entry:
         return getattr(importlib.import_module(module), name)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Name and the first line of what it does."""
+        """Name and first line of help."""
         yield self.name, (self.load().__doc__ or "").splitlines()[0]
 
     def kind(self) -> Any:
-        """As tyro takes it beside others."""
+        """Annotation that lets tyro combine this command with others."""
         return Annotated[self.load(), tyro.conf.subcommand(self.name)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Menu:
-    """Commands, and menus of more, below a name."""
+    """Group of commands and of further groups."""
 
     name: str
     words: str
     entries: tuple["Entry | Menu", ...]
-    default: Entry | None = None  # what runs where no command is typed
-    markers: tuple[Any, ...] = OMIT  # tyro's
+    default: Entry | None = None  # runs if no command is typed
+    markers: tuple[Any, ...] = OMIT  # tyro's configuration
 
     def parse(self, arguments: list[str], prog: str) -> Command:
-        """The command that was typed, its options filled in.
+        """Parses a command and its options.
 
         Args:
-            arguments: what was typed after the program's name.
-            prog: that name, for usage lines.
+            arguments: words after the program's name.
+            prog: name of the program, for usage lines.
 
         Raises:
             SystemExit: help was asked for (0), or a wrong command or option (2).
@@ -66,15 +66,15 @@ class Menu:
         return tyro.cli(self.union(), args=arguments, prog=prog, config=self.markers, **started)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """All commands below this name, in full, and the first line of what each does."""
+        """Full name and first line of help of every command in this group."""
         for entry in self.entries:
             for name, words in entry.lines():
                 yield name if isinstance(entry, Entry) else f"{entry.name} {name}", words
 
     def union(self) -> Any:
-        """All of it as one type for tyro, which lists it and says what a wrong name should be."""
+        """Union of all entries for tyro, which lists them and corrects a misspelt name."""
         return Union[tuple(entry.kind() for entry in self.entries)]  # noqa: UP007
 
     def kind(self) -> Any:
-        """As tyro takes it beside others."""
+        """Annotation that lets tyro combine this group with others."""
         return Annotated[self.union(), tyro.conf.subcommand(self.name, description=self.words)]

@@ -1,4 +1,4 @@
-"""What is written to disk appears whole or not at all."""
+"""Output directories and files that appear whole or not at all."""
 
 import contextlib
 import errno
@@ -38,15 +38,15 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
 
 
 def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
-    """Checks that what is read does not lie in the directory that is written.
+    """Checks that no input lies in the output directory.
 
     Args:
         out: the directory.
         given: paths, and names of image sets or encoders, which may be KIND:PATH or
-            mirrored:KIND:PATH; None: not given.
+            mirrored:KIND:PATH; None is ignored.
 
     Raises:
-        ValueError: it does; replacing the directory would remove it.
+        ValueError: an input lies there; replacing the directory would remove it.
     """
     for name in given:
         if name is None:
@@ -102,7 +102,7 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _claimed(path: Path) -> Iterator[None]:
-    """One command at a time writes `path`: a lock, which ends with its process however that ends.
+    """Lock that lets one command at a time write `path`; it ends with the process.
 
     Raises:
         FileExistsError: another has it.
@@ -155,12 +155,12 @@ def _replace(path: Path, partial: Path, *, overwrite: bool) -> None:
 
 
 def _complete(path: Path) -> Path:
-    """Where a whole new directory waits until the old one is out of its way."""
+    """Place of a complete new directory until the old one is moved away."""
     return path.with_name(f".{path.name}.new")
 
 
 def _end_replacement(path: Path) -> None:
-    """The steps from a complete new directory on, wherever a process was killed between them."""
+    """Finishes a replacement, from whichever step a killed process left it in."""
     complete, old = _complete(path), path.with_name(f".{path.name}.old")
     if complete.exists():
         if path.exists():
@@ -174,7 +174,7 @@ def _end_replacement(path: Path) -> None:
 
 @contextlib.contextmanager
 def reserved(directory: Path, size: int) -> Iterator[None]:
-    """Holds space on the disk of a directory during a block, for what is written after it.
+    """Reserves disk space in a directory during a block, for files written after it.
 
     Args:
         directory: one that exists.

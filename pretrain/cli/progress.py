@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar where somebody looks, a line now and then in a log."""
+"""Progress of long work: a bar on a terminal, a line now and then in a log."""
 
 import sys
 import time
@@ -11,8 +11,8 @@ EVERY = 30.0  # seconds between two lines
 class Progress:
     """A context in which finished pieces are counted.
 
-    On a terminal that is tqdm's bar. Elsewhere a line is written every 30 seconds, and one at the
-    end if there was any before: `embedded 12,288 of 100,000, 35/s, 41 min left`.
+    A terminal shows tqdm's bar. Elsewhere a line is written every 30 seconds, and at the end if
+    there was one before: `embedded 12,288 of 100,000, 35/s, 41 min left`.
     """
 
     def __init__(
@@ -27,16 +27,16 @@ class Progress:
         """Begins to count.
 
         Args:
-            total: pieces there are.
-            done: what has happened to a finished one, such as "embedded".
-            unit: a piece, for the bar.
-            stream: where to write; stderr if left out.
-            clock: seconds.
+            total: number of pieces.
+            done: participle for finished pieces, such as "embedded".
+            unit: name of a piece, for the bar.
+            stream: where to write; None: stderr.
+            clock: returns seconds.
         """
         self.total, self.done, self.unit = total, done, unit
         self.stream = sys.stderr if stream is None else stream
         self.clock, self.count = clock, 0
-        self.started = self.told = clock()
+        self.started = self.written = clock()
         self.bar: Any = None
 
     def __enter__(self) -> "Progress":
@@ -47,22 +47,22 @@ class Progress:
         return self
 
     def update(self, pieces: int) -> None:
-        """So many more are finished."""
+        """Counts more finished pieces."""
         self.count += pieces
         if self.bar is not None:
             self.bar.update(pieces)
-        elif self.clock() - self.told >= EVERY:
-            self._tell()
+        elif self.clock() - self.written >= EVERY:
+            self._write()
 
     def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.close()
-        elif self.told > self.started and error[0] is None:
-            self._tell()
+        elif self.written > self.started and error[0] is None:
+            self._write()
 
-    def _tell(self) -> None:
-        self.told = self.clock()
-        seconds = self.told - self.started
+    def _write(self) -> None:
+        self.written = self.clock()
+        seconds = self.written - self.started
         rate = self.count / seconds
         left = f"{_time((self.total - self.count) / rate)} left" if rate else "no end in sight"
         if self.count == self.total:
@@ -73,7 +73,7 @@ class Progress:
 
 
 def _time(seconds: float) -> str:
-    """In words.
+    """Duration in words.
 
     Examples:
         >>> [_time(seconds) for seconds in (41.2, 2460, 9000)]

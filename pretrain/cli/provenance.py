@@ -1,4 +1,4 @@
-"""What a measured number needs beside it: command, hardware, versions."""
+"""Provenance of measured numbers: command, hardware, versions."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting")
 
 
 def provenance() -> dict[str, object]:
-    """The command line, the processor and the versions of what computed a result.
+    """Command line, processor and versions behind a result.
 
-    Files outside the working directory appear by their names: where they lie is nobody's business.
+    Files outside the working directory appear without their directories, which stay private.
     """
     return {
         "command": shlex.join([*_program(), *map(public_argument, sys.argv[1:])]),
@@ -25,13 +25,13 @@ def provenance() -> dict[str, object]:
 
 
 def public_argument(argument: str) -> str:
-    """An argument of a command line, of a file outside the working directory only its name."""
+    """Argument of a command line; a file outside the working directory is reduced to its name."""
     outside = argument.startswith(("/", ".."))
     return Path(argument).name if outside else argument
 
 
 def _program() -> list[str]:
-    """What was typed before the arguments: a command, a module, or a script."""
+    """Words before the arguments: a command, a module, or a script."""
     program, spec = Path(sys.argv[0]), sys.modules["__main__"].__spec__
     if program.suffix != ".py":
         return [program.name]

@@ -1,4 +1,4 @@
-"""Downloads by other libraries, which end in weights or in one line."""
+"""Downloads by other libraries, with one line for every error."""
 
 import contextlib
 import logging
@@ -13,16 +13,16 @@ CONNECT_SECONDS = 5.0
 
 @contextlib.contextmanager
 def hub(what: str, *, local: bool = False) -> Iterator[None]:
-    """Inside, the Hugging Face hub is asked; without network only its cache, at once.
+    """Context for the client of the Hugging Face hub; without network it uses its cache at once.
 
-    Left to itself its client tries for a minute and tells every trial.
+    By default the client retries for a minute and logs every trial.
 
     Args:
-        what: is to be had, for the message.
-        local: it lies in a directory here, so nobody is asked.
+        what: name of the download, for errors.
+        local: the files are in a local directory, so the hub is not asked.
 
     Raises:
-        ValueError: whatever goes wrong inside, in one line.
+        ValueError: any error inside, in one line.
     """
     from huggingface_hub import constants
 
@@ -43,7 +43,7 @@ def hub(what: str, *, local: bool = False) -> Iterator[None]:
 
 
 def _reachable(endpoint: str) -> bool:
-    """Whether somebody answers there; behind a proxy it is taken for granted."""
+    """Whether the endpoint accepts connections; behind a proxy this is assumed."""
     address = urlsplit(endpoint)
     if address.scheme in urllib.request.getproxies() or "ALL_PROXY" in os.environ:
         return True

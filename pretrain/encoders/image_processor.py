@@ -1,8 +1,7 @@
-"""What a Hugging Face image processor does to a picture, as a `Preprocess` of ours.
+"""Translation of a Hugging Face image processor to a `Preprocess`.
 
-There are hundreds of processors and each may do something of its own. So the translation is tried
-on a picture beside the processor itself, and one that does more than scale, cut and normalise is
-refused instead of imitated wrongly.
+There are hundreds of processors, and each may do something special. So translation and processor
+are compared on a picture; a processor that does more than scale, cut and normalise is refused.
 """
 
 from dataclasses import dataclass
@@ -20,24 +19,24 @@ TOLERANCE = 0.02  # mean difference of pixels in [0, 1]: PIL rounds after every 
 
 @dataclass(frozen=True)
 class Stated:
-    """Size and crop, and what pixels are normalised by."""
+    """Size, crop and normalisation that a processor states."""
 
     preprocess: Preprocess
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def of_size(self, image_size: Size) -> "Stated":
-        """The same normalisation for pictures that are cut and scaled as somebody asks."""
+        """Keeps the normalisation, with another size and crop."""
         return Stated(Preprocess(image_size=image_size), self.mean, self.std)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain fields for JSON."""
+        """Fields for JSON."""
         pixels = {"mean": list(self.mean), "std": list(self.std)}
         return {"preprocess": self.preprocess.to_json(), **pixels}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Stated":
-        """Reads what `to_json` gave."""
+        """Reads the result of `to_json`."""
         preprocess = Preprocess.from_json(fields["preprocess"])
         return cls(preprocess, tuple(fields["mean"]), tuple(fields["std"]))
 
@@ -46,8 +45,8 @@ def stated(processor: Any, what: str) -> Stated:
     """Translates an image processor.
 
     Args:
-        processor: of transformers.
-        what: has it, for the message.
+        processor: image processor of transformers.
+        what: name of the model, for errors.
 
     Raises:
         ValueError: it does something that no `Preprocess` does.
@@ -135,7 +134,7 @@ def _difference(found: Stated, processor: Any) -> float:
 
 
 def _trial(preprocess: Preprocess) -> tuple[int, int]:
-    """Sides of an oblong picture that has a centre, once it is scaled, whoever rounds."""
+    """Sides of an oblong picture whose scaled size has an exact centre, however it is rounded."""
     size, scaled = preprocess.image_size, preprocess.resize or preprocess.image_size
     if preprocess.fit != "shortest" or not isinstance(size, int) or not isinstance(scaled, int):
         return 300, 420

@@ -14,15 +14,14 @@ PREFIX = "mirrored:"
 class Mirrored(Encoder):
     """The mean of an encoder's embeddings of a picture and of its mirror image.
 
-    What is left of a picture is what does not depend on left and right, so that pictures of one
-    class lie closer together, at twice the time. It remains a function of one picture alone, and
-    changes no promise.
+    The mean does not depend on left and right, so pictures of one class lie closer together, at
+    twice the time. It is a function of one picture alone and changes no privacy promise.
 
     Args:
-        encoder: any other.
+        encoder: the encoder within.
 
     Raises:
-        ValueError: one that is mirrored already.
+        ValueError: it is mirrored already.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -34,11 +33,11 @@ class Mirrored(Encoder):
         self.preprocess = encoder.preprocess
 
     def architecture(self) -> dict[str, Any]:
-        """That of the encoder within."""
+        """Architecture of the encoder within."""
         return {"kind": "mirrored", "encoder": self.encoder.architecture()}
 
     def beyond_weights(self) -> str:
-        """What tells the encoder within from others."""
+        """Properties of the encoder within."""
         return json.dumps({"kind": "mirrored", "encoder": self.encoder.beyond_weights()})
 
     def forward(self, images: Tensor) -> Tensor:
@@ -48,5 +47,5 @@ class Mirrored(Encoder):
 
 
 def within(name: str) -> str:
-    """The name of the encoder that a name mirrors; the name itself where it mirrors none."""
+    """Name of the encoder that a name mirrors; the name itself if it mirrors none."""
     return name.removeprefix(PREFIX)

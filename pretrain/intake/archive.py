@@ -22,20 +22,18 @@ def open_npz(
     """Opens `x_train, y_train, ...` arrays or `jpeg_train, off_train, y_train, ...` blobs.
 
     Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Labels are numbers, or names of classes; without
-    any `y_` the images are unlabelled.
-    Optional: `writer_<split>`, users as numbers or names, and the class names `names` or `wnids`.
-    `val` counts as a test split. Without names, and with no `classes` declared either, the classes
-    are those that occur, and the set says so.
+    any `y_` the images are unlabelled. Optional: `writer_<split>`, users as numbers or names, and
+    the class names `names` or `wnids`. `val` is a test split. Without class names in the archive or
+    in `classes` they are counted from the labels, and the set is marked as inferred.
 
     Args:
         path: the archive; its checksums are verified.
-        splits: which of train, test, val, evaluation to read, in this order; all that are there if
-            left out.
-        classes: names of the classes, where the archive has none.
-        reading: for `resize` and `max_pixels`.
+        splits: splits to read, of train, test, val, evaluation; (): all in the archive.
+        classes: names of the classes, if the archive has none.
+        reading: `resize` and `max_pixels` of it are used.
 
     Raises:
-        ValueError: naming file, row and rule where the archive is damaged or mislabelled.
+        ValueError: a damaged or mislabelled archive, with file, row and rule.
     """
     archive, reading = Npz(path), reading or Reading()
     present = [s for s in SPLITS if f"x_{s}" in archive or f"jpeg_{s}" in archive]
@@ -89,7 +87,7 @@ def _is_text(labels: np.ndarray) -> bool:
 
 
 def _words(archive: Npz, splits: Sequence[str]) -> tuple[str, ...]:
-    """The distinct labels of an archive whose labels are names, sorted."""
+    """Distinct labels of an archive whose labels are names, sorted."""
     labels = [archive.array(f"y_{split}") for split in splits if f"y_{split}" in archive]
     return tuple(sorted({word for each in labels if _is_text(each) for word in _decoded(each)}))
 

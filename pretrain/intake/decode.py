@@ -1,6 +1,6 @@
-"""One picture's bytes to (h, w, 3) uint8: what is kept of every kind of file, decided once.
+"""Decoding of a picture's bytes to (h, w, 3) uint8, with one rule per kind of file.
 
-| kind | what becomes of it |
+| kind | result |
 |---|---|
 | EXIF orientation | applied |
 | 16 bits per channel | the upper 8 are kept, for grey as for colour |
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-MAX_PIXELS = 89_478_485  # of one picture; where Pillow warns: a quarter of a GiB of colours
+MAX_PIXELS = 89_478_485  # limit of one picture, at which Pillow warns: a quarter of a GiB
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 UNBOUNDED_MODES = ("I", "F")
 SIXTEEN_BITS = "I;16"
@@ -30,19 +30,19 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 class UnreadableImage(ValueError):
-    """A picture that cannot be decoded, or is refused; which one is in the message."""
+    """A picture that cannot be decoded, or is refused; the message names it."""
 
 
 def decode(
     data: bytes, where: str, max_pixels: int = MAX_PIXELS, size: int | None = None
 ) -> np.ndarray:
-    """The picture in `data`, (h, w, 3) uint8.
+    """Decodes a picture to (h, w, 3) uint8.
 
     Args:
-        data: a file's bytes, of any format that Pillow reads.
-        where: names it in errors.
-        max_pixels: most of them, so that a small file cannot fill the memory.
-        size: of the square that `squared` makes of it; None: as it is.
+        data: bytes of a file, in any format that Pillow reads.
+        where: description of the picture for errors.
+        max_pixels: limit, so that a small file cannot fill the memory.
+        size: side of the square that `squared` makes of it; None: the picture's own size.
 
     Raises:
         UnreadableImage: damaged, too large, or of a kind without a known range.
@@ -128,11 +128,11 @@ def stack_images(images: Sequence[np.ndarray], rows: Sequence[int], where: str) 
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Encoded pictures that are fetched by their rows: calling it decodes them."""
+    """Encoded pictures; a call decodes some rows."""
 
     fetch: Callable[[np.ndarray], Iterable[bytes]]  # (b,) row numbers -> their files' bytes
-    where: Callable[[int], str]  # a row's place, for errors
-    source: str  # all of them, for errors
+    where: Callable[[int], str]  # place of a row, for errors
+    source: str  # name of the whole source, for errors
     resize: int | None = None
     max_pixels: int = MAX_PIXELS
 

@@ -12,21 +12,20 @@ from pretrain.names import decode_name
 
 
 def open_images_folder(path: Path, reading: Reading) -> ImageSet:
-    """Opens a folder of pictures, or of train/, test/, val/, evaluation/ with the same inside.
+    """Opens a folder of pictures, or of train/, test/, val/, evaluation/ with such folders.
 
-    Layouts: `class` folders with pictures in them; `user-class`, folders of users with class
-    folders in them; `flat`, pictures without labels, at any depth. `auto` takes class folders
-    where there are folders, and otherwise the pictures themselves.
+    Layouts: `class`, class folders with pictures; `user-class`, user folders with class folders;
+    `flat`, pictures without labels at any depth. `auto` is `class` for a folder that has folders,
+    else `flat`.
 
-    Names of class folders are the classes: whoever lays them out declares them, so an empty one
-    counts as well. Users whose folders differ, and whoever keeps a folder only where there is a
-    picture for it, must give the `classes` instead, of which folders may be missing.
+    Class folders declare the classes, so an empty one counts as well. If users have different
+    folders, or folders exist only for pictures that exist, `classes` must declare them instead;
+    folders may then be missing.
 
-    What is no picture by its suffix, lies where no picture is looked for, or is hidden is skipped
-    and named in the set's `skipped`.
+    Files with another suffix, in another place, or hidden are skipped and listed in `skipped`.
 
     Raises:
-        ValueError: no images, or a class that is not among the declared or the first split's.
+        ValueError: no images, or a class that is not declared, or not in the first split.
     """
     present = [split for split in SPLITS if (path / split).is_dir()]
     chosen = [s for s in present if not reading.splits or s in reading.splits]
@@ -103,7 +102,7 @@ def _pictures(
 
 
 def _below(folder: Path, root: Path, skipped: list[str]) -> Iterator[Path]:
-    """The pictures of a folder and of those inside it."""
+    """Pictures of a folder and of the folders inside it."""
     for path in _listed(folder):
         if path.is_dir() and not path.name.startswith("."):
             yield from _below(path, root, skipped)
@@ -112,7 +111,7 @@ def _below(folder: Path, root: Path, skipped: list[str]) -> Iterator[Path]:
 
 
 def _is_picture(file: Path, root: Path, skipped: list[str]) -> bool:
-    """Whether it is one by its name; if not, it is noted."""
+    """Whether a file is a picture by its name; other files are added to `skipped`."""
     shown = file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
     if shown and not file.is_dir():
         return True
@@ -121,5 +120,5 @@ def _is_picture(file: Path, root: Path, skipped: list[str]) -> bool:
 
 
 def _shown(path: Path, root: Path) -> str:
-    """As it is named in `skipped`: below the folder of the root."""
+    """Name in `skipped`: the path below the root."""
     return f"{path.relative_to(root).as_posix()}{'/' if path.is_dir() else ''}"

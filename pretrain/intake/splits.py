@@ -1,19 +1,21 @@
-"""Which users test: nobody's images are both learned from and tested on, unless somebody asks."""
+"""Training and test users: by default nobody's images are in both splits."""
 
 import hashlib
 from dataclasses import replace
 
 import numpy as np
 
+from pretrain import check
 from pretrain.datasets import TEST, TRAIN, ImageSet
 
 SHOWN = 3
 
 
 def refuse_users_in_both(images: ImageSet) -> None:
-    """Raises ValueError where a user has training and test images.
+    """Raises ValueError if a user has training and test images.
 
-    A model then knows the users that it is tested on, and the accuracy is not that on new ones.
+    A model would then know the users it is tested on, and its accuracy would not be that for new
+    users.
     """
     if both := users_in_both(images):
         named = ", ".join(_name(images, user) for user in both[:SHOWN])
@@ -25,7 +27,7 @@ def refuse_users_in_both(images: ImageSet) -> None:
 
 
 def users_in_both(images: ImageSet) -> list[int]:
-    """The users with training and test images."""
+    """Users with training and test images."""
     if images.users is None:
         return []
     train, test = (np.unique(images.users[images.split == part]) for part in (TRAIN, TEST))
@@ -33,17 +35,17 @@ def users_in_both(images: ImageSet) -> list[int]:
 
 
 def hold_out_users(images: ImageSet, share: float) -> ImageSet:
-    """The set with all images of a share of its users as test images.
+    """Makes all images of a share of the users test images.
 
-    Who tests is settled by hashes of users' names, which are public, so that it is the same
-    whenever it is asked for: those with the least ones.
+    The test users are those with the smallest hashes of their public names, so the choice is the
+    same every time.
 
     Args:
         images: training images only.
-        share: in (0, 1), of the users; at least one tests and one does not.
+        share: share of the users, in (0, 1); at least one user tests and one does not.
 
     Raises:
-        ValueError: a share out of range, test images already, or users that nobody named.
+        ValueError: a share out of range, existing test images, or unknown users.
     """
     check_test_share(images, share)
     if images.users is None:
@@ -60,15 +62,14 @@ def hold_out_users(images: ImageSet, share: float) -> ImageSet:
 
 
 def check_test_share(images: ImageSet, share: float) -> None:
-    """Raises ValueError for a share outside (0, 1), or where the set has test images already."""
-    if not 0 < share < 1:
-        raise ValueError(f"test_share must lie in (0, 1), got {share}")
+    """Raises ValueError for a share outside (0, 1), or a set that has test images."""
+    check.within("(0, 1)", test_share=share)
     if (images.split == TEST).any():
         raise ValueError(f"test_share must be left out for {images.name}, which has test images")
 
 
 def count_of_tests(of: int, share: float, what: str) -> int:
-    """How many of so many users or records are for testing: at least one, and not all.
+    """Number of test users or records: at least one, and not all.
 
     Raises:
         ValueError: there are fewer than two.

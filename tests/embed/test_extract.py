@@ -134,7 +134,7 @@ def test_the_command_divides_records(tmp_path: Path, archive: Path, checkpoint: 
     options["splits"] = ("train",)
     Run(**options, test_share=0.2, split_by="record", out=tmp_path / "out").run()
     assert (EmbeddingSet.open(tmp_path / "out").split == 1).sum() == 16
-    for share, words in ((2.0, r"test_share must lie in \(0, 1\)"), (0.2, "two or more records")):
+    for share, words in ((2.0, r"test_share must be in \(0, 1\)"), (0.2, "two or more records")):
         with pytest.raises(ValueError, match=words):
             Run(**options, test_share=share, split_by="record", limit=1, out=tmp_path / "no").run()
     assert not list(tmp_path.glob("no*"))

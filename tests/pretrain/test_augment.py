@@ -80,7 +80,7 @@ def test_blur_lowers_contrast_but_keeps_the_mean() -> None:
     ("options", "rule"),
     [
         ({"min_area": 0.0}, r"min_area must be in \(0, 1\], got 0.0"),
-        ({"strength": -1.0}, "size and strength must be > 0, got 32, -1.0"),
+        ({"strength": -1.0}, "strength must be >= 0, got -1.0"),
         ({"greyscale": 1.5}, r"greyscale must be in \[0, 1\], got 1.5"),
     ],
 )

@@ -194,7 +194,7 @@ def test_unknown_names(name: str, options: dict[str, str], rule: str) -> None:
     [
         ({"widths": ()}, "widths must be >= 1"),
         ({"blocks": (1,)}, "blocks must be >= 1 for each"),
-        ({"stem_stride": 3}, "stem_stride must be 1 or 2"),
+        ({"stem_stride": 3}, "stem_stride must be one of 1, 2"),
     ],
 )
 def test_bad_architectures(fields: dict[str, tuple[int, ...]], rule: str) -> None:

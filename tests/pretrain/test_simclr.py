@@ -95,8 +95,8 @@ def test_the_loss_falls_and_the_monitor_is_called() -> None:
     ("options", "rule"),
     [
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be > 0, got 0.0"),
-        ({"temperature": float("nan")}, "temperature must be > 0, got nan"),
+        ({"learning_rate": 0.0}, "learning_rate must be finite and > 0, got 0.0"),
+        ({"temperature": float("nan")}, "temperature must be finite and > 0, got nan"),
         ({"batch_size": 10, "accumulate": 4}, "batch_size must be divisible by 4 x 1, got 10"),
         ({"warmup": 1.0}, r"warmup must be in \[0, 1\)"),
     ],

@@ -238,10 +238,10 @@ def test_a_full_disk_of_a_user_is_said_at_both_ends(
     relay = fake.volatile(federation)
     journal = DurableJournal(tmp_path)
 
-    def full(entry: Path, content: bytes) -> None:
+    def full() -> None:
         raise OSError(28, "journal cannot be written: No space left on device", str(tmp_path))
 
-    monkeypatch.setattr(journal, "_write", full)
+    monkeypatch.setattr(journal, "_open", full)
     relay.journals = lambda party: journal
     relay.desks[12] = relay.user(2)
     log = Log()

@@ -12,7 +12,6 @@ since would be forgotten.
 """
 
 import hashlib
-import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.cli.durable import sync_directory
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.reports import TAG_BYTES, Part, Words
 from train_distributed.secure_sum.session import Agreement
 from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
-from train_distributed.store.database import make_durable
+from train_distributed.store.database import Database, make_durable
 
 FILE, LAYOUT = "holdings.sqlite", 1
 CLOCK_SECONDS = 2.0  # that a clock may be set back while it is kept right
@@ -71,23 +69,21 @@ class ReportStore:
         """
         self._window, self._path = window, directory / FILE
         make_durable(directory.resolve())
-        with self._told():
-            self._file = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        self._database = Database(self._path, "reports", alone=True)
+        self._file = self._database.connection
         try:
-            with self._told():
-                self._lock()
-                self._create(aggregator)
-                sync_directory(directory)
+            self._create(aggregator)
+            with self._damage():
                 self._state = self._read(aggregator)
         except BaseException:
-            self._file.close()
+            self._database.close()
             raise
         total = bytes_to_words(self._state.total, window.dimension, window.word)
         self.total: Words = np.array(total)
 
     def close_file(self) -> None:
-        """Lets go of it."""
-        self._file.close()
+        """Closes the file and releases its lock."""
+        self._database.close()
 
     @property
     def closed(self) -> bool:
@@ -105,7 +101,7 @@ class ReportStore:
 
     def receipt_of(self, user: int) -> tuple[bytes, bytes]:
         """Tag of the report held of a user, and SHA-256 of its message."""
-        with self._told():
+        with self._database.errors():
             query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
             (line,) = query.fetchone()
         return line[:TAG_BYTES], line[TAG_BYTES : TAG_BYTES + 32]
@@ -113,7 +109,7 @@ class ReportStore:
     def seeds(self, users: Sequence[int]) -> Iterator[bytes]:
         """The seeds of users whose reports are held."""
         for user in users:
-            with self._told():
+            with self._database.errors():
                 query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
                 (line,) = query.fetchone()
             yield line[TAG_BYTES + 32 :]
@@ -162,49 +158,29 @@ class ReportStore:
 
     def _write(self, state: _State, lines: Sequence[tuple[int, bytes]] = ()) -> None:
         """One transaction; in memory nothing has changed until it is on the disk."""
-        with self._told():
-            try:
-                self._file.execute("BEGIN IMMEDIATE")
-                self._file.executemany("INSERT INTO report VALUES (?, ?)", lines)
-                values = [getattr(state, name) for name in _STATE]
-                places = ", ".join("?" * (len(values) + 1))
-                self._file.execute("DELETE FROM state")
-                self._file.execute(
-                    f"INSERT INTO state ({_COLUMNS}, seal) VALUES ({places})",
-                    [*values, state.seal()],
-                )
-                self._file.execute("COMMIT")
-            except BaseException:
-                if self._file.in_transaction:
-                    self._file.execute("ROLLBACK")
-                raise
+        with self._database.transaction() as run:
+            run.executemany("INSERT INTO report VALUES (?, ?)", lines)
+            self._keep(state)
         self._state = state
 
-    def _lock(self) -> None:
-        """Until the file is let go, or the process ends; each commit waits for the disk."""
-        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=PERSIST", "synchronous=FULL"):
-            self._file.execute(f"PRAGMA {pragma}")
-        self._file.execute("BEGIN EXCLUSIVE")
-        self._file.execute("COMMIT")
+    def _keep(self, state: _State) -> None:
+        values, places = [getattr(state, name) for name in _STATE], ", ".join("?" * len(_STATE))
+        self._file.execute("DELETE FROM state")
+        self._file.execute(f"INSERT INTO state VALUES ({places}, ?)", [*values, state.seal()])
 
     def _create(self, aggregator: int) -> None:
-        tables = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        layout = self._file.execute("PRAGMA user_version").fetchone()[0]
+        with self._database.errors():
+            tables = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            layout = self._file.execute("PRAGMA user_version").fetchone()[0]
         if tables or layout:
             return
         window = self._window
-        none = np.zeros(window.dimension, window.word)
-        self._file.execute("BEGIN")
-        first = _State(
-            window.digest, aggregator, 0.0, 0, 0, bytes(32), words_to_bytes(none), b"", b""
-        )
-        self._file.execute(f"PRAGMA user_version = {LAYOUT}")
-        self._file.execute("CREATE TABLE report (user INTEGER PRIMARY KEY, line BLOB NOT NULL)")
-        self._file.execute(f"CREATE TABLE state ({_COLUMNS}, seal)")
-        values = [getattr(first, name) for name in _STATE]
-        places = ", ".join("?" * (len(values) + 1))
-        self._file.execute(f"INSERT INTO state VALUES ({places})", [*values, first.seal()])
-        self._file.execute("COMMIT")
+        none = words_to_bytes(np.zeros(window.dimension, window.word))
+        with self._database.transaction() as run:
+            run.execute(f"PRAGMA user_version = {LAYOUT}")
+            run.execute("CREATE TABLE report (user INTEGER PRIMARY KEY, line BLOB NOT NULL)")
+            run.execute(f"CREATE TABLE state ({_COLUMNS}, seal)")
+            self._keep(_State(window.digest, aggregator, 0.0, 0, 0, bytes(32), none, b"", b""))
 
     def _read(self, aggregator: int) -> _State:
         """Everything, verified; `held` is made of it."""
@@ -226,17 +202,12 @@ class ReportStore:
         return state
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """SQLite's errors by the names that commands report in one line."""
+    def _damage(self) -> Iterator[None]:
+        """Names the file where what is in it is of another type or size than was written."""
         try:
-            yield
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                words = "must be used by one process at a time, another has it"
-            else:
-                words = f"must be readable and writable, got: {error}"
-            raise OSError(f"{self._path} {words}") from error
-        except (sqlite3.Error, IndexError, TypeError, OverflowError, struct.error) as error:
+            with self._database.errors():
+                yield
+        except (IndexError, TypeError, OverflowError, struct.error) as error:
             raise ValueError(f"{self._path} must be as it was written, got: {error}") from error
 
 

@@ -21,6 +21,7 @@ from train_distributed.research.experiments.heatmap import EPSILONS, GROUPS, ext
 from train_distributed.research.experiments.summary import summarise, table
 from train_distributed.simulation import runner
 from train_distributed.simulation.plan import Cell
+from train_distributed.store.store import read_store
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("no users' clip", "users' clip")
@@ -65,8 +66,6 @@ def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, cap
         sweep(sets, tmp_path / "resumed", "accuracy", seeds=1).run()
     assert not (tmp_path / "resumed").exists()
     (unfinished,) = tmp_path.glob(".resumed.*")
-    with unfinished.open("a") as file:
-        file.write('{"job": "torn')
     capsys.readouterr()
     sweep(sets, tmp_path / "resumed", "accuracy", seeds=1).run()
     assert "rows of 11 of" in capsys.readouterr().err
@@ -105,10 +104,8 @@ def test_killed_sweep_equals_uninterrupted(sets, tmp_path, name):
 
 def journalled(folder: Path) -> list[str]:
     """Keys of the finished jobs."""
-    journal = next(folder.glob(".killed.*.unfinished.jsonl"), None)
-    if journal is None:
-        return []
-    return [line.partition('"rows"')[0] for line in journal.read_text().split("\n")[1:-1]]
+    journal = next(folder.glob(".killed.*.unfinished.sqlite"), None)
+    return [] if journal is None else [row.name for row in read_store(journal, "journal")[1:]]
 
 
 def test_partitions_do_not_touch_statistics_under_the_same_noise(sets, tmp_path, capsys):

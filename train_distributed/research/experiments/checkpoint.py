@@ -1,9 +1,8 @@
-"""Finished jobs of unfinished work, on disk line by line, so that a killed sweep continues."""
+"""Finished jobs of unfinished work, on disk one by one, so that a killed sweep continues."""
 
 import glob
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,20 +12,20 @@ import embed
 import heads
 import pretrain
 import train_distributed
-from pretrain.cli.output import new_file
+from train_distributed.store.store import Row, Store, read_store
 
-SUFFIX = ".unfinished.jsonl"
+SUFFIX = ".unfinished.sqlite"
 ROOMS = (pretrain, embed, heads, train_distributed)
 Rows = list[dict[str, Any]]
 
 
 @dataclass
 class Checkpoint:
-    """A line per finished job; a torn last line counts for nothing."""
+    """Store of the rows of each finished job."""
 
     path: Path
     identity: dict[str, Any]  # what must be equal for work to be the same
-    _started: bool = field(default=False, init=False)
+    _store: Store | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def beside(cls, out: Path, identity: dict[str, Any]) -> "Checkpoint":
@@ -42,8 +41,8 @@ class Checkpoint:
     def others(self) -> list[Path]:
         """Files of unfinished work with other options or sources for the same directory."""
         stem = glob.escape(self.path.name.removesuffix(SUFFIX).rpartition(".")[0])
-        found = self.path.parent.glob(f"{stem}.*{SUFFIX}")
-        return sorted(path for path in found if path.name != self.path.name)
+        found = self.path.parent.glob(f"{stem}.*.unfinished.*")
+        return sorted(path for path in found if self.path.name not in path.name)
 
     def read(self) -> dict[str, Rows]:
         """Rows by job; none if the file belongs to other work.
@@ -51,36 +50,31 @@ class Checkpoint:
         Raises:
             ValueError: naming a file that was changed.
         """
-        jobs: list[Any] = self._lines()[1:]
-        return {job["job"]: job["rows"] for job in jobs}
+        first, *jobs = read_store(self.path, "checkpoint") or [Row("", b"", b"")]
+        if first.content != self._identity:
+            return {}
+        return {row.name: json.loads(row.content) for row in jobs}
 
     def append(self, key: str, rows: Rows) -> None:
         """Records a job, on disk before it returns; the first one starts the file."""
-        if not self._started:
-            self._start()
-        with self.path.open("a") as file:
-            file.write(json.dumps({"job": key, "rows": rows}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        if self._store is None:
+            self._store = self._begin()
+        self._store.append(json.dumps(rows).encode(), key)
+        self._store.commit()
 
-    def _start(self) -> None:
-        """Leaves what belongs to this work, without a torn line."""
-        lines = self._lines() or [{"sweep": self.identity}]
+    def _begin(self) -> Store:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(self.path) as fresh:  # a kill here must not cost finished jobs
-            fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        self._started = True
+        store = Store(self.path, "checkpoint")
+        with store.transaction() as kept:
+            if not kept:
+                store.append(self._identity)
+            elif kept[0].content != self._identity:
+                raise ValueError(f"{self.path} must be of this work, is of another")
+        return store
 
-    def _lines(self) -> list[Any]:
-        """Whole lines of the file, none if it is missing or of other work."""
-        if not self.path.exists():
-            return []
-        try:
-            whole = [json.loads(line) for line in self.path.read_text().split("\n")[:-1]]
-        except ValueError as error:
-            raise ValueError(f"{self.path} must hold a JSON line per job, got: {error}") from error
-        mine = json.loads(json.dumps({"sweep": self.identity}))
-        return whole if whole[:1] == [mine] else []
+    @property
+    def _identity(self) -> bytes:
+        return json.dumps(self.identity, sort_keys=True).encode()
 
 
 @cache

@@ -17,14 +17,17 @@ def test_a_journal_of_another_sweep_is_not_continued(tmp_path):
     assert first.read() == {}
     first.append("job", rows)
     assert Checkpoint(tmp_path / "j", {"users": (1,)}).read() == {"job": rows}
-    assert Checkpoint(tmp_path / "j", {"users": (2,)}).read() == {}
+    other = Checkpoint(tmp_path / "j", {"users": (2,)})
+    assert other.read() == {}
+    with pytest.raises(ValueError, match="must be of this work"):
+        other.append("job", rows)
 
 
 def test_a_checkpoint_that_was_changed_is_named(tmp_path):
     journal = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
     journal.append("job", [{"x": 1}])
     journal.path.write_text("nonsense\n")
-    with pytest.raises(ValueError, match=r"unfinished\.jsonl must hold a JSON line per job"):
+    with pytest.raises(ValueError, match=r"unfinished\.sqlite must be"):
         Checkpoint.beside(tmp_path / "out", {"users": (1,)}).read()
 
 

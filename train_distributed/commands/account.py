@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Account:
-    """Solve the Gaussian privacy curve for whichever of epsilon, delta, noise is left out."""
+    """Compute epsilon, delta or the noise multiplier of Gaussian noise from the other two."""
 
     epsilon: float | None = None
-    """ε of replacing one record."""
+    """ε for one replaced record."""
     delta: float | None = None
     """δ in (0, 1)."""
     noise_multiplier: float | None = None
-    """σ: noise standard deviation over the sensitivity of one composition."""
+    """Standard deviation of the noise divided by the sensitivity of one composition."""
     compositions: int = 1
-    """C: 1 for softmax and statistics, the number of classes for one-vs-rest heads."""
+    """Number of compositions: 1 for softmax and statistics, K for one-vs-rest heads."""
 
     def run(self) -> None:
         """Prints the three numbers, one of them computed.

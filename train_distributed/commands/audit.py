@@ -67,7 +67,7 @@ class Audit:
     weights: str | None = None
     """Its weights as for `embed run`, with --pipeline."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 

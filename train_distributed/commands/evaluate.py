@@ -23,10 +23,10 @@ SPARE = 1 << 22  # bytes of the report
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Evaluate a released model on rows that users held out; the answer is private.
+    """Evaluate a released model on held-out rows, with differential privacy.
 
-    Every user sends, with its share of noise, how often the model takes each class for which, and
-    how sure of it it is. Rows of split `evaluation` are looked at, on which nothing was trained:
+    Every user sends its confusion matrix and confidences with its share of the noise. The rows are
+    those of split `evaluation`, which were held out from training:
 
     blind-averaging embed hold-out --embeddings mine --share 0.2 --out held
     blind-averaging run --embeddings held --public public --epsilon 1 --out model
@@ -34,36 +34,36 @@ class Evaluate:
     """
 
     model: Path
-    """Directory of a release: model.safetensors and report.json."""
+    """Released model: directory with model.safetensors and report.json."""
     embeddings: Path
-    """Embedding set, raw, of the encoder that the model was trained with."""
+    """Embedding set with held-out rows, by the encoder of the training rows, not transformed."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     bins: int = 10
-    """Bins of confidence, for its calibration; 0: none."""
+    """Number of confidence bins for the calibration error; 0: no calibration error."""
     confidence: float = 0.95
-    """Of every interval, by itself."""
+    """Coverage of each interval, in (0, 1)."""
     sampling: Literal["rows", "users"] = "rows"
-    """What was drawn independently from those of whom the intervals speak: rows, or only users,
-    each with all its rows, which may be alike."""
+    """Unit that is drawn independently from the population: rows, or users, if the rows of one user
+    are alike. `users` gives wider intervals."""
     training: tuple[Path, ...] = ()
-    """Further sets whose training rows the model has seen; none of them may be evaluated."""
+    """Further embedding sets that the model was trained on; their rows may not be evaluated."""
     overlap: Literal["refuse", "add"] = "refuse"
-    """What becomes of rows that were trained on; `add`: they count, and both promises add up."""
+    """Rows that were trained on: `refuse` them, or `add` them, and both promises add up."""
     scheme: Literal["own", "iid"] = "own"
-    """Who holds which rows: as the set says, or a simulated partition."""
+    """Which user holds which rows: `own` as the set says, otherwise a simulated partition."""
     users: int | None = None
-    """Number of simulated users; 1 also says that a set without users is one user's."""
+    """Number of simulated users. 1 declares that a set without users belongs to one user."""
     noise: Noise = "discrete"
-    """`discrete` is for release; `float` is for simulations."""
+    """`discrete` for release, `float` for simulations."""
     seed: int | None = None
-    """Makes an evaluation reproducible, its noise float, and its result unsuitable for release."""
+    """Seed of a reproducible simulation: noise is float, the result unsuitable for release."""
     min_survivors: int | None = None
-    """Fewest users that a sum is opened for; all if left out."""
+    """Fewest users whose sum is opened (default: all)."""
     ledger: Path | None = None
-    """File in which the promise is reserved before noise is drawn; beside the embeddings if left
-    out; "none": nowhere, and the report says so."""
+    """Ledger that counts the epsilon spent on these rows (default: NAME.ledger next to the set).
+    `none`: nothing is counted, and the report says so."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 

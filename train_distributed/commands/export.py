@@ -15,7 +15,7 @@ ENOUGH = 1e-5  # difference of a probability that is worth no word
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a released model as ONNX, torch.export or scikit-learn file, which needs no project.
+    """Write a released model as an ONNX, torch.export or scikit-learn file that runs without us.
 
     ONNX and torch.export take uint8 pictures of one size, any number at once: preprocessing,
     encoder, transform and classifier are in the file. scikit-learn takes embeddings. The file is
@@ -25,18 +25,18 @@ class Export:
     """
 
     model: Path
-    """Directory that `run` or a federation wrote."""
+    """Released model: the directory that `run` or a federation wrote."""
     format: Literal["onnx", "torch-export", "sklearn"]
-    """model.onnx, model.pt2 or model.skops."""
+    """Format of the file: model.onnx, model.pt2 or model.skops."""
     encoder: str | None = None
-    """As for `embed run`, where the model's directory carries none and its own name is not enough.
-    Another encoder than the one the model learned with is refused."""
+    """Encoder of the training rows, as for `embed run` (default: the one in --model, or by the name
+    that the model keeps). Any other encoder is refused."""
     weights: str | None = None
-    """Of that encoder."""
+    """Weights file for --encoder (default: the weights it ships with)."""
     input_size: tuple[int, int] | None = None
-    """Height and width of the pictures; those that the model learned from if left out."""
+    """Height and width of the pictures (default: size of the training pictures)."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 

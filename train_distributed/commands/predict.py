@@ -17,37 +17,37 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 class Predict:
     """Classify pictures, or embeddings of them, with a released model.
 
-    Writes predictions.csv: path, class, probability, and the second and third class with theirs.
+    Writes predictions.csv: path, then the three most probable classes with their probabilities.
 
     Example: blind-averaging predict --model runs/mine --data PICTURES --out predicted
     """
 
     model: Path
-    """Directory that `run` or a federation wrote."""
+    """Released model: the directory that `run` or a federation wrote."""
     data: str | None = None
-    """Pictures, as `embed run --data` takes them: a folder, an npz file, csv:FILE, ..."""
+    """Pictures in any format of `embed run --data`: a folder, an npz file, csv:FILE, ..."""
     embeddings: Path | None = None
-    """Embedding set of the pictures, instead of `data`."""
+    """Embedding set of the pictures, instead of --data."""
     encoder: str | None = None
-    """As for `embed run`, where the model's directory carries none and its own name is not enough.
-    Another encoder than the one the model learned with is refused."""
+    """Encoder of the training rows, as for `embed run` (default: the one in --model, or by the name
+    that the model keeps). Any other encoder is refused."""
     weights: str | None = None
-    """Of that encoder."""
+    """Weights file for --encoder (default: the weights it ships with)."""
     resize: int | None = None
-    """Shorter side to which pictures of a folder or a list are brought; what the model learned
-    from if left out."""
+    """Pixels to which the shorter side of pictures is scaled (default: size of the training
+    pictures)."""
     splits: tuple[str, ...] = ()
-    """Of train, test, val; all that are there by default."""
+    """Splits to classify, of train, test and val (default: all that the data has)."""
     evaluate: bool = False
-    """Compare with labels that are there: metrics.json and confusion.png."""
+    """Compare predictions with the labels of the data; writes metrics.json and confusion.png."""
     batch_size: int | None = None
-    """Pictures per forward pass; what suits the device by default."""
+    """Pictures per forward pass (default: by device)."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the network; auto is what `embed run` would choose here."""
+    """Precision of the network; auto: as `embed run` chooses."""
     device: str | None = None
-    """Where to compute; cuda where there is one, or cpu, if left out."""
+    """Device to compute on: cpu, cuda or cuda:N (default: cuda if there is one, else cpu)."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 

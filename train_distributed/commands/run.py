@@ -35,45 +35,44 @@ class Run:
     """
 
     embeddings: Path
-    """Directory of an embedding set: rows of split 0 are private, of split 1 for testing."""
+    """Embedding set: rows of split 0 are private, rows of split 1 test the model."""
     config: Path | None = None
-    """configuration.json of `select`: method and options, for the privacy it was chosen for."""
+    """configuration.json of `select`: its method and options, valid for the same promise only."""
     method: MethodName | None = None
-    """What every user submits, sends in every round, or a baseline; discriminant if left out."""
+    """Method: statistic and estimator, many-round learner, or baseline (default: discriminant)."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     public: Path | None = None
-    """Embedding set that is nobody's secret: the transform is fitted on all its rows."""
+    """Public embedding set: the transform is fitted on all its rows."""
     transform: Path | None = None
-    """A transform fitted before (`python -m embed fit-transform`), instead of `public`."""
+    """Transform of `embed fit-transform`, instead of --public."""
     vouch_for_transform: bool = False
-    """Answer for it that `transform`, if it does not say which rows it has seen, has seen no
-    private one; the report says so."""
+    """Accept a --transform without hashes of its rows: you vouch that none of them is private, and
+    the report says so."""
     transform_options: TransformOptions = field(default_factory=TransformOptions)
     options: MethodOptions = field(default_factory=MethodOptions)
     num_classes: int | None = None
-    """K, where the embedding set names no classes or counted them from the labels that occur."""
+    """Number of classes K (default: as the set declares); needed if the set only counted labels."""
     scheme: Scheme = "own"
-    """Who holds which rows: as the set says, or a simulated partition."""
+    """Which user holds which rows: `own` as the set says, otherwise a simulated partition."""
     users: int | None = None
-    """Number of simulated users; 1 also says that a set without users is one user's."""
+    """Number of simulated users. 1 declares that a set without users belongs to one user."""
     concentration: float | None = None
-    """Of a dirichlet partition."""
+    """Concentration of the dirichlet partition: small values give users few classes."""
     noise: Noise | None = None
-    """`discrete` is for release and the default; `float` is for simulations."""
+    """`discrete` for release (default), `float` for simulations."""
     seed: int | None = None
-    """Makes a run reproducible, its noise float, and its model unsuitable for release."""
+    """Seed of a reproducible simulation: noise is float, the model unsuitable for release."""
     min_survivors: int | None = None
-    """Fewest users that a sum is opened for; all if left out."""
+    """Fewest users whose sum is opened (default: all)."""
     with_encoder: bool = False
-    """Carry the encoder of the embeddings in the directory, so that `predict` and `export` need
-    nothing else."""
+    """Put the encoder into the directory, so that `predict` and `export` need nothing else."""
     encoder_weights: str | None = None
-    """Its weights, or the checkpoint itself, where its name is not enough."""
+    """Weights file or checkpoint for --with-encoder, if the encoder's name is not enough."""
     ledger: Path | None = None
-    """File that counts what is spent on these rows; beside the embedding set, NAME.ledger, if left
-    out. `none`: nobody counts, and the report says so."""
+    """Ledger that counts the epsilon spent on these rows (default: NAME.ledger next to the set).
+    `none`: nothing is counted, and the report says so."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 

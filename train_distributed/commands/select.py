@@ -19,42 +19,43 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Select:
-    """Choose public directions, their number and the moments' weight by simulating the run.
+    """Choose the settings of `run` on public data: directions, their number, weight of moments.
 
-    Only public labelled embeddings are read, so the choice costs no privacy. With `--unit user` a
-    users' clip is chosen too.
+    It simulates the run on tasks made of public classes and reads no private rows, so the choice
+    costs no privacy. With `--unit user` a users' clip is chosen too. `run --config` takes the
+    result.
     """
 
     public: Path
-    """Labelled embedding set that is nobody's secret, of the same encoder; at least as many
-    classes as the private task, better twice as many."""
+    """Labelled public embedding set of the same encoder, with at least as many classes as the
+    private task, better twice as many."""
     users: int
-    """Number of users w."""
+    """Number of users that will take part."""
     rows_per_user: int
-    """Rows of each user n, on average."""
+    """Mean number of rows of a user."""
     num_classes: int
     """Number of classes K of the private task."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     scheme: Literal["iid", "one-class", "dirichlet"] = "iid"
-    """Who is expected to hold which rows."""
+    """Expected partition of the rows among users."""
     concentration: float | None = None
-    """Of a dirichlet partition."""
+    """Concentration of the dirichlet partition: small values give users few classes."""
     moments: Literal["all", "none"] = "all"
-    """What is sent beside class sums; `none` where bytes are dear."""
+    """`all`: also try methods that send second moments; `none`: class sums alone, fewer bytes."""
     rounds: int = 0
-    """Further rounds, each one more secure sum, that may be chosen beside none."""
+    """Also try this number of further rounds, each one more secure sum (default: none)."""
     balance: Path | None = None
-    """JSON of class number and share, if it is known how frequent classes are; else public tasks
-    are balanced and 1:2 by turns. Either way the best is that of balanced accuracy."""
+    """JSON file of class number and expected share (default: public tasks are balanced and 1:2 in
+    turns). The choice maximises balanced accuracy in any case."""
     new_classes: bool = False
-    """The private classes are none of the public ones: where these are fewer than twice as many,
-    smaller tasks are rehearsed, so that transforms do not know their classes."""
+    """Declare that no private class is a public one. With few public classes, tasks are then
+    smaller, so that transforms do not see the classes of their task."""
     tasks: int = 6
-    """Public tasks to rehearse on."""
+    """Number of public tasks to simulate."""
     seeds: int = 2
-    """Partitions and noises per task."""
+    """Simulations per task, each with its own partition and noise."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 

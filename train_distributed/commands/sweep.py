@@ -37,16 +37,15 @@ class Sweep:
     and without users' clips; users hold their own rows where the set names them. accuracy: against
     epsilon for several numbers of users. users: against the number of users. groups: heat map for
     more users and group privacy. central: one user. non-iid: partitions. unequal: local sizes.
-    cost: seconds, memory, bytes. rivals: one sum beside ADMM and Charter. convergence: averaged and
+    cost: seconds, memory, bytes. rivals: one sum, ADMM and Charter. convergence: averaged and
     global models of two users, and of many."""
     embeddings: Path | None = None
     """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
     public: Path | None = None
-    """Embedding set that is nobody's secret; labelled for frontier, selection and
-    user-level."""
+    """Public embedding set; labelled for frontier, selection and user-level."""
     conditions: Conditions = field(default_factory=Conditions)
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 
@@ -144,7 +143,7 @@ class Plot:
     results: tyro.conf.Positional[Path]
     """The results.json of a sweep, or the directory that holds it; also as results.json.gz."""
     out: Path | None = None
-    """PNG to write; figure.png beside the results if left out."""
+    """PNG file to write (default: figure.png next to the results)."""
 
     def run(self) -> None:
         """Draws, prints the table.

@@ -1,4 +1,4 @@
-"""What a command can say about a method."""
+"""Options of all methods, for the command line."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,20 +7,20 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """Settings of a method; what is left out takes the method's default."""
+    """Settings of a method; each is left to the method's default unless given."""
 
     l2_reg: float | None = None
-    """Λ of a head; by a public rule if left out."""
+    """L2 regularisation Λ of a head (default: by a public rule)."""
     radius: float | None = None
-    """R: heads are projected to this norm."""
+    """Radius R of the ball that head weights are projected to."""
     solver: Literal["exact", "sgd"] | None = None
-    """How a head is trained: certified minimiser, or projected SGD."""
+    """Solver of a head: certified minimiser, or projected SGD."""
     epochs: int | None = None
-    """Passes of SGD, of heads and of DP-FL."""
+    """Epochs of SGD (heads, DP-FL)."""
     batch_size: int | None = None
-    """Nominal batch size of SGD; of DP-FL the expected one."""
+    """Batch size of SGD; for DP-FL the expected one."""
     bound: Literal["tight", "paper"] | None = None
-    """Sensitivity of a head; `paper` needs a radius."""
+    """Bound on the sensitivity of a head; `paper` needs --radius."""
     alpha: float | None = None
     """Weight of the second moments in least squares."""
     ridge: float | None = None
@@ -28,44 +28,44 @@ class MethodOptions:
     public_share: float | None = None
     """Share of the public covariance in least squares."""
     moments: Literal["all", "none"] | None = None
-    """What the discriminant sends beside class sums; `none` where bytes are dear."""
+    """discriminant: send second moments in addition to class sums; `none` saves bytes."""
     prior: Literal["empirical", "equal"] | Path | None = None
-    """Shares of the classes where the model is used: as in the private rows, equal, or a JSON file
-    of class and share. `equal` maximises balanced accuracy. Heads: softmax and logistic."""
+    """Class frequencies where the model will be used: as in the private rows, equal, or a JSON file
+    of class and share. `equal` maximises balanced accuracy. Not for svm."""
     shrinkage: float | None = None
-    """Of the public covariance in class sums."""
+    """class-sums: shrinkage of the public covariance."""
     user_clip: float | None = None
-    """Norm to which every user's submission is clipped, with `--unit user`: public, as `select`
-    proposes it."""
+    """Public norm to which every user's vector is clipped, with `--unit user`; `select` proposes
+    one."""
     rounds: int | None = None
-    """Sums of gradients: further ones after the discriminant's sum (0 if left out), each a step of
-    the softmax loss, all under one promise; all sums of gradient perturbation."""
+    """Number of sums of gradients under the same promise: after the sum of discriminant
+    (default: 0), or all sums of gradient-perturbation."""
     learning_rate: float | None = None
-    """Of DP-FL."""
+    """Learning rate of dp-fl."""
     eps_frac: float | None = None
-    """Of AMP: share of ε for the random linear term."""
+    """amp: share of ε for the random linear term."""
     eps_out_frac: float | None = None
-    """Of AMP: share of ε for the inexact solution."""
+    """amp: share of ε for the inexact solution."""
     rho: float | None = None
-    """ρ of ADMM: regulariser of every node."""
+    """admm: regulariser ρ of every node."""
     eta: float | None = None
-    """η of ADMM: how strongly neighbours agree."""
+    """admm: penalty η on disagreement of neighbours."""
     iterations: int | None = None
-    """T of ADMM."""
+    """admm: number of iterations T."""
     graph: Literal["regular", "ring", "star"] | None = None
-    """Who talks to whom in ADMM."""
+    """admm: graph of communicating nodes."""
     edges: Path | None = None
-    """File of pairs of users, one pair a line, instead of a graph by name."""
+    """admm: file with one pair of users per line, instead of --graph."""
     half_width: float | None = None
-    """Half the side of the cube that Charter searches."""
+    """charter: half the side of the cube that is searched."""
     gradient_clip: float | None = None
-    """Norm to which DP-FL clips every record's gradient; G0 of Charter, over the norm of a row."""
+    """Clip norm of a record's gradient (dp-fl); gradient bound G0 over a row's norm (charter)."""
     cut_rounds: int | None = None
-    """K of Charter."""
+    """charter: number of cutting rounds."""
     bits: int | None = None
-    """Per number that a Charter client sends."""
+    """charter: bits per number that a client sends."""
     constants: Literal["tight", "paper"] | None = None
-    """Charter's noise: the least that is proven, or the paper's."""
+    """charter: constants of the noise, the smallest proven or the paper's."""
 
     def given(self) -> dict[str, Any]:
         """Those that were set."""

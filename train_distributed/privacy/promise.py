@@ -1,4 +1,4 @@
-"""What a release promises: to whom, how much, and against how many colluding users."""
+"""The promise of a release: ε, δ, unit of protection, honest fraction."""
 
 import math
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class Privacy:
         ValueError: epsilon must be > 0, got 0.0
     """
 
-    epsilon: float  # ε > 0; inf: no noise, not private
-    delta: float  # δ in (0, 1)
-    honest_fraction: float | None = None  # t: of all users; None: 0.5, and 1 for a single user
-    unit: Unit = "record"  # what is protected: records, or users with all that they hold
-    group_size: int = 1  # how many such units neighbours differ in
+    epsilon: float  # privacy loss ε > 0; inf: no noise, not private
+    delta: float  # failure probability δ in (0, 1)
+    honest_fraction: float | None = None  # of all users; default: 0.5, for a single user 1
+    unit: Unit = "record"  # unit of protection: one record, or all records of one user
+    group_size: int = 1  # number of such units that are protected together
 
     def validate(self) -> None:
         """Checks the ranges.

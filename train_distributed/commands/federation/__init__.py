@@ -27,20 +27,20 @@ from train_distributed.privacy.promise import Privacy
 
 @dataclass(frozen=True)
 class Join:
-    """A party: make keys, and the one file to give to the operator."""
+    """Party: make keys, and NAME.party.json to give to the operator."""
 
     folder: Path
-    """This party's own: keys, journal and runs stay in it. Keys that are there are kept."""
+    """Folder of this party: its keys, journal and runs stay there. Existing keys are kept."""
     name: str
-    """How the party is called: a-z, 0-9, dots and dashes."""
+    """Name of the party: a-z, 0-9, dots and dashes."""
     rows: int | None = None
-    """Training rows of a user, public; counted in `embeddings` if left out."""
+    """Public number of training rows of a user (default: counted in --embeddings)."""
     embeddings: Path | None = None
     """The user's embedding set, whose training rows are counted."""
     held_out: bool = False
-    """Count the rows of split `evaluation` instead, for the evaluation of a model."""
+    """Count rows of split `evaluation` instead, to evaluate a model."""
     server: bool = False
-    """A computation server of the protocols with shares, not a user."""
+    """Join as a computation server of the protocols with shares, without rows."""
 
     def run(self) -> None:
         """Writes the files.
@@ -87,44 +87,44 @@ class Join:
 
 @dataclass(frozen=True)
 class Init:
-    """The operator: make a federation of the parties' files, and the folder to hand out."""
+    """Operator: make a federation from the parties' files, and the invitation to hand out."""
 
     folder: Path
-    """The operator's own: keys, certificates, journal and runs stay in it. It must not exist."""
+    """New folder of the operator: its keys, certificates, journal and runs stay there."""
     parties: tuple[Path, ...]
-    """The files that the parties gave: users are numbered in this order."""
+    """NAME.party.json of every party; users are numbered in this order."""
     transform: Path | None = None
-    """The public transform (`python -m embed fit-transform`), to learn a model with."""
+    """Public transform of `embed fit-transform`, to train a model."""
     hosts: tuple[str, ...] = ()
-    """Names and addresses under which the parties reach the operator; they use the first."""
+    """Names and addresses of the operator for its certificate; parties connect to the first."""
     port: int = 9092
-    """Port under which they do."""
+    """Port of the operator."""
     num_classes: int | None = None
-    """K, where classes have no names."""
+    """Number of classes K, if they have no names."""
     class_names: tuple[str, ...] = ()
-    """Of the K classes, in the order of the labels."""
+    """Names of the K classes in the order of their labels."""
     protocol: ProtocolName = "secagg"
     """`secagg`: one server, dropouts tolerated. `shares`: several servers that do not collude.
     `shares-replicated`: three or more, one of which may lie or be lost."""
     method: MethodName = "discriminant"
-    """What every user submits."""
+    """Method: statistic that every user sends, and estimator."""
     options: MethodOptions = field(default_factory=MethodOptions)
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     minimum: int | None = None
-    """Fewest users whose sum may be opened; four fifths, rounded up, if left out."""
+    """Fewest users whose sum may be opened (default: four fifths of all, rounded up)."""
     sessions: int = 1
-    """Sums that a user takes part in, retries included: each one is another release of epsilon."""
+    """Number of sessions that users agree to, retries included; each spends epsilon again."""
     corrupt_fraction: float = 0.1
-    """Users that may collude with the server (`secagg`), or with one (`shares-replicated`)."""
+    """Share of users that may collude with a server (`secagg`, `shares-replicated`)."""
     dropout_fraction: float = 0.2
-    """Users that may drop out (`secagg`)."""
+    """Share of users that may drop out (`secagg`)."""
     word_bits: Literal[32, 64] = 64
-    """Of the numbers in which a model's sum is taken: with 32 the grid is coarser."""
+    """Bits of a number in the sum; 32 halves the bytes and needs a sum that fits."""
     model: Path | None = None
-    """Directory of a released model, instead of a transform: it is evaluated on the rows that the
-    parties held out and counted with `join --held-out`."""
+    """Released model to evaluate, instead of --transform: on the rows that parties held out and
+    counted with `join --held-out`."""
     bins: int = 10
-    """With `model`: bins of confidence for its calibration; 0: none."""
+    """Number of confidence bins for the calibration error, with --model; 0: none."""
 
     def run(self) -> None:
         """Writes the folder, whole or not at all, after checking that the task can be done.
@@ -156,30 +156,30 @@ class Start:
     """Run a session as the operator; with an invitation, take part as the party of this folder."""
 
     folder: Path
-    """Of `init` or of `join`."""
+    """Folder of the operator (from `init`) or of the party (from `join`)."""
     invitation: Path | None = None
-    """A party: the folder that the operator handed out."""
+    """Party: folder `invitation` that the operator handed out. Without it: run as the operator."""
     embeddings: Path | None = None
-    """A user: its embedding set."""
+    """User: embedding set with its rows."""
     accept: str = ""
-    """A party: the federation's digest, or its first characters, as you were told over another
-    channel. A user who leaves it out is shown the terms and asked, once per federation."""
+    """Party: digest of the federation, or its first characters, as received over a second channel
+    (default: show the terms and ask, once per federation)."""
     limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
-    """File that counts what is given away. A user: beside the embedding set, NAME.ledger, if left
-    out. The operator: in its folder. `none`: nobody counts but the journals."""
+    """Ledger that counts the epsilon spent (default: NAME.ledger next to a user's embedding set, or
+    in the operator's folder). `none`: only the journals count."""
     superlink: str | None = None
-    """A party: HOST:PORT instead of the invitation's."""
+    """Party: HOST:PORT of the operator (default: as in the invitation)."""
     patience: float = 3600.0
-    """A party: seconds without the operator after which it gives up."""
+    """Party: seconds to wait for an operator that is gone."""
     host: str = "0.0.0.0"
-    """The operator: address to listen on."""
+    """Operator: address to listen on."""
     port: int | None = None
-    """The operator: port to listen on; the invitation's if left out."""
+    """Operator: port to listen on (default: as in the invitation)."""
     timeout: float = 300.0
-    """The operator: seconds that the parties have to connect, and to answer each question."""
+    """Operator: seconds that parties have to connect, and to answer each question."""
     out: Path | None = None
-    """The operator: directory of the model; in the run's own, under the folder, if left out."""
+    """Operator: directory of the model (default: in the folder of this run)."""
 
     def run(self) -> int:
         """Ends with 0 when the session is done, with 1 where it is not.
@@ -198,10 +198,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Status:
-    """Say what a folder's federation is doing: who is in, who is missing, what was refused."""
+    """Show the state of a federation: who is in, who is missing, what was refused."""
 
     folder: Path
-    """Of `init` or of `join`."""
+    """Folder of the operator (from `init`) or of the party (from `join`)."""
 
     def run(self) -> None:
         """Prints it.
@@ -217,14 +217,14 @@ class Status:
 
 @dataclass(frozen=True)
 class Renew:
-    """The operator: a new certificate from the same authority; parties notice nothing."""
+    """Operator: make a new certificate by the same authority; parties need not act."""
 
     folder: Path
-    """Of `init`."""
+    """Folder of the operator."""
     hosts: tuple[str, ...] = ()
-    """Names and addresses of the operator; as before if left out."""
+    """Names and addresses of the operator (default: as before)."""
     authority: bool = False
-    """A new authority as well: every party must get the new ca.pem of the invitation."""
+    """Make a new authority as well; every party then needs the new ca.pem of the invitation."""
 
     def run(self) -> None:
         """Writes the certificate and its key. What was agreed on stays, and with it all journals.

@@ -1,5 +1,6 @@
 """`python -m train_distributed card`: a released model on one page, as HTML and as Markdown."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,18 +20,18 @@ EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
 
 @dataclass(frozen=True)
 class Card:
-    """Write a released model's card: what it is, what it promises, how good it is."""
+    """Write the model card of a released model: its origin, its promise and its accuracy."""
 
     model: Path
     """Directory that `run` or a federation wrote."""
     ledger: Path | None = None
-    """Ledger of the records that it was learned from; its entries and their total are shown."""
+    """Ledger of the training records; the card lists its entries (default: none)."""
     evaluation: Path | None = None
-    """Directory that `evaluate` wrote: accuracy with its intervals, on rows held out by users."""
+    """Directory that `evaluate` wrote: accuracy on rows that users held out (default: none)."""
     out: Path | None = None
-    """Directory to write; into the model's own if left out."""
+    """Directory to write (default: the model's own)."""
     overwrite: bool = False
-    """Replace what exists."""
+    """Replace files that exist."""
 
     def run(self) -> None:
         """Writes card.html, one file that loads nothing, and card.md.
@@ -41,31 +42,29 @@ class Card:
         """
         from train_distributed.one_shot import Release
         from train_distributed.one_shot.files import MODEL
-        from train_distributed.released.card.assemble import card_of
-        from train_distributed.released.card.html import as_html
-        from train_distributed.released.card.markdown import as_markdown
+        from train_distributed.released.card.page import card
 
         if self.out is not None:
             refuse_inputs(self.out, (self.model, self.ledger, self.evaluation))
         release = Release.load(self.model)
         files = self._hashes()
-        card = card_of(
-            release,
-            name=self.model.resolve().name,
-            files=files,
-            command=_command(release.report),
-            ledger=self._spent(release.report.get("ledger")),
-            evaluation=self._evaluated(files[MODEL]),
-        )
-        with self._places() as (html, markdown):
-            html.write_text(as_html(card), "utf-8")
-            markdown.write_text(as_markdown(card), "utf-8")
+        known: dict[str, Any] = {
+            "name": self.model.resolve().name,
+            "files": files,
+            "command": _command(release.report),
+            "ledger": self._spent(release.report.get("ledger")),
+            "evaluation": self._evaluated(files[MODEL]),
+        }
+        html, markdown = (card(release, markup=each, **known) for each in ("html", "markdown"))
+        with self._places() as places:
+            for path, text in zip(places, (html, markdown), strict=True):
+                path.write_text(text, "utf-8")
         print(f"{'written':22} {(self.out or self.model) / HTML}")
         print(f"{'written':22} {(self.out or self.model) / MARKDOWN}")
 
     @contextmanager
     def _places(self) -> Iterator[tuple[Path, Path]]:
-        """Where to write: a directory that appears whole, or two files that do."""
+        """Paths to write: in a directory that appears whole, or of two files that do."""
         if self.out is not None:
             with new_directory(self.out, overwrite=self.overwrite) as partial:
                 yield partial / HTML, partial / MARKDOWN
@@ -77,13 +76,15 @@ class Card:
             yield html, markdown
 
     def _hashes(self) -> dict[str, str]:
-        from train_distributed.released.card.reproduce import sha256
-
-        files = sorted(path for path in self.model.iterdir() if path.is_file())
-        return {path.name: sha256(path) for path in files if path.name not in (HTML, MARKDOWN)}
+        found = {}
+        for path in sorted(path for path in self.model.iterdir() if path.is_file()):
+            if path.name not in (HTML, MARKDOWN):
+                with path.open("rb") as file:
+                    found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return found
 
     def _spent(self, noted: Any) -> "State | None":
-        """What the ledger says, if it is the one that the release was counted in."""
+        """State of the ledger, if it is the one that the release was counted in."""
         if self.ledger is None:
             return None
         from train_distributed.ledger.ledger import Ledger
@@ -96,7 +97,7 @@ class Card:
         return ledger.state()
 
     def _evaluated(self, model: str) -> dict[str, Any] | None:
-        """What an evaluation found, if it was of the model with this hash."""
+        """Report of an evaluation, if it was of the model with this hash."""
         if self.evaluation is None:
             return None
         from train_distributed.one_shot.files import read_object
@@ -111,7 +112,7 @@ class Card:
 
 
 def _command(report: dict[str, Any]) -> str | None:
-    """What was typed for this model, where its report keeps the configuration of `run`."""
+    """Command that made this model, where its report keeps the configuration of `run`."""
     configuration = report.get("configuration")
     if not isinstance(configuration, dict):
         return None

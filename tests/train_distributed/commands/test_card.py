@@ -16,7 +16,7 @@ from train_distributed.commands.configuration import jsonable
 from train_distributed.commands.run import Run
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.released.card.content import rounded_up
+from train_distributed.released.card.numbers import rounded_up
 
 ENTRY = Entry(
     kind="release",

@@ -132,7 +132,7 @@ class Init:
         Raises:
             ValueError: a party file that is bad or given twice, or a setting out of range.
         """
-        from train_distributed.released.card.content import rounded_up
+        from train_distributed.released.card.numbers import rounded_up
 
         if not self.hosts:
             raise ValueError("hosts must hold the operator's names or addresses, got none")

@@ -72,7 +72,7 @@ def terms(
     from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.flower.sum_task import SUMS
     from train_distributed.one_shot.report import class_names
-    from train_distributed.released.card.content import rounded_up
+    from train_distributed.released.card.numbers import rounded_up
 
     federation, guarantee = invitation.federation, task.guarantee
     privacy, limits, (before, after) = guarantee.privacy, account.limits, account.totals()

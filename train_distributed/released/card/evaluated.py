@@ -1,64 +1,57 @@
-"""What a private evaluation found: shares with the intervals that it states itself."""
+"""Report of a private evaluation, `evaluation.json`, as a card reads it."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-from train_distributed.released.card.content import (
-    Block,
-    Table,
-    Warned,
-    Words,
-    counted,
-    percent,
-)
-from train_distributed.released.card.promise import shown_epsilon
-from train_distributed.released.card.quality import shown_interval
-
-SHARES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy: mean recall of the classes",
-    "expected_calibration_error": "expected calibration error",
-}
+from train_distributed.one_shot.report_file import converted
+from train_distributed.released.card.numbers import percent, percent_range
 
 
-def evaluation_blocks(found: Mapping[str, Any]) -> tuple[Block, ...]:
-    """A private evaluation's report in words and as a table.
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedShare:
+    """A share of rows and its interval."""
 
-    Args:
-        found: what `evaluate` wrote.
-    """
-    head = ("metric", "value", f"{100 * float(found['confidence_level']):g} % interval")
-    rows = [(words, *shown_share(found[name])) for name, words in SHARES.items() if found.get(name)]
-    rows += [(f"recall of {name}", *shown_share(share)) for name, share in found["recall"].items()]
-    promise = (
-        f"under its own promise: ε = {shown_epsilon(float(found['epsilon']))} and "
-        f"δ = {float(found['delta']):g}"
-        if found["private"]
-        else "without any privacy"
-    )
-    blocks: list[Block] = [
-        Words(
-            f"A private evaluation: {counted(int(found['users']), 'user')} sent, with noise, how "
-            f"often the model is right on {counted(int(found['rows']), 'row')} that they held out, "
-            f"{promise} ({found['neighbouring']}). {_sentence(found.get('with_the_training'))}"
-        ),
-        Table("Found by the private evaluation", head, tuple(rows)),
-        Words(f"Intervals cover the noise and the luck of which {found['sampling']} were drawn."),
-    ]
-    if not found["suitable_for_release"]:
-        why = "; ".join(map(str, found.get("unsuitable_because", ())))
-        blocks.insert(1, Warned(f"THIS EVALUATION IS NOT SUITABLE FOR RELEASE: {why}."))
-    return tuple(blocks)
+    estimate: float | None  # None: too few rows
+    low: float
+    high: float
+
+    @property
+    def value(self) -> str:
+        """The share in words."""
+        return "too few rows" if self.estimate is None else percent(self.estimate)
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        return percent_range(self.low, self.high)
 
 
-def shown_share(share: Mapping[str, Any]) -> tuple[str, str]:
-    """A share and its interval, in words; `estimate` is None where the rows do not say."""
-    low, high = float(share["low"]), float(share["high"])
-    value = share["estimate"]
-    return "too few rows" if value is None else percent(float(value)), shown_interval(low, high)
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """Promise and findings of a private evaluation."""
 
+    private: bool
+    epsilon: float
+    delta: float
+    neighbouring: str
+    users: int
+    rows: int
+    sampling: str
+    confidence_level: float
+    accuracy: EvaluatedShare
+    recall: dict[str, EvaluatedShare]
+    suitable_for_release: bool
+    balanced_accuracy: EvaluatedShare | None = None
+    expected_calibration_error: EvaluatedShare | None = None
+    unsuitable_because: list[str] = field(default_factory=list)
+    with_the_training: str | None = None
 
-def _sentence(words: Any) -> str:
-    if not isinstance(words, str) or not words:
-        return ""
-    return f"Its rows: {words}."
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Self:
+        """Evaluation from the report that `evaluate` wrote.
+
+        Raises:
+            ValueError: a key is missing, or has a value of another kind.
+        """
+        return converted(written, cls, "evaluation must be what `evaluate` writes")

@@ -1,32 +1,25 @@
 """Pictures of a card, as PNG in memory."""
 
 import io
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from train_distributed import accounting
-from train_distributed.released.card.content import Picture, counted, percent, shortened
+from train_distributed.one_shot.report_file import Report
+from train_distributed.released.card.numbers import shortened
 
 NAMED, NUMBERED, LONG = 40, 15, 22  # classes with names and with counts; letters of a name
 COLOUR, PROMISED = "#2a6db0", "#c8501e"
 
 
-def pictures(report: dict[str, Any]) -> tuple[Picture, ...]:
-    """Those that the report has the numbers for."""
-    metrics = report.get("test_metrics") or {}
-    confusion = metrics.get("confusion")
-    return () if confusion is None else (_confusion(confusion, list(metrics["per_class"])),)
-
-
-def curve(report: dict[str, Any]) -> tuple[Picture, ...]:
+def privacy_curve(report: Report) -> bytes | None:
     """δ at every ε, where the promise is a whole curve and not one point of it."""
-    if not report["private"] or report.get("privacy_curve") != "gaussian":
-        return ()
-    epsilon, delta = float(report["epsilon"]), float(report["delta"])
-    multiplier, parts = float(report["noise_multiplier"]), int(report["compositions"])
+    if not report.private or report.privacy_curve != "gaussian":
+        return None
+    epsilon, delta = report.epsilon, report.delta
+    multiplier, parts = report.noise_multiplier, report.compositions
     figure, panel = _figure(6.4, 3.4)
     shown = np.geomspace(epsilon / 20, 2 * epsilon, 100)
     values = [accounting.delta(float(each), multiplier, parts) for each in shown]
@@ -42,17 +35,11 @@ def curve(report: dict[str, Any]) -> tuple[Picture, ...]:
     )
     panel.set(yscale="log", xlabel="ε", ylabel="δ", ylim=(delta**2, 1))
     panel.grid(alpha=0.3)
-    return (
-        Picture(
-            _png(figure),
-            f"A falling curve of delta over epsilon, through epsilon {epsilon:g} at delta "
-            f"{delta:g}.",
-            "The promise is a curve: at a smaller ε it still holds, with a larger δ.",
-        ),
-    )
+    return _png(figure)
 
 
-def _confusion(confusion: list[list[int]], names: list[str]) -> Picture:
+def confusion_matrix(confusion: list[list[int]], names: list[str]) -> bytes:
+    """Counts by label and predicted class, coloured by their share of a row."""
     counts = np.asarray(confusion, np.int64)
     shares = counts / counts.sum(1, keepdims=True).clip(min=1)
     side = min(9.0, 3.2 + 0.42 * len(names))
@@ -61,25 +48,14 @@ def _confusion(confusion: list[list[int]], names: list[str]) -> Picture:
     figure.colorbar(shown, label="share of the rows of a class", shrink=0.7)
     axes.set(xlabel="predicted", ylabel="true class")
     if len(names) <= NAMED:
-        called = [_short(name) for name in names]
+        called = [shortened(name, LONG).replace("$", r"\$") for name in names]  # no formula
         axes.set_xticks(range(len(names)), called, rotation=90)
         axes.set_yticks(range(len(names)), called)
     if len(names) <= NUMBERED:
         for (row, column), count in np.ndenumerate(counts):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
-    right = int(counts.trace()) / max(1, int(counts.sum()))
-    return Picture(
-        _png(figure),
-        f"Confusion matrix of {counted(len(names), 'class', 'classes')}; {percent(right)} of the "
-        "rows lie on the diagonal. The table of classes says the same in numbers.",
-        "Rows are true classes, columns what was predicted, colours shares of a row.",
-    )
-
-
-def _short(name: str) -> str:
-    """A class name that fits an axis and is no formula."""
-    return shortened(name, LONG).replace("$", r"\$")
+    return _png(figure)
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -88,7 +64,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _png(figure: Figure) -> bytes:
-    """Without the version of what drew it: the same numbers give the same bytes."""
+    """PNG without the version of matplotlib: the same numbers give the same bytes."""
     held = io.BytesIO()
     figure.savefig(held, format="png", dpi=150, metadata={"Software": None})
     return held.getvalue()

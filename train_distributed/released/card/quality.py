@@ -1,28 +1,26 @@
-"""How good a model is, with intervals: what counts of right and wrong answers can bear."""
+"""Intervals of a model's metrics, from its counts of right and wrong answers."""
 
-from typing import Any
+import math
 
 import numpy as np
 from scipy.stats import binomtest
 
-from train_distributed.released.card.content import (
-    Block,
-    Section,
-    Table,
-    Warned,
-    Words,
-    counted,
-    percent,
-)
+from train_distributed import accounting
+from train_distributed.one_shot.report_file import Metrics, Report
+from train_distributed.released.card.numbers import percent, percent_range
 
 CONFIDENCE = 0.95
 DRAWS = 2000  # of the bootstrap
 BATCH = 50  # of them at a time
 SEED = 0  # of it: a card made twice is the same card
+TINY = 1e-12  # ζ below which the discrete sum's curve is the continuous one, to all shown digits
+PLACES = 3  # decimals of a share to which odds are rounded up
 
 
 def interval(hits: int, rows: int) -> tuple[float, float]:
-    """Of a share of independent rows, by Clopper and Pearson 1934: covers at least CONFIDENCE.
+    """Interval of a share of independent rows, by Clopper and Pearson 1934.
+
+    It covers the share with a probability of at least CONFIDENCE.
 
     Examples:
         >>> low, high = interval(8, 10)
@@ -33,12 +31,6 @@ def interval(hits: int, rows: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def shown_interval(low: float, high: float) -> str:
-    """Both ends in per cent, rounded outwards."""
-    down, up = np.floor(1000 * low + 1e-9) / 10, np.ceil(1000 * high - 1e-9) / 10
-    return f"{down:.1f} to {up:.1f} %"
-
-
 def bootstrap(confusion: np.ndarray) -> dict[str, tuple[float, float]]:
     """Percentile intervals of balanced accuracy and macro F1: the counts are drawn again.
 
@@ -47,7 +39,7 @@ def bootstrap(confusion: np.ndarray) -> dict[str, tuple[float, float]]:
     """
     rows, size = int(confusion.sum()), len(confusion)
     rng = np.random.default_rng(SEED)
-    used = confusion.ravel().nonzero()[0]  # what did not occur is not drawn
+    used = confusion.ravel().nonzero()[0]  # pairs that did not occur are not drawn
     found = []
     for _ in range(DRAWS // BATCH):
         drawn = np.zeros((BATCH, size * size))
@@ -81,108 +73,45 @@ def balanced(confusion: np.ndarray) -> np.ndarray:
     )
 
 
-def found_on_tests(metrics: dict[str, Any]) -> list[Block]:
-    """What was found on test rows in the clear, as `report["test_metrics"]` says."""
-    rows, names = int(metrics["rows"]), list(metrics["per_class"])
-    accuracy = float(metrics["accuracy"])
-    confusion = np.array(metrics["confusion"]) if "confusion" in metrics else None
-    ends = {"accuracy": interval(round(accuracy * rows), rows)}
-    if confusion is not None:
-        ends |= bootstrap(confusion)
-    lines = [
-        ("accuracy", "accuracy"),
-        ("majority_baseline", f"always answering {metrics['majority_class']!r}"),
-        ("balanced_accuracy", "balanced accuracy: mean recall of the classes"),
-        ("macro_f1", "macro F1"),
-    ]
-    shown = [
-        (words, percent(float(metrics[name])), shown_interval(*ends[name]) if name in ends else "")
-        for name, words in lines
-    ]
-    shown += [
-        (words, f"{float(metrics[name]):.3f}", "")
-        for name, words in (
-            ("auroc", f"area under the ROC curve ({metrics['auroc_of']})"),
-            ("expected_calibration_error", "expected calibration error"),
-        )
-        if metrics.get(name) is not None
-    ]
-    blocks: list[Block] = [Warned(f"Warning: {words}.") for words in metrics["warnings"]]
-    blocks.append(
-        Table(
-            f"On {counted(rows, 'test row')} of {counted(len(names), 'class', 'classes')}",
-            ("metric", "value", "95 % interval"),
-            tuple(shown),
-        )
-    )
-    blocks.append(
-        Words(
-            "Intervals are for independent rows: of accuracy by Clopper and Pearson, of the others "
-            f"by {DRAWS:,} bootstrap draws of the counts. Where several rows are of one person, "
-            "the truth is less certain than they say. Test rows were counted in the clear: no ε "
-            "covers these figures, which say a little about the test rows themselves."
-        )
-    )
-    return blocks
+def shown_intervals(metrics: Metrics) -> dict[str, str]:
+    """Intervals by metric, in words; "" where the counts are not known."""
+    ends = {"accuracy": interval(round(metrics.accuracy * metrics.rows), metrics.rows)}
+    if metrics.confusion is not None:
+        ends |= bootstrap(np.array(metrics.confusion))
+    names = ("accuracy", "balanced_accuracy", "macro_f1")
+    return {name: percent_range(*ends[name]) if name in ends else "" for name in names}
 
 
-def class_table(metrics: dict[str, Any]) -> Table:
-    """Recall and precision of every class, with intervals."""
-    confusion = np.array(metrics["confusion"]) if "confusion" in metrics else None
-    rows = []
-    for k, (name, of) in enumerate(metrics["per_class"].items()):
-        count, cells = int(of["rows"]), [f"{int(of['rows']):,}"]
-        cells += _share(of["recall"], count)
-        guessed = None if confusion is None else int(confusion[:, k].sum())
-        cells += _share(of["precision"], guessed)
-        rows.append((str(name), *cells))
-    head = ("class", "rows", "recall", "95 %", "precision", "95 %")
-    return Table("Every class by itself", head, tuple(rows))
+def class_rows(metrics: Metrics) -> list[list[str]]:
+    """Rows of the table of classes: name, rows, recall and precision with their intervals."""
+    predicted = [None] * len(metrics.per_class)
+    if metrics.confusion is not None:
+        predicted = np.array(metrics.confusion).sum(0).tolist()
+    return [
+        [name, f"{of.rows:,}", *_share(of.recall, of.rows), *_share(of.precision, guessed)]
+        for (name, of), guessed in zip(metrics.per_class.items(), predicted, strict=True)
+    ]
 
 
 def _share(value: float | None, of: int | None) -> list[str]:
-    """A share and its interval, as far as they are known."""
+    """A share and its interval, where they are known."""
     if value is None:
         return ["–", ""]
     if not of:
         return [percent(value), ""]
-    return [percent(value), shown_interval(*interval(round(value * of), of))]
+    return [percent(value), percent_range(*interval(round(value * of), of))]
 
 
-def found_before(report: dict[str, Any]) -> list[Block]:
-    """What a report without `test_metrics` says: shares, and no number of rows for intervals."""
-    if report.get("test_accuracy") is None:
-        return [Words("Nothing is known: no labelled test row was there when the model was made.")]
-    accuracy = percent(float(report["test_accuracy"]))
-    shares = report.get("test_accuracy_per_class", {})
-    rows = tuple((str(name), percent(float(value))) for name, value in shares.items())
-    blocks: list[Block] = [
-        Words(
-            f"Accuracy on test rows in the clear: {accuracy}. How many rows there were is not "
-            "recorded, so there is no interval."
-        )
-    ]
-    return (
-        [*blocks, Table("Every class by itself", ("class", "accuracy"), rows)] if rows else blocks
-    )
+def best_guess(report: Report) -> float:
+    """How often the best attacker tells two neighbours apart, at even odds; rounded up.
 
-
-def quality_section(
-    report: dict[str, Any], pictures: tuple[Block, ...], evaluation: tuple[Block, ...]
-) -> Section:
-    """How good the model is, as far as anybody knows.
-
-    Args:
-        report: of the release.
-        pictures: figures of it.
-        evaluation: what a private evaluation found, if there was one.
+    ½(1 + TV). Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ) alone bounds TV by
+    (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).
     """
-    metrics = report.get("test_metrics")
-    if metrics is None and evaluation and report.get("test_accuracy") is None:
-        return Section("How good it is", evaluation)
-    if metrics is None:
-        return Section("How good it is", (*evaluation, *found_before(report), *pictures))
-    blocks = (*evaluation, *found_on_tests(metrics), *pictures, class_table(metrics))
-    words = report.get("probabilities")
-    reading = (Words(f"Its probabilities: {words}."),) if isinstance(words, str) else ()
-    return Section("How good it is", (*blocks, *reading))
+    epsilon = report.epsilon
+    apart = math.tanh(epsilon / 2) + 2 * report.delta / (1 + math.exp(min(epsilon, 700.0)))
+    if report.privacy_curve == "gaussian" and report.log10_zeta < math.log10(TINY):
+        curve = accounting.delta(TINY, report.noise_multiplier, report.compositions)
+        apart = min(apart, curve + 4 * TINY)
+    scale = 10**PLACES
+    return min(1.0, math.ceil((1 + apart) / 2 * scale) / scale)

@@ -24,8 +24,7 @@ from train_distributed.one_shot.parts import advanced
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
-from train_distributed.released.card.assemble import card_of
-from train_distributed.released.card.markdown import as_markdown
+from train_distributed.released.card.page import card
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened
 
@@ -88,7 +87,7 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
     assert report.get("unchecked_parts") == (None, None, [])[servers]
     alone = task.released(Opened(words, frozenset([0, 2, 3])), replace(FACTS, unchecked=(0, 1)))
     assert alone.report.get("unchecked_parts") == (None, None, [0, 1])[servers]
-    text = as_markdown(card_of(alone))
+    text = card(alone, markup="markdown")
     for words in (report["secure_sum"], "hospital-1", "3 of the 4 that were invited"):
         assert words in text
     assert "One process" not in text
@@ -111,8 +110,8 @@ def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
     assert not model.report["suitable_for_release"]
     (why,) = model.report["unsuitable_because"]
     assert why.startswith("an entry of the sum is ")
-    assert "NOT SUITABLE FOR RELEASE" in as_markdown(card_of(model))
-    assert why in as_markdown(card_of(model))
+    assert "NOT SUITABLE FOR RELEASE" in card(model, markup="markdown")
+    assert why in card(model, markup="markdown")
 
 
 def test_what_all_others_could_learn_stands_beside_epsilon(make: Callable[..., ModelTask]) -> None:
@@ -121,7 +120,7 @@ def test_what_all_others_could_learn_stands_beside_epsilon(make: Callable[..., M
     model = task.released(Opened(words, frozenset(range(W))), FACTS)
     alone = model.report["epsilon_if_all_others_collude"]
     assert model.report["epsilon"] < alone < task.epsilon_if_all_others_collude
-    assert "an honest user has its own noise alone: ε = " in as_markdown(card_of(model))
+    assert "an honest user has its own noise alone: ε = " in card(model, markup="markdown")
 
 
 def test_with_rounds_the_model_is_that_of_the_plain_sums_one_after_another(

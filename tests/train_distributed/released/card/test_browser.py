@@ -12,8 +12,7 @@ import pytest
 
 from embed import EmbeddingSet
 from train_distributed import Privacy, release
-from train_distributed.released.card.assemble import card_of
-from train_distributed.released.card.html import as_html
+from train_distributed.released.card.page import card
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FRAME = """<iframe id="page" width="{width}" height="800" srcdoc="{page}"></iframe>
@@ -47,7 +46,7 @@ def test_nothing_sticks_out(width: int, tmp_path: Path) -> None:
     made = release(held, "class-sums", Privacy(1.0, 1e-5), noise="float")
     files = {"model.safetensors": "0a" * 32, "y" * 90: "0b" * 32}
     command = "blind-averaging run --embeddings " + "z" * 200
-    page = as_html(card_of(made, name="w" * 80, files=files, command=command))
+    page = card(made, markup="html", name="w" * 80, files=files, command=command)
     outer = tmp_path / "outer.html"
     outer.write_text(FRAME.format(width=width, page=html.escape(page, quote=True)))
     typed = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"]

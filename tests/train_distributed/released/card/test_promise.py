@@ -1,19 +1,19 @@
-"""The promise in words: no number on a card is smaller than what it stands for."""
+"""The promise in words: no number on a card is smaller than the one it shows."""
 
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import ndtr
 
-from train_distributed import Privacy, accounting
-from train_distributed.released.card.content import Table, rounded_up
-from train_distributed.released.card.promise import (
-    best_guess,
-    promise_section,
-    unit_words,
-)
+from embed import PublicTransform
+from train_distributed import Privacy, Release, accounting
+from train_distributed.one_shot.report_file import Report
+from train_distributed.released.card.numbers import rounded_up
+from train_distributed.released.card.page import card
+from train_distributed.released.card.quality import best_guess
 
 
 def stated(epsilon: float = 1.0, delta: float = 1e-5, **more: Any) -> dict[str, Any]:
@@ -22,8 +22,14 @@ def stated(epsilon: float = 1.0, delta: float = 1e-5, **more: Any) -> dict[str, 
     return Privacy(epsilon, delta).report() | curve | more
 
 
+def guess(report: dict[str, Any]) -> float:
+    return best_guess(Report.of(report))
+
+
 def words(report: dict[str, Any]) -> str:
-    return "\n".join(str(block) for block in promise_section(report).blocks)
+    report = {"users": 3, "suitable_for_release": True} | report
+    made = Release(torch.zeros(3, 2).double(), PublicTransform.identity(2), ("a", "b"), report)
+    return card(made, markup="markdown").partition("## The promise")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.1, 1.0, 8.0, 40.0, 1e4])
@@ -32,22 +38,21 @@ def test_odds_are_those_of_the_best_attacker_rounded_up(epsilon: float, delta: f
     """A Gaussian of sensitivity over noise μ is told from its shift with probability Φ(μ/2)."""
     report = stated(epsilon, delta)
     exact = float(ndtr(1 / report["noise_multiplier"] / 2))
-    assert exact <= best_guess(report) <= min(1.0, exact + 0.0011)
-    general = best_guess(Privacy(epsilon, delta).report())
+    assert exact <= guess(report) <= min(1.0, exact + 0.0011)
+    general = guess(Privacy(epsilon, delta).report())
     bound = (math.exp(min(epsilon, 700.0)) + delta) / (1 + math.exp(min(epsilon, 700.0)))
     assert bound - 1e-12 <= general <= min(1.0, bound + 0.0011)
-    assert best_guess(report) <= general + 1e-9
+    assert guess(report) <= general + 1e-9
 
 
 def test_odds_of_discrete_noise_that_is_far_from_gaussian_are_the_general_ones() -> None:
-    near, far = stated(log10_zeta=-100.0), stated(log10_zeta=-2.0)
-    assert best_guess(near) == best_guess(stated())
-    assert best_guess(far) == best_guess(Privacy(1.0, 1e-5).report())
+    assert guess(stated(log10_zeta=-100.0)) == guess(stated())
+    assert guess(stated(log10_zeta=-2.0)) == guess(Privacy(1.0, 1e-5).report())
 
 
 def test_several_compositions_are_told_apart_by_all_of_them() -> None:
     four = accounting.noise_multiplier(1.0, 1e-5, 4)
-    assert best_guess(stated(noise_multiplier=four, compositions=4)) == best_guess(stated())
+    assert guess(stated(noise_multiplier=four, compositions=4)) == guess(stated())
 
 
 def test_numbers_are_never_rounded_to_less() -> None:
@@ -68,18 +73,14 @@ def test_numbers_are_never_rounded_to_less() -> None:
     ],
 )
 def test_it_says_what_is_protected(privacy: Privacy, one: str) -> None:
-    assert unit_words(privacy.report())[0] == one
     assert f"Take {one} out of the training data" in words(privacy.report())
 
 
-def test_both_relations_stand_side_by_side() -> None:
-    report = stated(sensitivity=2.0, zero_out_sensitivity=1.25, zero_out_epsilon=0.60012)
-    (table,) = (block for block in promise_section(report).blocks if isinstance(block, Table))
-    assert table.rows == (
-        ("replace one record (promised)", "1", "1e-05", "2"),
-        ("take out one record, all counts stay", "0.601", "1e-05", "1.25"),
-    )
-    assert "second row" in words(report)
+def test_both_relations_are_in_one_table() -> None:
+    text = words(stated(sensitivity=2.0, zero_out_sensitivity=1.25, zero_out_epsilon=0.60012))
+    assert "| replace one record (promised) | 1 | 1e-05 | 2 |" in text
+    assert "| take out one record, all counts stay | 0.601 | 1e-05 | 1.25 |" in text
+    assert "second row" in text
 
 
 def test_where_none_is_proven_it_says_how_to_compare() -> None:
@@ -89,12 +90,12 @@ def test_where_none_is_proven_it_says_how_to_compare() -> None:
 
 
 def test_without_noise_nothing_is_promised() -> None:
-    (block,) = promise_section(Privacy(math.inf, 1e-5).report()).blocks
-    assert block.kind == "warned"
-    assert "Nothing is promised" in str(block)
+    text = words(Privacy(math.inf, 1e-5).report())
+    assert text.startswith("\n\n**Nothing is promised.")
+    assert "|" not in text
 
 
-def test_rounds_and_sessions_are_told() -> None:
+def test_rounds_and_sessions_are_listed() -> None:
     text = words(stated(epsilon_per_iteration=0.12344, epsilon_of_all_sessions=2.5))
     assert "one iteration: ε = 0.124" in text
     assert "all sessions that the users agreed to: ε = 2.5" in text

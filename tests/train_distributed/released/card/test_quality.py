@@ -1,25 +1,23 @@
-"""Intervals of a card: they cover what they are of, and are told from what is not known."""
+"""Intervals of a card: they cover the true share, and are left out where counts are unknown."""
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from train_distributed.released.card.content import Table, Warned
-from train_distributed.released.card.quality import (
-    balanced,
-    bootstrap,
-    class_table,
-    found_before,
-    found_on_tests,
-    interval,
-    quality_section,
-    shown_interval,
-)
+from tests.train_distributed.released.conftest import make_release
+from train_distributed import Privacy
+from train_distributed.one_shot.report_file import Report
+from train_distributed.released.card.numbers import percent_range
+from train_distributed.released.card.page import card
+from train_distributed.released.card.quality import balanced, bootstrap, interval
 
 
 def metrics(confusion: list[list[int]], **more: object) -> dict:
     counts = np.array(confusion)
     rows, names = int(counts.sum()), [chr(ord("a") + k) for k in range(len(counts))]
-    recall, f1 = balanced(counts)
+    recall, f1 = balanced(counts).tolist()
     per_class = {
         name: {
             "rows": int(of := counts[k].sum()),
@@ -67,52 +65,52 @@ def test_intervals_of_counts_cover_what_drew_them() -> None:
     assert (covered >= 53).all()
 
 
+def text_of(**more: Any) -> str:
+    """The section of a card on quality, as Markdown."""
+    made = make_release()
+    told = Privacy(1.0, 1e-5).report() | {"users": 3, "suitable_for_release": True}
+    text = card(replace(made, report=Report.of(told | more)), markup="markdown")
+    return text.partition("## How good it is")[2].partition("\n## ")[0]
+
+
 def test_ends_are_rounded_outwards() -> None:
-    assert shown_interval(0.12349, 0.56701) == "12.3 to 56.8 %"
-    assert shown_interval(0.1, 0.9) == "10.0 to 90.0 %"
-    assert shown_interval(0.0, 1.0) == "0.0 to 100.0 %"
+    assert percent_range(0.12349, 0.56701) == "12.3 to 56.8 %"
+    assert percent_range(0.1, 0.9) == "10.0 to 90.0 %"
+    assert percent_range(0.0, 1.0) == "0.0 to 100.0 %"
 
 
 def test_the_table_has_a_baseline_and_intervals() -> None:
-    *_, table, _ = found_on_tests(metrics([[40, 10], [5, 45]]))
-    assert isinstance(table, Table)
-    names = [row[0] for row in table.rows]
-    assert names[:2] == ["accuracy", "always answering 'a'"]
-    assert table.rows[0][1:] == ("85.0 %", "76.4 to 91.4 %")
-    assert table.rows[1][1:] == ("50.0 %", "")
+    text = text_of(test_metrics=metrics([[40, 10], [5, 45]]))
+    assert "| accuracy | 85.0 % | 76.4 to 91.4 % |" in text
+    assert "| always answering 'a' | 50.0 % |  |" in text
 
 
 def test_warnings_come_first() -> None:
-    first, *_ = found_on_tests(metrics([[5, 0], [5, 0]], warnings=["one class only"]))
-    assert first == Warned("Warning: one class only.")
+    text = text_of(test_metrics=metrics([[5, 0], [5, 0]], warnings=["one class only"]))
+    assert text.startswith("\n\n**Warning: one class only.**")
 
 
 def test_classes_without_rows_or_predictions_are_said_to_be_so() -> None:
-    rows = class_table(metrics([[5, 0, 0], [5, 0, 0], [0, 0, 0]])).rows
-    assert rows[0][:3] == ("a", "5", "100.0 %")
-    assert rows[1] == ("b", "5", "0.0 %", "0.0 to 52.2 %", "–", "")
-    assert rows[2] == ("c", "0", "–", "", "–", "")
+    text = text_of(test_metrics=metrics([[5, 0, 0], [5, 0, 0], [0, 0, 0]]))
+    assert "| a | 5 | 100.0 % |" in text
+    assert "| b | 5 | 0.0 % | 0.0 to 52.2 % | – |  |" in text
+    assert "| c | 0 | – |  | – |  |" in text
 
 
 def test_many_classes_keep_their_table_without_a_matrix() -> None:
     of = metrics([[5, 1], [2, 8]])
     del of["confusion"]
-    rows = class_table(of).rows
-    assert rows[0] == ("a", "6", "83.3 %", "35.8 to 99.6 %", "71.4 %", "")
-    *_, table, _ = found_on_tests(of)
-    assert isinstance(table, Table)
-    assert table.rows[2][2] == ""  # no interval without the counts
+    text = text_of(test_metrics=of)
+    assert "| a | 6 | 83.3 % | 35.8 to 99.6 % | 71.4 % |  |" in text
+    assert "| balanced accuracy: mean recall of the classes | 81.7 % |  |" in text
 
 
 @pytest.mark.parametrize("report", [{}, {"test_accuracy": None}])
 def test_without_test_rows_nothing_is_known(report: dict) -> None:
-    (block,) = found_before(report)
-    assert "Nothing is known" in str(block)
+    assert "Nothing is known" in text_of(**report)
 
 
 def test_an_older_report_has_shares_and_no_interval() -> None:
-    old = {"test_accuracy": 0.5, "test_accuracy_per_class": {"a": 0.25}}
-    section = quality_section(old, (), ())
-    assert "there is no interval" in str(section.blocks[0])
-    assert isinstance(table := section.blocks[1], Table)
-    assert table.rows == (("a", "25.0 %"),)
+    text = text_of(test_accuracy=0.5, test_accuracy_per_class={"a": 0.25})
+    assert "there is no interval" in text
+    assert "| a | 25.0 % |" in text

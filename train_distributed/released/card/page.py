@@ -1,0 +1,156 @@
+"""A released model on one page, as HTML or as Markdown.
+
+The words are in card.jinja; html.jinja and markdown.jinja say how they become a page. Names and
+values of a report are text on it, never markup.
+"""
+
+import math
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from embed.encoding import Encoding
+from pretrain.cli.provenance import public_argument
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.report_file import Report
+from train_distributed.released.card import numbers
+from train_distributed.released.card.evaluated import Evaluated
+from train_distributed.released.card.methods import METHODS
+from train_distributed.released.card.pictures import confusion_matrix, privacy_curve
+from train_distributed.released.card.quality import (
+    DRAWS,
+    best_guess,
+    class_rows,
+    shown_intervals,
+)
+
+if TYPE_CHECKING:
+    from train_distributed.ledger.state import State
+
+MARKUP = re.compile(r"([\\`*_\[\]|~$])")
+LEADING = re.compile(r"^(\d*)([#+.)-])(?=[\s#-]|$)")  # of headings, lists and rules
+NEEDED = ("private", "epsilon", "delta", "neighbouring", "users", "suitable_for_release")
+
+
+def card(
+    release: Release,
+    *,
+    markup: Literal["html", "markdown"],
+    name: str = "",
+    files: Mapping[str, str] | None = None,
+    command: str | None = None,
+    ledger: "State | None" = None,
+    evaluation: Mapping[str, Any] | None = None,
+) -> str:
+    """A model card.
+
+    Args:
+        release: with its report.
+        markup: HTML with pictures, in one file that loads nothing; or Markdown without pictures.
+        name: of its directory.
+        files: name -> SHA-256 of its files.
+        command: that made it.
+        ledger: of the records that it was learned from.
+        evaluation: report of a private evaluation of it.
+
+    Raises:
+        ValueError: a report or an evaluation that lacks a key, or has a value of another kind.
+    """
+    report = Report.of(release.report)
+    report.need(*NEEDED)
+    template = _environment(markup).get_template("card.jinja")
+    text = template.render(
+        markup=f"{markup}.jinja",
+        release=release,
+        report=report,
+        transform=release.transform,
+        encoding=None if report.encoding is None else Encoding.from_json(report.encoding),
+        methods=METHODS,
+        name=name,
+        files=files or {},
+        command=command,
+        settings=list(_settings(report.configuration or {})),
+        ledger=ledger,
+        totals=[] if ledger is None else list(_totals(ledger)),
+        evaluation=None if evaluation is None else Evaluated.of(evaluation),
+        infinity=math.inf,
+        **(_promised(report) if report.private else {}),
+        **_measured(report),
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def markdown_text(text: str) -> str:
+    """Text on one line that neither Markdown nor HTML within it takes for markup."""
+    escaped = MARKUP.sub(r"\\\1", " ".join(text.split()))
+    escaped = LEADING.sub(r"\1\\\2", escaped)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _environment(markup: str) -> Environment:
+    environment = Environment(
+        loader=PackageLoader(__package__ or "", "."),
+        autoescape=markup == "html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = (numbers.rounded_up, numbers.percent, numbers.chance, numbers.shortened)
+    for each in (*shown, numbers.thousands, numbers.counted, math.exp, repr):
+        environment.filters[each.__name__] = each
+    environment.filters["line"] = markdown_text
+    environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
+    environment.filters["indented"] = _indented
+    environment.filters["data_uri"] = _data_uri
+    return environment
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + b64encode(png).decode("ascii")
+
+
+def _promised(report: Report) -> dict[str, Any]:
+    return {"guess": best_guess(report), "curve": privacy_curve(report)}
+
+
+def _measured(report: Report) -> dict[str, Any]:
+    if (metrics := report.test_metrics) is None:
+        return {}
+    counts, drawn, diagonal = metrics.confusion, None, None
+    if counts is not None:
+        drawn = confusion_matrix(counts, list(metrics.per_class))
+        diagonal = sum(row[k] for k, row in enumerate(counts)) / max(1, sum(map(sum, counts)))
+    return {
+        "intervals": shown_intervals(metrics),
+        "classes": class_rows(metrics),
+        "confusion": drawn,
+        "diagonal": diagonal,
+        "draws": DRAWS,
+    }
+
+
+def _totals(ledger: "State") -> Iterator[tuple[str, float, float]]:
+    """Unit, ε and δ of all entries of a ledger together, for units that have a promise."""
+    for unit in ("record", "user"):
+        total = ledger.total(unit)
+        if math.isfinite(epsilon := total.epsilon()):
+            yield unit, epsilon, total.least_delta
+
+
+def _settings(configuration: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values that were given; of a path outside the working directory only its name."""
+    own = configuration.get("transform") is not None  # its file has its own options
+    for name, value in configuration.items():
+        if own and name == "transform_options":
+            continue
+        if isinstance(value, dict):
+            yield from _settings(value, f"{of}{name}.")
+        elif value is not None:
+            yield f"{of}{name}", public_argument(value) if isinstance(value, str) else str(value)

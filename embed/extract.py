@@ -1,4 +1,4 @@
-"""Images to embeddings on disk: streaming, sharded, resumable after a kill at any moment.
+"""Extraction of embeddings to disk: streaming, sharded, resumable after a kill at any moment.
 
 Rows are written in place into a preallocated file below `<out>.partial`; a file per finished shard
 records progress; the finished set is renamed to `<out>`. A skipped image leaves its place empty
@@ -124,7 +124,7 @@ def _fill(
     forward: Callable[[torch.Tensor], torch.Tensor],
     options: ExtractOptions,
 ) -> None:
-    """Embeds the shards of this process, each of which is written when it is whole."""
+    """Embeds the shards of this process; each is written when it is complete."""
     size = partial.meta["batch_size"]
     batches = [b for s in shards for b in spans(*partial.span(s), size)]
     with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
@@ -148,7 +148,7 @@ def _fill(
 
 
 def _finished(out: Path, meta: dict[str, Any], options: ExtractOptions) -> EmbeddingSet | None:
-    """The set that is there already, if it is of the same extraction."""
+    """The existing set, if it is of the same extraction."""
     if not (out / "meta.json").exists():
         return None
     held = EmbeddingSet.open(out)
@@ -157,7 +157,7 @@ def _finished(out: Path, meta: dict[str, Any], options: ExtractOptions) -> Embed
 
 
 def _described(images: ImageSet, ends: np.ndarray) -> dict[str, Any]:
-    """What meta.json says of the images."""
+    """Entries of meta.json about the images."""
     return {
         "data": images.name,
         "data_hash": _data_hash(images, ends),
@@ -170,7 +170,7 @@ def _described(images: ImageSet, ends: np.ndarray) -> dict[str, Any]:
 
 
 def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """What is still `auto` as it was settled before, and the versions that follow from it."""
+    """Replaces `auto` by earlier choices, and adds the versions that follow from them."""
     asked = {name: meta[name] for name in ("engine", "compute")}
     choices = {k: begun.get(k, v) if v == "auto" else v for k, v in asked.items()}
     packages = ("torch", "timm", "numpy", "pillow", choices["engine"])
@@ -178,7 +178,7 @@ def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:
-    """The first and the last image, (2, 3, h, w); with `skip` the outermost readable ones.
+    """First and last image, (2, 3, h, w); with `skip` the first and last readable one.
 
     Raises:
         ValueError: none is readable, or they differ in size.
@@ -190,7 +190,7 @@ def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:
 
 
 def _readable(images: ImageSet, rows: Iterable[int]) -> int:
-    """The first of the rows whose image can be decoded."""
+    """First of the rows whose image can be decoded."""
     first: UnreadableImage | None = None
     for row in rows:
         try:
@@ -202,7 +202,7 @@ def _readable(images: ImageSet, rows: Iterable[int]) -> int:
 
 
 def _data_hash(images: ImageSet, ends: np.ndarray) -> str:
-    """Of labels, splits, users, names and the first and last image."""
+    """Hash of labels, splits, users, names and the first and last image."""
     columns = [images.labels, images.split, *([] if images.users is None else [images.users])]
     if images.names is not None:
         columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
@@ -210,7 +210,7 @@ def _data_hash(images: ImageSet, ends: np.ndarray) -> str:
 
 
 def _known(images: ImageSet) -> dict[str, Any]:
-    """What else meta.json says of the images, where there is anything to say."""
+    """Optional entries of meta.json about the images."""
     return {
         "user_names": list(images.user_names),
         "users_in_both_splits": len(users_in_both(images)),
@@ -219,7 +219,7 @@ def _known(images: ImageSet) -> dict[str, Any]:
 
 
 def _classes(images: ImageSet) -> str:
-    """Whether somebody declared the classes, or nobody labelled the images."""
+    """Origin of the classes for meta.json: declared, inferred or none."""
     if not images.labelled:
         return "none"
     return INFERRED if images.inferred else "declared"

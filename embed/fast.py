@@ -1,4 +1,4 @@
-"""The fastest way to run an encoder on the device at hand."""
+"""Running an encoder in torch, as fast as the device allows."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,10 +49,10 @@ def fast_forward(
 
 
 def filled_up(forward: Callable[[Tensor], Tensor], batch: int) -> Callable[[Tensor], Tensor]:
-    """A function that takes any number of pictures up to `batch` and fills them up with black ones.
+    """Function of up to `batch` pictures, which are filled up to `batch` with black ones.
 
-    Kernels sum in another order for another number of pictures, and rows would then differ by how
-    many others are in their batch.
+    Kernels sum in another order for another number of pictures, so a row would depend on the number
+    of others in its batch.
     """
 
     def full(images: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def filled_up(forward: Callable[[Tensor], Tensor], batch: int) -> Callable[[Tens
 
 
 def _refusal(error: Exception, shape: tuple[int, ...]) -> str:
-    """Why a network refused a batch: too little memory, or a shape that it does not take."""
+    """Reason why a network refused a batch: too little memory, or a wrong shape."""
     words = " ".join(str(error).split())[:200]
     if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in words:
         return f"batch_size must be lower for inputs {shape[1:]}, got {shape[0]}: {words}"

@@ -1,6 +1,5 @@
 """Fits the public transform to one embedding set and applies it to another, with no row in both."""
 
-import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +11,7 @@ from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
 from embed.transform import PublicTransform
-from pretrain.cli.output import new_directory
+from pretrain.cli.output import new_directory, write_json
 
 
 def shared_rows(public: EmbeddingSet, private: EmbeddingSet) -> int:
@@ -126,7 +125,7 @@ def fit_and_apply(
         if private is not None:
             report["applied_to"] = private.meta.get("data")
             _write_transformed(private, transform, partial / "embeddings", compared=not leak)
-        (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        write_json(partial / "report.json", report)
     return report
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from embed.draws import greatest, random_keys
 from embed.store import EVALUATION, TRAIN, EmbeddingSet
 from pretrain import check
-from pretrain.cli.output import default_directory, refuse_existing, refuse_inputs
+from pretrain.cli.output import output_directory
 
 By = Literal["record", "user"]
 
@@ -41,9 +41,7 @@ class HoldOut:
 
     def run(self) -> None:
         """Writes the set with its new split; prints the number of rows of each kind."""
-        out = self.out or default_directory("hold-out")
-        refuse_inputs(out, (self.embeddings,))
-        refuse_existing(out, overwrite=self.overwrite)
+        out = output_directory(self.out, "hold-out", self.embeddings, overwrite=self.overwrite)
         source = EmbeddingSet.open(self.embeddings)
         held = hold_out(source, self.share, by=self.by, seed=self.seed)
         held.save(out, overwrite=self.overwrite)

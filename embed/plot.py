@@ -1,6 +1,5 @@
 """Plot of embeddings in two dimensions, coloured by class."""
 
-import json
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from sklearn.manifold import TSNE
 
 from embed.store import EmbeddingSet
 from pretrain import check
-from pretrain.cli.output import new_directory
+from pretrain.cli.output import new_directory, write_json
 
 TSNE_INPUT = 50  # principal directions that t-SNE starts from, as its authors advise
 COLOURS = 20
@@ -53,7 +52,7 @@ def plot_embeddings(
     with new_directory(out, overwrite=overwrite) as partial:
         _draw(points, shown.labels, names, method).savefig(partial / "projection.png", dpi=150)
         np.save(partial / "projection.npy", points)
-        (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        write_json(partial / "report.json", report)
 
 
 def _draw(points: np.ndarray, labels: np.ndarray, names: list[str], method: str) -> Figure:

@@ -10,7 +10,7 @@ from embed.options import ExtractOptions, ImageOptions
 from embed.transform_options import TransformOptions
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
-from pretrain.cli.output import default_directory, refuse_existing, refuse_inputs
+from pretrain.cli.output import default_directory, output_directory, refuse_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +103,7 @@ class ImportReference:
         """Writes one embedding set of all of them."""
         from embed.reference import import_reference
 
-        out = self.out or default_directory("import-reference")
-        refuse_inputs(out, (self.source,))
-        refuse_existing(out, overwrite=self.overwrite)
+        out = output_directory(self.out, "import-reference", self.source, overwrite=self.overwrite)
         done = import_reference(
             self.source, out, num_classes=self.num_classes, overwrite=self.overwrite
         )
@@ -146,9 +144,8 @@ class FitTransform(TransformOptions):
         """Fits, checks that public and private differ, writes."""
         from embed.fit import fit_and_apply
 
-        out = self.out or default_directory("fit-transform")
-        refuse_inputs(out, (self.public, self.apply_to))
-        refuse_existing(out, overwrite=self.overwrite)
+        inputs = (self.public, self.apply_to)
+        out = output_directory(self.out, "fit-transform", *inputs, overwrite=self.overwrite)
         report = fit_and_apply(
             self.public,
             self.apply_to,
@@ -191,9 +188,8 @@ class Exclude:
                 "embeddings must be the private set, of which exclude writes the rows that are not "
                 f"public (private rows may not shape the public set), got {given}"
             )
-        out = self.out or default_directory("exclude")
-        refuse_inputs(out, (self.embeddings, *self.public))
-        refuse_existing(out, overwrite=self.overwrite)
+        inputs = (self.embeddings, *self.public)
+        out = output_directory(self.out, "exclude", *inputs, overwrite=self.overwrite)
         kept, dropped = exclude(self.embeddings, self.public, out, overwrite=self.overwrite)
         print(f"{len(kept)} rows in {out}, {dropped} left out")
 
@@ -219,9 +215,7 @@ class Plot:
         """Writes projection.png, its points and report.json."""
         from embed.plot import plot_embeddings
 
-        out = self.out or default_directory("plot")
-        refuse_inputs(out, (self.embeddings,))
-        refuse_existing(out, overwrite=self.overwrite)
+        out = output_directory(self.out, "plot", self.embeddings, overwrite=self.overwrite)
         plot_embeddings(
             self.embeddings,
             out,

@@ -1,4 +1,4 @@
-"""Images to embeddings in bounded memory: decoded ahead by threads, batch by batch, in order."""
+"""Embedding of images in bounded memory: threads decode batches ahead, in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from pretrain.intake.decode import UnreadableImage
 
 AHEAD = 3  # batches decoded while one is computed
 Span = tuple[int, int]  # rows [start, stop) of one batch
-Decoded = tuple[np.ndarray, dict[int, str]]  # (b, 3, h, w) uint8, and the rows that are none
+Decoded = tuple[np.ndarray, dict[int, str]]  # (b, 3, h, w) uint8; row -> reason if unreadable
 
 
 def spans(start: int, stop: int, size: int) -> list[Span]:
@@ -33,13 +33,13 @@ def embedded(
     """Every batch with the (b, p) embeddings of its images, in order.
 
     Args:
-        images: where pictures come from.
-        batches: which rows go through the network together.
+        images: the images.
+        batches: rows of each batch.
         forward: (b, 3, h, w) uint8 to (b, p) float32.
-        shape: (3, h, w) that all images must have; None: that of the first batch.
-        dtype: of the embeddings; None: float32.
-        skipped: is told the rows of unreadable images and why, and those rows are zeros; None: one
-            unreadable image ends it all. Needs a shape.
+        shape: (3, h, w) that all images must have; None: the shape of the first batch.
+        dtype: precision of the embeddings; None: float32.
+        skipped: receives row -> reason of unreadable images, whose embeddings are zeros; needs
+            `shape`. None: an unreadable image is an error.
 
     Raises:
         ValueError: an image that cannot be read or is of another shape, or an embedding that is
@@ -71,10 +71,10 @@ def decoded_ahead(
     """Each batch with its pixels, in order, decoded by threads while earlier ones are used.
 
     Args:
-        images: where pictures come from.
-        batches: which rows.
-        skipping: (3, h, w) of the black that is in the place of an unreadable image; None: it is an
-            error.
+        images: the images.
+        batches: rows of each batch.
+        skipping: (3, h, w) of the black image that replaces an unreadable one; None: an unreadable
+            image is an error.
     """
     waiting: deque[tuple[Span, Future[Decoded]]] = deque()
     with ThreadPoolExecutor(AHEAD, "decode") as pool:
@@ -92,7 +92,7 @@ def decoded_ahead(
 
 
 def decoded(images: ImageSet, span: Span, skipping: tuple[int, ...] | None = None) -> Decoded:
-    """One batch; `skipping` as of `decoded_ahead`."""
+    """Decodes one batch; for `skipping` see `decoded_ahead`."""
     try:
         return images.images(slice(*span)), {}
     except UnreadableImage:

@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pretrain import check
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
-from pretrain.cli.output import default_directory, new_directory, refuse_existing, refuse_inputs
+from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.recipes import SMALL, SimCLRConfig
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -44,20 +45,21 @@ class Simclr:
     """
 
     data: tuple[str, ...]
-    """Image sets (all must be public); their training splits are used, their labels are not."""
+    """Public image sets. Their training splits are used, their labels are not."""
     out: Path | None = None
-    """Directory to write: encoder.safetensors, report.json, history.png."""
+    """Directory to write: encoder.safetensors, report.json, history.png (default: a new one under
+    runs/)."""
     config: SimCLRConfig = field(default_factory=lambda: SMALL)
     monitor: str | None = None
-    """Labelled image set for kNN accuracy after every epoch."""
+    """Labelled image set whose kNN accuracy is measured after every epoch."""
     seed: int = 0
-    """Determines weights, order and views."""
+    """Seed of the weights, the order and the views."""
     checkpoint_steps: int = 200
-    """Steps between two checkpoints."""
+    """Number of steps between two checkpoints."""
     new_horizon: bool = False
-    """Let the number of epochs differ from that of the continued run."""
+    """Accept another number of epochs than that of the continued run."""
     device: str | None = None
-    """Where to train; cuda where there is one, or cpu, if left out."""
+    """Device to train on (default: cuda if there is one, else cpu)."""
     overwrite: bool = False
     """Replace a finished directory."""
 
@@ -65,13 +67,10 @@ class Simclr:
         """Trains or continues; prints the last epoch."""
         from torch import distributed
 
-        out = self.out or default_directory("simclr")
-        refuse_existing(out, overwrite=self.overwrite)
-        refuse_inputs(out, (*self.data, self.monitor))
-        if self.checkpoint_steps < 1:
-            raise ValueError(f"checkpoint_steps must be >= 1, got {self.checkpoint_steps}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
+        inputs = (*self.data, self.monitor)
+        out = output_directory(self.out, "simclr", *inputs, overwrite=self.overwrite)
+        check.at_least(1, checkpoint_steps=self.checkpoint_steps)
+        check.within("[0, 2^63)", seed=self.seed)
         parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if parallel:
             distributed.init_process_group(
@@ -123,7 +122,7 @@ class Simclr:
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
             save_encoder(encoder.cpu(), directory / "encoder.safetensors")
-            (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+            write_json(directory / "report.json", report)
             _draw_history(history).savefig(directory / "history.png", dpi=150)
         shutil.rmtree(partial)
         print(f"{json.dumps(history[-1])}\nencoder in {out}")
@@ -131,7 +130,7 @@ class Simclr:
 
 
 def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]":
-    """kNN accuracy of up to 2,000 rows by up to 10,000 others; test rows where there are any."""
+    """Monitor of the kNN accuracy: up to 2,000 rows, test rows if any, against 10,000 others."""
     import numpy as np
     import torch
 
@@ -171,11 +170,11 @@ class Convert:
     """Turn a SimCLRv2 checkpoint of TensorFlow into safetensors."""
 
     checkpoint: Path
-    """Checkpoint path, without `.index`."""
+    """Path of the checkpoint, without `.index`."""
     arch: str
-    """Such as r50_1x_sk1."""
+    """Architecture, such as r50_1x_sk1."""
     out: Path | None = None
-    """Directory to write: weights.safetensors, report.json."""
+    """Directory to write: weights.safetensors, report.json (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace an existing directory."""
 
@@ -184,9 +183,7 @@ class Convert:
         from pretrain import convert
         from pretrain.encoder import encoder_hash
 
-        out = self.out or default_directory("convert")
-        refuse_existing(out, overwrite=self.overwrite)
-        refuse_inputs(out, (self.checkpoint,))
+        out = output_directory(self.out, "convert", self.checkpoint, overwrite=self.overwrite)
         network = convert.from_variables(self.arch, convert.read_tensorflow(self.checkpoint))
         report = {
             "command": "convert",
@@ -198,30 +195,30 @@ class Convert:
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
             convert.save_network(network, directory / "weights.safetensors", self.arch)
-            (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+            write_json(directory / "report.json", report)
         print(f"{self.arch}: {network.embedding_dim} dimensions in {out}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Measure an encoder on labelled images: kNN and linear probe, beside untrained and pixels."""
+    """Measure an encoder on labelled images by kNN and a linear probe, with two baselines."""
 
     data: str
     """Labelled image set with a training and a test split."""
     encoder: str = "simclr-small"
-    """As in `python -m embed run`."""
+    """Encoder, named as for `python -m embed run`."""
     weights: str | None = None
-    """As in `python -m embed run`."""
+    """Weights for an --encoder that is named by its architecture, as for `python -m embed run`."""
     image_size: int | None = None
-    """Pixels of the encoder's square input; as in `python -m embed run` by default."""
+    """Pixels of the encoder's square input (default: as in `python -m embed run`)."""
     baselines: bool = True
-    """Also measure the same network untrained, and PCA of pixels with as many dimensions."""
+    """Also measure the untrained network, and PCA of pixels with as many dimensions."""
     l2_reg: float | None = None
-    """Weight penalty of the linear probe; the best on a tenth of the training rows if left out."""
+    """Weight penalty of the linear probe (default: the best on a tenth of the training rows)."""
     out: Path | None = None
-    """Directory to write: report.json."""
+    """Directory to write: report.json (default: a new one under runs/)."""
     device: str | None = None
-    """Where to compute embeddings; cuda where there is one, or cpu, if left out."""
+    """Device to compute embeddings on (default: cuda if there is one, else cpu)."""
     overwrite: bool = False
     """Replace an existing directory."""
 
@@ -233,12 +230,9 @@ class Probe:
         from pretrain.resnet import SmallResNet
         from pretrain.sources import open_images
 
-        out = self.out or default_directory("probe")
-        refuse_inputs(out, (self.data,))
-        refuse_existing(out, overwrite=self.overwrite)
-        refuse_inputs(out, (self.data, self.encoder, self.weights))
-        if self.l2_reg is not None and not 0 <= self.l2_reg < float("inf"):
-            raise ValueError(f"l2_reg must be >= 0 and finite, got {self.l2_reg}")
+        inputs = (self.data, self.encoder, self.weights)
+        out = output_directory(self.out, "probe", *inputs, overwrite=self.overwrite)
+        check.within("[0, inf)", l2_reg=self.l2_reg)
         images = open_images(self.data)
         images.need_labels()
         train, test = (images.take(images.split == split) for split in (0, 1))
@@ -264,7 +258,7 @@ class Probe:
             "versions": _versions(),
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
-            (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+            write_json(directory / "report.json", report)
         print(json.dumps(scores, indent=2))
 
     def _score(self, encoder: "Encoder", train: "ImageSet", test: "ImageSet") -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""What runs an encoder: torch, or a program compiled from it for one shape of input."""
+"""Engines that run an encoder: torch, or a program compiled for one shape of input."""

@@ -1,4 +1,4 @@
-"""Converted networks on the disk: made once, found by what they were made of.
+"""Cache of converted networks on the disk, keyed by everything they depend on.
 
 Each is a directory in `networks/` of the user's cache, which may be removed at any time.
 """
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pretrain.cli.durable import sync_tree
 
 T = TypeVar("T")
-LIMIT = 4 << 30  # bytes of all together, beyond which the oldest are removed
+LIMIT = 4 << 30  # bytes of all networks; beyond it the oldest are removed
 DIGESTS = "digests.json"
 
 
@@ -31,13 +31,13 @@ def from_cache(
 ) -> T:
     """Loads the network that `write` puts into a directory, in this call or in an earlier one.
 
-    One that is damaged, or that `load` refuses, is made again. Where the cache cannot be written
-    a temporary directory takes its place.
+    A network that is damaged, or that `load` refuses, is made again. If the cache cannot be
+    written, a temporary directory takes its place.
 
     Args:
-        made_of: all that it depends on, for JSON.
-        write: is called with an empty directory.
-        load: reads such a directory; it may have been removed once this returns.
+        made_of: everything that the network depends on, for JSON.
+        write: fills an empty directory.
+        load: reads such a directory, which may be removed afterwards.
     """
     key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
     entry = networks() / key
@@ -62,7 +62,7 @@ def from_cache(
 
 
 def _keep(partial: Path, entry: Path) -> None:
-    """Moves a directory to its place, and removes what was not used for longest."""
+    """Moves a directory to its place, and removes the least recently used ones."""
     (partial / DIGESTS).write_text(json.dumps(_digests(partial)))
     sync_tree(partial)
     shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which engine runs an encoder: the fastest one here whose embeddings agree with torch's."""
+"""Choice of the fastest installed engine whose embeddings agree with torch's."""
 
 import itertools
 import sys
@@ -13,14 +13,14 @@ from embed.engines.compiled import COMPILERS, Check, Forward, compiled_forward, 
 from embed.fast import DTYPES, choose_dtype, fast_forward, filled_up
 
 ENGINES = (*COMPILERS, "torch")  # fastest first
-FEW = 1_000  # images below which torch is done before a network is converted
-COSINE, NORM = 0.9999, 0.01  # of every row with torch's in float32; of their lengths' ratio with 1
-ROUGHLY = 100  # times as far off may be a precision that was asked for
+FEW = 1_000  # for fewer images torch finishes before a network is converted
+COSINE, NORM = 0.9999, 0.01  # least cosine with torch's row; largest difference of lengths
+ROUGHLY = 100  # factor of these tolerances for a precision that the user names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What runs an encoder, and in which precision."""
+    """Engine of an encoder, and its precision."""
 
     name: str
     compute: str
@@ -39,27 +39,26 @@ def choose(
     compiled: bool = False,
     digest: str | None = None,
 ) -> Engine:
-    """Builds the engine that was asked for, or the fastest one that is installed.
+    """Builds the named engine, or the fastest one that is installed.
 
-    torch runs on a GPU, and for few images, then in float32. Else what torch makes of generated
-    pictures in float32 is the measure: an engine or a precision that does not agree is not taken,
-    and stderr says why. Nor is one taken that makes other bits of a picture at another place of
-    its batch or beside other pictures. Where torch does, it takes them one by one.
+    A GPU and few images are left to torch, few images in float32. Elsewhere engines and precisions
+    are compared with torch in float32 on generated pictures; those that do not agree are refused,
+    and stderr says why. Also refused are those whose embedding of a picture depends, in any bit, on
+    its place in the batch or on the other pictures; torch then embeds the pictures one by one.
 
     Args:
         encoder: in evaluation mode.
         device: where to compute.
-        trial: gives (b, 3, h, w) pixels on that device that are nobody's secret, b the batch size.
-        rows: images to embed in all.
-        batch_size: how many go through the network together; fewer are filled up with black.
+        trial: gives (b, 3, h, w) public pixels on that device, b the batch size.
+        rows: number of all images to embed.
+        batch_size: images per forward pass; fewer are filled up with black ones.
         engine: "auto", or one of `ENGINES`.
         compute: "auto", "float32", "bfloat16" or "float16".
-        compiled: by torch.compile.
-        digest: `encoder_hash(encoder)`, by whoever has computed it already.
+        compiled: use torch.compile.
+        digest: `encoder_hash(encoder)`, if the caller knows it.
 
     Raises:
-        ValueError: an engine that was asked for is not installed, cannot run this encoder, or does
-            not agree.
+        ValueError: the named engine is not installed, cannot run this encoder, or does not agree.
     """
     engines, precisions = _candidates(device, rows, engine, compute, compiled=compiled)
 
@@ -101,18 +100,18 @@ def choose(
 
 
 def one_by_one(forward: Forward) -> Forward:
-    """A function that embeds one picture at a time, so that no other one changes its embedding."""
+    """Function that embeds one picture at a time, so that no other picture affects it."""
     return lambda images: torch.cat([forward(image[None]) for image in images])
 
 
 class Disagreement(ValueError):
-    """Other embeddings than torch's."""
+    """Embeddings that differ from torch's."""
 
 
 def _candidates(
     device: torch.device, rows: int, engine: str, compute: str, *, compiled: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The engines and the precisions to try, fastest first; refuses what cannot be asked for."""
+    """Engines and precisions to try, fastest first; refuses impossible combinations."""
     if engine in COMPILERS:
         if device.type != "cpu" or compiled:
             where = "with torch.compile" if compiled else f"on {device}"
@@ -133,7 +132,7 @@ def _candidates(
 
 
 def _checks(pixels: Tensor, agrees: Check | None) -> Check:
-    """A function that raises where embeddings are wrong, or not those of each picture alone."""
+    """Function that raises if embeddings disagree, or depend on the other pictures."""
 
     def check(forward: Forward) -> None:
         if agrees is not None:
@@ -150,7 +149,7 @@ def _checks(pixels: Tensor, agrees: Check | None) -> Check:
 
 
 def _agreement(pixels: Tensor, expected: Tensor, scale: int) -> Check:
-    """A function that raises where embeddings of the pixels are not those (b, p) expected."""
+    """Function that raises if the embeddings of the pixels differ from the expected (b, p)."""
 
     def check(forward: Forward) -> None:
         found, wanted = forward(pixels).double(), expected.double()

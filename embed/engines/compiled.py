@@ -34,7 +34,7 @@ class Compiler:
 
 
 def refusal(engine: str, compute: str) -> str | None:
-    """Why an engine cannot be used here in a precision or "auto"; None if it can."""
+    """Reason why an engine cannot compute here in a precision or "auto"; None if it can."""
     compiler = COMPILERS[engine]
     if compute not in ("auto", *compiler.computes):
         return f"engine {engine} must compute in {' or '.join(compiler.computes)}, got {compute}"
@@ -60,12 +60,12 @@ def compiled_forward(
         encoder: in evaluation mode.
         compute: one of its precisions.
         shape: (b, 3, h, w) of a whole batch.
-        check: raises where the function does not give the encoder's embeddings; in float32 a
-            network of the cache that fails is converted anew.
-        digest: `encoder_hash(encoder)`, by whoever has computed it already.
+        check: raises if the function does not give the encoder's embeddings; in float32 a cached
+            network that fails is converted again.
+        digest: `encoder_hash(encoder)`, if the caller knows it.
 
     Raises:
-        Exception: of `check`, or whatever the engine raises where it cannot convert the encoder.
+        Exception: from `check`, or from the engine if it cannot convert the encoder.
     """
     compiler = COMPILERS[engine]
     encoder = encoder.to("cpu").to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
@@ -103,7 +103,7 @@ def _version(package: str) -> str | None:
 
 
 def _openvino() -> Any:
-    """The package, without the one that would tell its makers of every import over the network."""
+    """The package, without the telemetry that would report every import over the network."""
     sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
     import openvino
 

@@ -1,4 +1,4 @@
-"""A network as a program, which other libraries can read."""
+"""Export of a network as a program that other libraries can read."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 def traced(
     network: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: dict[str, Any] | None = None
 ) -> ExportedProgram:
-    """What the network computes, for inputs of these shapes but for those that are dynamic.
+    """Traces the network for inputs of these shapes, up to the dynamic ones.
 
     Raises:
         ValueError: torch cannot trace it.
@@ -52,7 +52,7 @@ def in_onnx(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Torch warns of its own insides while it exports and loads, and prints what it cannot do."""
+    """Silences torch's warnings and output while it exports and loads."""
     disabled = logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         for kind in (UserWarning, FutureWarning, DeprecationWarning):

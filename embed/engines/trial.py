@@ -1,6 +1,6 @@
-"""Generated pictures, on which engines and precisions are compared: private ones decide nothing.
+"""Generated pictures on which engines and precisions are compared.
 
-What is chosen by looking at a private picture changes the rows of all others with it.
+A choice made by looking at a private picture would change the rows of all others with it.
 """
 
 import torch
@@ -10,10 +10,10 @@ SEED = 7
 
 
 def trial_pictures(count: int, height: int, width: int) -> Tensor:
-    """(count, 3, height, width) uint8 pictures, the same for everybody.
+    """(count, 3, height, width) uint8 pictures, always the same.
 
-    Clouds: the spectrum falls as 1/frequency, as that of natural images does, and channels are
-    correlated.
+    They are clouds: the spectrum falls as 1/frequency, like that of natural images, and channels
+    are correlated.
     """
     draw = torch.Generator().manual_seed(SEED)
     rows = torch.fft.fftfreq(height)[:, None] * height

@@ -3,11 +3,13 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pretrain.cli.durable import sync_directory, sync_tree
 
@@ -20,6 +22,32 @@ def default_directory(command: str) -> Path:
         attempt += 1
         path = Path("runs") / f"{stem}-{attempt}"
     return path
+
+
+def output_directory(
+    out: Path | None, command: str, *inputs: Path | str | None, overwrite: bool
+) -> Path:
+    """Directory that a command writes, checked before any work is done.
+
+    Args:
+        out: the directory; None: `default_directory(command)`.
+        command: name of the command.
+        *inputs: as for `refuse_inputs`.
+        overwrite: whether it may exist.
+
+    Raises:
+        ValueError: an input lies in it.
+        FileExistsError: as of `refuse_existing`.
+    """
+    out = out or default_directory(command)
+    refuse_inputs(out, inputs)
+    refuse_existing(out, overwrite=overwrite)
+    return out
+
+
+def write_json(path: Path, report: Any) -> None:
+    """Writes indented JSON that ends with a new line."""
+    path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:

@@ -66,7 +66,7 @@ def test_probe_reports_encoder_untrained_and_pixels(tmp_path: Path, archive: Pat
     Simclr(data=(str(archive),), out=tmp_path / "run", config=RECIPE).run()
     encoder = str(tmp_path / "run" / "encoder.safetensors")
     Probe(data=str(archive), encoder=encoder, out=tmp_path / "probe").run()
-    with pytest.raises(ValueError, match="l2_reg must be >= 0 and finite, got -1"):
+    with pytest.raises(ValueError, match="l2_reg must be in"):
         Probe(data=str(archive), l2_reg=-1.0, out=tmp_path / "none").run()
     accuracy = json.loads((tmp_path / "probe" / "report.json").read_text())["accuracy"]
     assert set(accuracy) == {"encoder", "untrained", "pixels"}

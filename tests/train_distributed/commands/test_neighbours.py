@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from embed.draws import random_keys
 from embed.hold_out import hold_out
+from train_distributed.one_shot import Release
 
 METHODS = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
 SALTED = "a hash over a secret salt of the ledger"
@@ -107,3 +109,16 @@ def test_nothing_but_the_sum_and_what_is_listed_differs(
             assert code == 0, error
     for name in ("model", "evaluated refuse", "evaluated add"):
         assert unlisted(*(folder / name for folder in pair)) == []
+
+
+@pytest.mark.parametrize("rows", [1, 50, 1023, 1024, 1025])
+def test_scores_stay_the_same_bits_wherever_a_row_is(rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    transform = PublicTransform.fit(torch.randn(300, 96, generator=draw), components=33)
+    release = Release(torch.randn(34, 7, generator=draw).double(), transform, tuple("abcdefg"))
+    x = torch.randn(rows + 3, 96, generator=draw)
+    order = torch.randperm(len(x), generator=draw)
+    for function in (release.scores, release.predict_proba):
+        made = function(x)
+        assert torch.equal(function(x[order]), made[order])
+        assert torch.equal(function(x[3:]), made[3:])

@@ -118,7 +118,7 @@ CASES = table(
         r"num_classes must be in \[2, \d+\], got 10",
     ),
     ("negative limit", f"{RUN} pictures --limit -1", r"limit must be >= 1, got -1"),
-    ("share of two", f"{RUN} pictures --test-share 2", r"test_share must lie in \(0, 1\), got 2"),
+    ("share of two", f"{RUN} pictures --test-share 2", r"test_share must be in \(0, 1\), got 2"),
     (
         "splits that are none",
         f"{RUN} pictures --splits tset",

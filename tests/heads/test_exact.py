@@ -161,7 +161,7 @@ def test_the_tightest_tolerance_is_certified_in_float64(n: int, dim: int) -> Non
 def test_a_radius_is_refused() -> None:
     head = SoftmaxHead(num_classes=CLASSES, l2_reg=1.0, clip_norm=1.0, radius=2.0)
     x, y = rows(12, 20, 1.0)
-    with pytest.raises(ValueError, match=r"head must have radius None .* got 2\.0"):
+    with pytest.raises(ValueError, match=r"head must have radius None"):
         fit_exact(head, x, y)
 
 
@@ -169,7 +169,7 @@ def test_a_radius_is_refused() -> None:
 def test_a_tolerance_that_cannot_be_certified_is_refused(tolerance: float) -> None:
     head = SoftmaxHead(num_classes=CLASSES, l2_reg=1.0, clip_norm=1.0)
     x, y = rows(12, 20, 1.0)
-    with pytest.raises(ValueError, match=f"tolerance must be finite and >= .* got {tolerance}"):
+    with pytest.raises(ValueError, match="tolerance must be finite and >="):
         fit_exact(head, x, y, tolerance=tolerance)
 
 

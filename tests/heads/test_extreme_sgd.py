@@ -141,21 +141,30 @@ def test_weights_without_a_norm_are_refused(bad: float) -> None:
         project_ball(torch.tensor([[bad], [1.0]]), 1.0)
 
 
+F64, F32 = torch.float64, torch.float32
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("dtype", "change", "message"),
     [
-        ({"l2_reg": 1e-300}, r"l2_reg must lie in \[1e-60, 1e\+60\], got 1e-300"),
-        ({"clip_norm": 1e200}, r"clip_norm must lie in \[1e-60, 1e\+60\], got 1e\+200"),
-        ({"radius": 1e-61}, r"radius must lie in \[1e-60, 1e\+60\], got 1e-61"),
-        ({"radius": 1e-9}, "radius must be larger beside lipschitz / l2_reg = 1 for method 'gram'"),
+        (F64, {"l2_reg": 1e-300}, r"l2_reg must lie in \[1e-60, 1e\+60\]"),
+        (F64, {"clip_norm": 1e200}, r"clip_norm must lie in \[1e-60, 1e\+60\]"),
+        (F64, {"radius": 1e-61}, r"radius must lie in \[1e-60, 1e\+60\]"),
+        (F64, {"radius": 1e-9}, "radius must be larger beside lipschitz / l2_reg"),
+        (F32, {"l2_reg": 1e-20}, r"lipschitz / l2_reg must lie in \[1e-12, .* in torch.float32"),
+        (F32, {"clip_norm": 1e-13}, r"clip_norm must lie in \[1e-12, .* in torch.float32"),
+        (F32, {"radius": 1e-13}, r"radius must lie in \[1e-12, .* in torch.float32"),
+        (F32, {"l2_reg": 1e9, "clip_norm": 1e14}, r"l2_reg \+ curvature must be <= 1e\+24"),
     ],
 )
-def test_what_cannot_be_proven_is_refused(change: dict[str, float], message: str) -> None:
-    x, y = torch.ones(4, 9, dtype=torch.float64) / 3, torch.arange(4) % 2
+def test_what_cannot_be_proven_is_refused(
+    dtype: torch.dtype, change: dict[str, float], message: str
+) -> None:
+    x, y = torch.zeros(4, 9, dtype=dtype), torch.arange(4) % 2
 
     def fit() -> None:
         head = LogisticHead(num_classes=2, **{"l2_reg": 1.0, "clip_norm": 1.0, **change})
-        fit_sgd(head, x * (1 - 1e-9), y, epochs=1, batch_size=2, method="gram")
+        fit_sgd(head, x, y, epochs=1, batch_size=2, method="gram")
 
     with pytest.raises(ValueError, match=message):
         fit()
@@ -165,21 +174,3 @@ def test_too_many_steps_are_refused() -> None:
     head = SoftmaxHead(num_classes=2, l2_reg=1.0, clip_norm=1.0)
     with pytest.raises(ValueError, match=r"epochs must be so few that .* epochs 100"):
         sgd_sensitivity(head, 50, 10, epochs=10**14, batch_size=20)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"l2_reg": 1e-20},
-            r"lipschitz / l2_reg must lie in \[1e-12, .* for rows in torch.float32",
-        ),
-        ({"clip_norm": 1e-13}, r"clip_norm must lie in \[1e-12, .* for rows in torch.float32"),
-        ({"radius": 1e-13}, r"radius must lie in \[1e-12, .* for rows in torch.float32"),
-        ({"l2_reg": 1e9, "clip_norm": 1e14}, r"l2_reg \+ curvature must be <= 1e\+24 for rows in"),
-    ],
-)
-def test_what_float32_cannot_carry_is_refused(change: dict[str, float], message: str) -> None:
-    head = LogisticHead(num_classes=2, **{"l2_reg": 1.0, "clip_norm": 1.0, **change})
-    with pytest.raises(ValueError, match=message):
-        fit_sgd(head, torch.zeros(4, 3), torch.arange(4) % 2, epochs=1, batch_size=2)

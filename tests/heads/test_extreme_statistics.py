@@ -4,7 +4,6 @@ pytest -n 0 tests/heads/test_extreme_statistics.py -m slow
 """
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -86,16 +85,15 @@ def test_statistics_at_any_scale_at_length(dice: Callable[[int], Any]) -> None:
 
 @pytest.mark.parametrize("clip_norm", [1e-300, 1e-61, 1e61, 1e200, math.inf, math.nan])
 def test_clip_norms_out_of_scale_are_refused(clip_norm: float) -> None:
-    message = re.compile(rf"clip_norm must .*, got {re.escape(str(clip_norm))}")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="clip_norm must"):
         class_sums_sensitivity(clip_norm, clip_norm / 2)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="clip_norm must"):
         least_squares_sensitivity(clip_norm, 1.0)
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e61])
 def test_weights_of_moments_out_of_scale_are_refused(alpha: float) -> None:
-    with pytest.raises(ValueError, match=r"alpha must lie in \[1e-60, 1e\+60\], got"):
+    with pytest.raises(ValueError, match="alpha must"):
         least_squares_sensitivity(1.0, alpha)
-    with pytest.raises(ValueError, match=r"alpha must lie in \[1e-60, 1e\+60\], got"):
+    with pytest.raises(ValueError, match="alpha must"):
         least_squares_statistics(torch.ones(2, 2), torch.zeros(2, dtype=torch.int64), 2, alpha)

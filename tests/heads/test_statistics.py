@@ -92,7 +92,7 @@ def test_padding_does_not_matter(value: float) -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_alpha(alpha: float) -> None:
-    with pytest.raises(ValueError, match=f"alpha must be finite and > 0, got {alpha}"):
+    with pytest.raises(ValueError, match="alpha must be finite and > 0"):
         least_squares_statistics(*rows(4), CLASSES, alpha)
 
 

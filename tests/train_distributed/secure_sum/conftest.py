@@ -21,13 +21,21 @@ from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.session import Session
 from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
-from train_distributed.secure_sum.wire import Kind
+from train_distributed.secure_sum.wire import Kind, write
 
 
 @dataclass(frozen=True)
-class SharesParties:
+class Signing:
     session: Session
     keys: dict[int, PrivateKeys]  # of users and servers
+
+    def sign(self, kind: Kind, sender: int, receiver: int, payload: bytes) -> bytes:
+        """Any message that a party could send."""
+        return write(self.session, kind, sender, receiver, payload, self.keys[sender].signing)
+
+
+@dataclass(frozen=True)
+class SharesParties(Signing):
     users: list[SharesUser]
     seed_servers: dict[int, SeedServer]
     vector_server: VectorServer
@@ -38,9 +46,8 @@ class SharesParties:
 
 
 @dataclass(frozen=True)
-class SecAggParties:
+class SecAggParties(Signing):
     setup: SecAgg
-    keys: dict[int, PrivateKeys]
     users: list[SecAggUser]
     server: SecAggServer
 
@@ -108,7 +115,7 @@ def make_secagg() -> Callable[..., SecAggParties]:
         )
         users = [SecAggUser(setup, i, keys[i], vectors[i], VolatileJournal()) for i in range(w)]
         server = SecAggServer(setup, keys[FIRST_SERVER], VolatileJournal(), exclude)
-        return SecAggParties(setup, keys, users, server)
+        return SecAggParties(setup.session, keys, setup, users, server)
 
     return make
 

@@ -11,7 +11,7 @@ from train_distributed.secure_sum.conviction import MOST_CONVICTED, proof_bytes
 from train_distributed.secure_sum.packets import DEAL_BYTES, Link, write_deal
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES, SERVER, pack_entries
 from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
-from train_distributed.secure_sum.wire import Kind, payload_of, write
+from train_distributed.secure_sum.wire import Kind, payload_of
 
 W, D = 9, 5
 VECTORS = np.random.default_rng(3).integers(0, 2**64, (W, D), np.uint64)
@@ -28,8 +28,7 @@ def _false(parties: Any, user: int) -> bytes:
         deal = write_deal(link, (wild, wild), machine._once(peer), machine._signing)
         machine._sent[peer] = deal
     payload = b"".join(machine._sent[p] for p in sorted(machine._sent))
-    key = parties.keys[user].signing
-    return write(parties.setup.session, Kind.KEY_SHARES, user, SERVER, payload, key)
+    return parties.sign(Kind.KEY_SHARES, user, SERVER, payload)
 
 
 def _driven(parties: Any, drive: Any, liars: set[int], silent: dict[int, Kind] | None = None):
@@ -74,25 +73,22 @@ def test_without_a_partners_seed_nothing_is_released(make_secagg: Callable, driv
         parties.server.finish()
 
 
-def test_a_server_that_kept_no_messages_releases_nothing(make_secagg: Callable, drive: Any) -> None:
-    driven = _driven(make_secagg(VECTORS, **GRAPH), drive, {2})
-    driven.recalls = False
+@pytest.mark.parametrize(
+    ("users", "liars", "minimum", "recalls"),
+    [
+        (W, 1, 2, False),  # the server kept no messages
+        (40, MOST_CONVICTED + 1, 2, True),  # too many liars
+        (W, 1, W, True),  # fewer than the minimum would be left
+    ],
+)
+def test_nothing_is_released_where_the_others_cannot_be_summed(
+    users: int, liars: int, minimum: int, recalls: bool, make_secagg: Callable, drive: Any
+) -> None:
+    parties = make_secagg(np.zeros((users, 1), np.uint64), minimum=minimum, **GRAPH)
+    driven = _driven(parties, drive, set(range(2, 2 + liars)))
+    driven.recalls = recalls
     with pytest.raises(errors.Misbehaviour, match="2: "):
         driven.run()
-
-
-def test_too_many_liars_end_the_session(make_secagg: Callable, drive: Any) -> None:
-    users, liars = 40, set(range(MOST_CONVICTED + 1))
-    vectors = np.zeros((users, 1), np.uint64)
-    parties = make_secagg(vectors, corrupt_fraction=0.2, dropout_fraction=0.2)
-    with pytest.raises(errors.Misbehaviour):
-        _driven(parties, drive, liars).run()
-
-
-def test_fewer_than_the_minimum_are_never_summed(make_secagg: Callable, drive: Any) -> None:
-    parties = make_secagg(VECTORS, minimum=W, **GRAPH)
-    with pytest.raises(errors.Misbehaviour):
-        _driven(parties, drive, {2}).run()
 
 
 def test_only_the_vector_that_is_in_the_sum_is_taken_off(make_secagg: Callable, drive: Any) -> None:
@@ -103,9 +99,7 @@ def test_only_the_vector_that_is_in_the_sum_is_taken_off(make_secagg: Callable, 
         if kind is Kind.CONVICTED and user == 0:
             payload = payload_of(driven.sent[2, Kind.MASKED])
             other = payload[:32] + bytes([payload[32] ^ 1]) + payload[33:]
-            key = parties.keys[2].signing
-            session = parties.setup.session
-            driven.sent[2, Kind.MASKED] = write(session, Kind.MASKED, 2, SERVER, other, key)
+            driven.sent[2, Kind.MASKED] = parties.sign(Kind.MASKED, 2, SERVER, other)
         return message
 
     driven.ask = ask
@@ -136,9 +130,7 @@ class Framer:
     def ask(self, proof: dict[int, bytes] | bytes, dealer: int = 2) -> bytes:
         body = proof if isinstance(proof, bytes) else pack_entries(proof)
         payload = dealer.to_bytes(4, "big") + body
-        key = self.parties.keys[SERVER].signing
-        message = write(self.setup.session, Kind.CONVICTED, SERVER, 3, payload, key)
-        return self.victim.receive(message)
+        return self.victim.receive(self.parties.sign(Kind.CONVICTED, SERVER, 3, payload))
 
 
 @pytest.fixture
@@ -198,8 +190,7 @@ def test_nothing_is_exposed_before_shares_are_revealed(make_secagg: Callable, dr
 
     def ask(kind: Kind, user: int, message: bytes) -> bytes:
         if user == 3:
-            key = parties.keys[SERVER].signing
-            empty = write(parties.setup.session, Kind.CONVICTED, SERVER, 3, b"", key)
+            empty = parties.sign(Kind.CONVICTED, SERVER, 3, b"")
             with pytest.raises(errors.OutOfOrder) as caught:
                 parties.users[3].receive(empty)
             refused.append(caught.type)

@@ -121,11 +121,11 @@ def test_the_stated_dropouts_leave_enough_to_sign_and_the_noise_is_planned_for_t
 def test_fractions_that_no_graph_survives_are_refused() -> None:
     with pytest.raises(ValueError, match=r"leave 9 of 10 users to sign, got 0\.6 \+ 2 \* 0\.2"):
         choose_degree(10, 0.6, 0.2)
-    with pytest.raises(ValueError, match="users must be >= 2, got 1"):
+    with pytest.raises(ValueError, match="users must be >= 2"):
         choose_degree(1, 0.1, 0.1)
-    with pytest.raises(ValueError, match=r"corrupt_fraction must be in \[0, 1\), got 1\.0"):
+    with pytest.raises(ValueError, match=r"corrupt_fraction must be in \[0, 1\)"):
         choose_degree(5, 1.0, 0.1)
-    with pytest.raises(ValueError, match=r"minimum must be in \[1, 5 users\], got 6"):
+    with pytest.raises(ValueError, match=r"minimum must be in \[1, 5 users\]"):
         choose_degree(5, 0.1, 0.1, 6)
 
 

@@ -98,6 +98,6 @@ def test_every_inbox_holds_what_was_packed_for_it(roster: Roster, silent: tuple[
 def test_a_payload_of_another_length_changes_nothing(roster: Roster) -> None:
     mail, user = Mail(roster), roster.setup.session.order[0]
     for payload in (b"", _payload(roster, user)[:-1], _payload(roster, user) + b"\0"):
-        with pytest.raises(MalformedMessage, match=r"parts must be \d+ bytes, got"):
+        with pytest.raises(MalformedMessage, match=r"parts must be \d+ bytes"):
             mail.post(user, payload)
     assert not any(mail.hashes.tobytes())

@@ -109,15 +109,10 @@ def audit_openings(make_shares: Callable, folder: Path, journal: Callable) -> se
     original = make_shares(W, D, servers=2)
     openings = []
     for users in (range(W), range(W - 1)):
-        machine = Opening(
-            original.session,
-            FIRST_SERVER,
-            original.keys[FIRST_SERVER],
-            journal(folder),
-        )
+        keys_ = original.keys[FIRST_SERVER]
+        machine = Opening(original.session, FIRST_SERVER, keys_, journal(folder))
         bitmap = original.session.bitmap(users)
-        signing = original.keys[original.last].signing
-        signed = write(original.session, Kind.COMMIT, original.last, EVERYONE, bitmap, signing)
+        signed = original.sign(Kind.COMMIT, original.last, EVERYONE, bitmap)
         try:
             machine.commit(bitmap)
             machine.receive(
@@ -143,12 +138,10 @@ def audit_minimum(make_shares: Callable) -> set[str]:
 def test_the_protocols_pass_their_audits(
     make_shares: Callable, make_secagg: Callable, tmp_path: Path
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        assert audit_shares_seeds(make_shares, patch) == set()
-    with pytest.MonkeyPatch.context() as patch:
-        assert audit_secagg_masks(make_secagg, patch) == set()
-    with pytest.MonkeyPatch.context() as patch:
-        assert audit_relay(make_shares, patch) == set()
+    audits = (audit_shares_seeds, make_shares), (audit_secagg_masks, make_secagg)
+    for audit, make in (*audits, (audit_relay, make_shares)):
+        with pytest.MonkeyPatch.context() as patch:
+            assert audit(make, patch) == set()
     assert audit_openings(make_shares, tmp_path, DurableJournal) == set()
     assert audit_minimum(make_shares) == set()
 

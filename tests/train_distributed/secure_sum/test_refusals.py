@@ -12,7 +12,7 @@ from train_distributed.secure_sum.opening import combine
 from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.shares import SeedServer, share_context
-from train_distributed.secure_sum.wire import Kind, write
+from train_distributed.secure_sum.wire import Kind
 
 RECEIVER = 42  # offset of the receiver's identity
 SENDER = 38
@@ -95,18 +95,13 @@ def test_a_share_must_be_sealed_for_this_user_server_and_size(make_shares: Calla
         (_sealed(session, 1, b"k" * 33), errors.OversizedMessage),
     ]:
         with pytest.raises(error):
-            server.receive(_signed(parties, Kind.SHARE, 1, FIRST_SERVER, payload))
-    server.receive(_signed(parties, Kind.SHARE, 1, FIRST_SERVER, _sealed(session, 1, b"k" * 32)))
+            server.receive(parties.sign(Kind.SHARE, 1, FIRST_SERVER, payload))
+    server.receive(parties.sign(Kind.SHARE, 1, FIRST_SERVER, _sealed(session, 1, b"k" * 32)))
 
 
 def _sealed(session, user: int, plaintext: bytes) -> bytes:
     context = share_context(session, user, FIRST_SERVER)
     return seal(session.servers[FIRST_SERVER].sealing, plaintext, context)
-
-
-def _signed(parties, kind: Kind, sender: int, receiver: int, payload: bytes) -> bytes:
-    session = parties.session if hasattr(parties, "session") else parties.setup.session
-    return write(session, kind, sender, receiver, payload, parties.keys[sender].signing)
 
 
 def test_shares_in_the_wrong_order_are_refused(make_shares: Callable) -> None:
@@ -155,22 +150,19 @@ def test_a_server_signs_only_sets_it_holds_and_that_are_large_enough(make_shares
     for user in parties.users[:3]:
         server.receive(dict(user.submit(np.zeros(2, np.uint64)))[FIRST_SERVER])
     server.close()
+    same = {"keys": parties.keys, "nonce": parties.session.nonce}
     cases = [((0, 1, 3), errors.SetMismatch), ((0, 1), errors.TooFewUsers)]
     for users, error in cases:
-        other = make_shares(4, 2, servers=2, minimum=3, keys=parties.keys, nonce=_nonce(parties))
+        other = make_shares(4, 2, servers=2, minimum=3, **same)
         machine = other.seed_servers[FIRST_SERVER]
         machine._seeds, machine._closed = dict(server._seeds), True
         bitmap = parties.session.bitmap(users)
-        machine.receive(_signed(parties, Kind.COMMIT, parties.last, EVERYONE, bitmap))
+        machine.receive(parties.sign(Kind.COMMIT, parties.last, EVERYONE, bitmap))
         with pytest.raises(error):
             machine.commit()
     for bitmap in (b"", b"\1\0", b"\xf0"):
         with pytest.raises((errors.MalformedMessage, errors.OversizedMessage)):
-            server.receive(_signed(parties, Kind.COMMIT, parties.last, EVERYONE, bitmap))
-
-
-def _nonce(parties) -> bytes:
-    return (parties.session if hasattr(parties, "session") else parties.setup.session).nonce
+            server.receive(parties.sign(Kind.COMMIT, parties.last, EVERYONE, bitmap))
 
 
 def test_servers_that_commit_to_different_sets_open_nothing(make_shares: Callable) -> None:
@@ -185,7 +177,7 @@ def test_servers_that_commit_to_different_sets_open_nothing(make_shares: Callabl
     honest = parties.seed_servers[first]
     for sender, users in ((parties.last, (0, 1, 2)), (second, (0, 1))):
         bitmap = parties.session.bitmap(users)
-        honest.receive(_signed(parties, Kind.COMMIT, sender, EVERYONE, bitmap))
+        honest.receive(parties.sign(Kind.COMMIT, sender, EVERYONE, bitmap))
     honest.commit()
     with pytest.raises(errors.SetMismatch, match="same users"):
         honest.open()
@@ -196,13 +188,13 @@ def test_users_cannot_speak_for_servers_nor_servers_for_users(make_shares: Calla
     bitmap = parties.session.bitmap((0, 1))
     server = parties.seed_servers[FIRST_SERVER]
     with pytest.raises(errors.WrongSender, match="COMMIT must come from a server"):
-        server.receive(_signed(parties, Kind.COMMIT, 0, EVERYONE, bitmap))
+        server.receive(parties.sign(Kind.COMMIT, 0, EVERYONE, bitmap))
     with pytest.raises(errors.WrongSender, match="HOLDING must come from a server"):
-        parties.vector_server.receive(_signed(parties, Kind.HOLDING, 0, EVERYONE, bitmap))
+        parties.vector_server.receive(parties.sign(Kind.HOLDING, 0, EVERYONE, bitmap))
     with pytest.raises(errors.WrongSender, match="SHARE must come from a user"):
-        server.receive(_signed(parties, Kind.SHARE, parties.last, FIRST_SERVER, bytes(80)))
-    commit = _signed(parties, Kind.COMMIT, parties.last, EVERYONE, bitmap)
-    opening = _signed(parties, Kind.OPENING, 0, EVERYONE, bytes(32 + 16))
+        server.receive(parties.sign(Kind.SHARE, parties.last, FIRST_SERVER, bytes(80)))
+    commit = parties.sign(Kind.COMMIT, parties.last, EVERYONE, bitmap)
+    opening = parties.sign(Kind.OPENING, 0, EVERYONE, bytes(32 + 16))
     with pytest.raises(errors.WrongSender, match="OPENING must come from a server"):
         combine(parties.session, commit, [opening])
     with pytest.raises(errors.OutOfOrder, match="all servers must open, missing"):
@@ -212,8 +204,9 @@ def test_users_cannot_speak_for_servers_nor_servers_for_users(make_shares: Calla
 def test_a_party_takes_part_once_per_session(make_secagg: Callable, make_shares: Callable) -> None:
     vector, journal = np.zeros(3, np.uint64), VolatileJournal()
     parties = make_secagg(np.zeros((3, 3), np.uint64))
+    same = {"keys": parties.keys, "nonce": parties.session.nonce}
     for attempt in range(2):  # a restarted user, the same journal
-        again = make_secagg(np.zeros((3, 3), np.uint64), keys=parties.keys, nonce=_nonce(parties))
+        again = make_secagg(np.zeros((3, 3), np.uint64), **same)
         again.users[0] = SecAggUser(again.setup, 0, again.keys[0], vector, journal)
         answers = [user.start() for user in again.users]
         questions = {}

@@ -16,18 +16,14 @@ from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.packets import DEAL_BYTES
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import SERVER, Advert
-from train_distributed.secure_sum.wire import Kind, payload_of, write
+from train_distributed.secure_sum.wire import Kind, payload_of
 
 W, D, LIAR = 7, 3, 0
 VECTORS = np.arange(W * D, dtype=np.uint64).reshape(W, D)
 # Whatever has the right length is a statement that its sender may make.
 OPAQUE = (
     *(Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.SURVIVORS),
-    *(
-        Kind.COMPLAINT,
-        Kind.DEFENCE,
-        Kind.EXPOSED,
-    ),  # see the insiders' tests
+    *(Kind.COMPLAINT, Kind.DEFENCE, Kind.EXPOSED),  # see the insiders' tests
 )
 PUBLIC = (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT)
 QUESTIONS = (
@@ -76,14 +72,12 @@ class Fuzzer:
         invented = self.target in (Kind.COMPLAINT, Kind.ACCUSED, Kind.DEFENCE)
         if kind is Kind.MASKED and user == LIAR and invented:
             named = (2).to_bytes(4, "big") + hashlib.sha256(self.packet).digest()
-            kind, key = Kind.COMPLAINT, self.parties.keys[LIAR].signing
-            message = write(self.parties.setup.session, kind, LIAR, EVERYONE, named, key)
+            kind = Kind.COMPLAINT
+            message = self.parties.sign(kind, LIAR, EVERYONE, named)
         if kind is Kind.ADVERTISE and user == LIAR and self.target in FALSE:
-            machine, key = self.parties.users[LIAR], self.parties.keys[LIAR].signing
-            payload = payload_of(message)
+            machine, payload = self.parties.users[LIAR], payload_of(message)
             machine._advert = Advert(payload[:64] + bytes(32) + payload[96:])
-            session, false = self.parties.setup.session, machine._advert.payload
-            message = write(session, kind, LIAR, EVERYONE, false, key)
+            message = self.parties.sign(kind, LIAR, EVERYONE, machine._advert.payload)
         if (kind, user) == (self.target, self.victim):
             self._send(message, kind in QUESTIONS)
         return message
@@ -92,14 +86,13 @@ class Fuzzer:
         kind = Kind(message[5])
         sender = SERVER if question else self.victim
         to = self.victim if question else EVERYONE if kind in PUBLIC else SERVER
-        key, payload = self.parties.keys[sender].signing, payload_of(message)
-        session = self.parties.setup.session
+        payload = payload_of(message)
         machine = self.parties.users[self.victim] if question else self.parties.server
         before = 0
         tracemalloc.start()
         for turn in range(2 * self.count):
             if turn % 2:
-                copy = write(session, kind, sender, to, _mutated(self.generator, payload), key)
+                copy = self.parties.sign(kind, sender, to, _mutated(self.generator, payload))
             else:
                 copy = _mutated(self.generator, message)
             same = turn % 2 and kind in OPAQUE and len(copy) == len(message)

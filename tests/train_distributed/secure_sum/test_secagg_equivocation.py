@@ -11,7 +11,7 @@ from train_distributed.secure_sum.packets import KEY
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import SERVER, unpack_entries
 from train_distributed.secure_sum.shamir import SHARE_BYTES
-from train_distributed.secure_sum.wire import Kind, payload_of, signature_of, write
+from train_distributed.secure_sum.wire import Kind, payload_of, signature_of
 
 W, D, CORRUPT = 7, 5, 6
 EVERYBODY = frozenset(range(W))
@@ -28,10 +28,7 @@ class Liar:
         self.told: dict[int, bytes] = {}
 
     def tell(self, kind: Kind, user: int, payload: bytes) -> bytes:
-        question = write(
-            self.session, kind, SERVER, user, payload, self.parties.keys[SERVER].signing
-        )
-        return self.parties.users[user].receive(question)
+        return self.parties.users[user].receive(self.parties.sign(kind, SERVER, user, payload))
 
     def until_masked(self, sharing: Callable[[int], frozenset[int]] = lambda u: EVERYBODY) -> None:
         """All advertise and share keys; each is told that `sharing(user)` did."""
@@ -59,8 +56,7 @@ class Liar:
     def corrupt_signature(self, sharing: frozenset[int], survivors: frozenset[int]) -> bytes:
         bitmap = self.session.bitmap
         statement = self.setup.agreed(bitmap(sharing), bitmap(survivors))
-        key = self.parties.keys[CORRUPT].signing
-        return signature_of(write(self.session, Kind.AGREED, CORRUPT, EVERYONE, statement, key))
+        return signature_of(self.parties.sign(Kind.AGREED, CORRUPT, EVERYONE, statement))
 
     def unmask(
         self,

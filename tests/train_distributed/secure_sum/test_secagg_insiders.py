@@ -22,7 +22,7 @@ from train_distributed.secure_sum.packets import (
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
-from train_distributed.secure_sum.wire import Kind, payload_of, write
+from train_distributed.secure_sum.wire import Kind, payload_of
 
 W, D, INSIDER = 7, 5, 2
 VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
@@ -34,12 +34,12 @@ class Insider:
 
     def __init__(self, parties) -> None:
         self.inbox: dict[int, bytes] = {}
-        self.setup, self.key = parties.setup, parties.keys[INSIDER]
+        self.parties, self.setup = parties, parties.setup
         self.machine = parties.users[INSIDER]
 
     def sign(self, kind: Kind, payload: bytes) -> bytes:
         to = EVERYONE if kind in (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT) else SERVER
-        return write(self.setup.session, kind, INSIDER, to, payload, self.key.signing)
+        return self.parties.sign(kind, INSIDER, to, payload)
 
     def link(self, receiver: int) -> Link:
         adverts = self.machine._advert, self.machine._peers[receiver]
@@ -247,14 +247,13 @@ def test_a_dealer_that_does_not_answer_a_complaint_is_named(make_secagg: Callabl
 def test_a_defence_opens_what_this_user_sent_and_nothing_else(make_secagg: Callable, drive) -> None:
     """A server that garbles a packet gets an honest complaint, and no defence."""
     parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
-    session, signing = parties.setup.session, parties.keys[SERVER].signing
     complaints: list[bytes] = []
 
     def ask(kind: Kind, user: int, message: bytes) -> bytes | None:
         if (kind, user) == (Kind.INBOX, 0):
             body = payload_of(message)
             body = body[:40] + bytes([body[40] ^ 1]) + body[41:]
-            return write(session, Kind.INBOX, SERVER, 0, body, signing)
+            return parties.sign(Kind.INBOX, SERVER, 0, body)
         return None if kind is Kind.SURVIVORS else message
 
     def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
@@ -267,7 +266,7 @@ def test_a_defence_opens_what_this_user_sent_and_nothing_else(make_secagg: Calla
         drive(parties, answer, ask).run()
     (complaint,) = complaints
     assert struct.unpack(">I", payload_of(complaint)[:4]) == (1,)
-    accused = write(session, Kind.ACCUSED, SERVER, 1, complaint, signing)
+    accused = parties.sign(Kind.ACCUSED, SERVER, 1, complaint)
     with pytest.raises(errors.WrongReceiver, match="must complain about a deal of this user's"):
         parties.users[1].receive(accused)
 

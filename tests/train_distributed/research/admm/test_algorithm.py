@@ -223,21 +223,21 @@ def settings(**changes):
     [
         (
             lambda: admm.Nodes(torch.zeros(2, 1, 1), torch.ones(2, 1, 1), torch.tensor([1, 0])),
-            "node 1 must hold a row, got 0 rows",
+            "node 1 must hold a row",
         ),
         (
             lambda: admm.Nodes(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), torch.tensor([1])),
-            r"labels must be -1 or \+1, got 0.0",
+            r"labels must be -1 or \+1",
         ),
         (
             lambda: admm.Nodes(torch.full((1, 1, 1), 1.1), torch.ones(1, 1, 1), torch.tensor([1])),
-            "rows must be finite with norm <= 1, got norm 1.1",
+            "rows must be finite with norm <= 1",
         ),
         (
             lambda: admm.Nodes(
                 torch.full((1, 1, 1), torch.nan), torch.ones(1, 1, 1), torch.tensor([1])
             ),
-            "rows must be finite with norm <= 1, got norm nan",
+            "rows must be finite with norm <= 1",
         ),
         (
             lambda: admm.Nodes(torch.zeros(2, 1, 1), torch.ones(1, 1, 1), torch.tensor([1])),

@@ -38,13 +38,13 @@ def test_graph_shapes():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: admm.Graph(4, ((0, 1), (2, 3))), "graph must be connected, got 2 pieces"),
-        (lambda: admm.Graph(3, ((0, 1),)), "graph must be connected, got 2 pieces"),
-        (lambda: admm.Graph(1, ()), "nodes must be >= 2, got 1"),
-        (lambda: admm.Graph(2, ((1, 1),)), r"edges must join two of 2 nodes, got \(1, 1\)"),
-        (lambda: admm.Graph(2, ((0, 1), (1, 0))), r"edges must be distinct, got \(1, 0\) twice"),
-        (lambda: admm.Graph(2, ()), "graph must be connected, got 2 pieces"),
-        (lambda: admm.ring(2), "nodes must be >= 3, got 2"),
+        (lambda: admm.Graph(4, ((0, 1), (2, 3))), "graph must be connected"),
+        (lambda: admm.Graph(3, ((0, 1),)), "graph must be connected"),
+        (lambda: admm.Graph(1, ()), "nodes must be >= 2"),
+        (lambda: admm.Graph(2, ((1, 1),)), r"edges must join two of 2 nodes"),
+        (lambda: admm.Graph(2, ((0, 1), (1, 0))), r"edges must be distinct"),
+        (lambda: admm.Graph(2, ()), "graph must be connected"),
+        (lambda: admm.ring(2), "nodes must be >= 3"),
     ],
 )
 def test_bad_graphs_are_named(call, message):

@@ -231,35 +231,31 @@ def test_shares_are_the_noise_that_the_theorem_of_integer_sums_asks_for(std, cou
     [
         (
             lambda: charter.make_plan(task(dimension=330, rows=900), rounds=990),
-            r"rounds must be <= rows/3 = 300, got 990 for dimension 330: they would take 2970 rows "
-            r"and up to 20908800 bits a client",
+            "rounds must be <= rows/3 = 300, .* would take 2970 rows and up to 20908800 bits",
         ),
-        (lambda: charter.make_plan(task(), rounds=0), "rounds must be >= 1, got 0"),
+        (lambda: charter.make_plan(task(), rounds=0), "rounds must be >= 1"),
         (
             lambda: charter.make_plan(task(), rounds=9, constants="loose"),
-            "constants must be one of tight, paper, got 'loose'",
+            "constants must be one of tight, paper",
         ),
         (
             lambda: charter.make_plan(task(epsilon=0.6), rounds=9, constants="paper"),
-            r"epsilon must be < 1.5/sqrt\(rounds\) = 0.5 for the paper's constants, got 0.6",
+            r"epsilon must be < 1.5/sqrt\(rounds\) = 0.5 for the paper's constants",
         ),
         (
             lambda: charter.make_plan(task(), rounds=9, secure_sum=True, honest_fraction=0.0),
             "honest_fraction must be in",
         ),
         (lambda: task(epsilon=0.0), "epsilon must be in"),
-        (lambda: task(delta=1.0), r"delta must be in \(0, 1\), got 1.0"),
-        (lambda: task(clients=0), "clients must be >= 1, got 0"),
+        (lambda: task(delta=1.0), r"delta must be in \(0, 1\)"),
+        (lambda: task(clients=0), "clients must be >= 1"),
         (lambda: charter.Cutting(kappa=0.0), "kappa must be finite and > 0"),
         (lambda: charter.Cutting(gamma=0.5), r"gamma must be in \(0, 0.5\)"),
-        (lambda: Quantised(0.0, 3), "limit must be finite and > 0, got 0.0"),
-        (lambda: Quantised(1.0, 0), r"bits must be in \[1, 32\], got 0"),
+        (lambda: Quantised(0.0, 3), "limit must be finite and > 0"),
+        (lambda: Quantised(1.0, 0), r"bits must be in \[1, 32\]"),
         (lambda: Quantised(1.0, 3).decode(b"", 2), "message must be 1 bytes"),
-        (lambda: run_on([], 3), "clients must be 4, got 0"),
-        (
-            lambda: run_on([(torch.zeros(5, 3), torch.zeros(5))] * 4, 3),
-            "rows must be 600, got 5",
-        ),
+        (lambda: run_on([], 3), "clients must be 4"),
+        (lambda: run_on([(torch.zeros(5, 3), torch.zeros(5))] * 4, 3), "rows must be 600"),
         (
             lambda: run_on([(torch.zeros(600, 3).double(), torch.zeros(600))] * 4, 2),
             "dimension must be 3",

@@ -36,11 +36,11 @@ def test_adult_rows_are_scaled_one_hot_and_of_norm_one(tmp_path):
 
 def test_bad_adult_files_are_named(tmp_path):
     wrong = write(tmp_path / "label.gz", "50, State-gov, 750000, 16, 0, 0, 50, 60K")
-    with pytest.raises(ValueError, match="Salary must be one of <=50K, >50K, got"):
+    with pytest.raises(ValueError, match="Salary must be one of <=50K, >50K"):
         data.read_adult(wrong)
     with gzip.open(tmp_path / "columns.gz", "wt") as file:
         file.write("age, Salary\n50, <=50K\n")
-    with pytest.raises(ValueError, match="column must be one of age, Salary, got 'fnlwgt'"):
+    with pytest.raises(ValueError, match="column must be one of age, Salary"):
         data.read_adult(tmp_path / "columns.gz")
     with gzip.open(tmp_path / "empty.gz", "wt") as file:
         file.write("")
@@ -126,7 +126,7 @@ def test_the_command_writes_curves_report_and_figures(tmp_path, monkeypatch):
 
 def test_too_few_iterations_are_named(tmp_path):
     command = experiment.Figures(data=tmp_path, output=tmp_path / "out", iterations=5)
-    with pytest.raises(ValueError, match="iterations must be >= 100, got 5"):
+    with pytest.raises(ValueError, match="iterations must be >= 100"):
         command.run()
 
 

@@ -126,7 +126,7 @@ def test_compression_at_its_border_sends_nothing():
 def test_a_budget_below_the_reachable_minimum_is_refused():
     held = Constants(0.5, 0.75)
     held.require_reachable(0.25, EVERY)
-    with pytest.raises(ValueError, match=r"budget must be >= 0.25, .* got 0.24"):
+    with pytest.raises(ValueError, match=r"budget must be >= 0.25,"):
         held.require_reachable(0.24, EVERY)
 
 

@@ -134,7 +134,7 @@ def test_the_networks_size():
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_a_threshold_outside_the_unit_interval_is_refused(threshold):
-    with pytest.raises(ValueError, match=r"threshold must be in \(0, 1\), got"):
+    with pytest.raises(ValueError, match=r"threshold must be in \(0, 1\)"):
         Similarity("ssim", threshold)
 
 
@@ -148,7 +148,7 @@ def test_similarities():
         3**-0.5
     )
     assert Similarity("cosine", 0.5).of(torch.full((3,), float("nan")), torch.ones(3)) == -1
-    with pytest.raises(ValueError, match="batch must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="batch must be >= 1"):
         invert(
             TargetHead(2, 2), seen(torch.zeros(6).double(), torch.zeros(6)), 0, torch.Generator()
         )

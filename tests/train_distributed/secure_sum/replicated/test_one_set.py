@@ -163,7 +163,7 @@ def test_a_set_below_the_minimum_is_neither_signed_nor_witnessed(
     parties, sent = make_replicated(W, D, minimum=3), vectors(W, D)
     shares = {i: dict(parties.users[i].submit(sent[i])) for i in range(2)}
     parties.round(shares)
-    with pytest.raises(errors.TooFewUsers, match="users must be >= 3 to be opened, got 2"):
+    with pytest.raises(errors.TooFewUsers, match="users must be >= 3 to be opened"):
         parties.servers[FIRST_SERVER].commit()
     payload = parties.setup.session.bitmap({0, 1}) + bytes(32)
     commits = [parties.sign(Kind.COMMIT, s, EVERYONE, payload) for s in (LIAR, FIRST_SERVER)]

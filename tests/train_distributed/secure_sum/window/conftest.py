@@ -19,10 +19,11 @@ from train_distributed.secure_sum.aggregator import (
 )
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window, WindowWithKeys
+from train_distributed.secure_sum.wire import Kind, write
 
 OPENS, CLOSES = 1000, 2000
 
@@ -86,6 +87,11 @@ class Service:
         operator = self.keys[FIRST_SERVER]
         order = write_order(self.window, what, list(commits), operator)
         return self.adders[adder].order(order)
+
+    def signed_set(self, users: bytes) -> bytes:
+        """COMMIT of the last adder to a bitmap of users."""
+        last = self.window.last
+        return write(self.window, Kind.COMMIT, last, EVERYONE, users, self.keys[last].signing)
 
     def commits(self) -> dict[int, bytes]:
         *first, last = sorted(self.adders)

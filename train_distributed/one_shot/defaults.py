@@ -8,8 +8,8 @@ the standard deviation of the noise in a class mean of rows of norm 1, were clas
 m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
 it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. A rule says
 q = b/tᵉ directions and Λ = a t, each within the range that was tried. They were fitted to classes
-of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`; results/methods.md has its command and what is
-lost). No number here comes from a private row.
+of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`; results/methods.md has its command and the
+loss). No number here comes from a private row.
 """
 
 import math

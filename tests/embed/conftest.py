@@ -1,13 +1,19 @@
 """Small image sets and encoders shared by the tests of this room."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from embed import EmbeddingSet
+from embed.extract import extract
+from embed.options import ExtractOptions
+from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
+from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 
 ROWS, MARK = 100, 137
@@ -39,6 +45,14 @@ def checkpoint(tmp_path: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     save_encoder(SmallResNet(ResNetConfig((4, 6), (1, 1)), generator), path)
     return path
+
+
+def embed(images: ImageSet, encoder: nn.Module, out: Path, **options: Any) -> EmbeddingSet | None:
+    """`extract`, with its own arguments and those of `ExtractOptions` by their names."""
+    names = ("encoder_name", "preprocess", "weights", "test_share")
+    own = {name: options.pop(name) for name in names if name in options}
+    own = {"encoder_name": "test", "preprocess": Preprocess()} | own
+    return extract(images, encoder, out, options=ExtractOptions(**options), **own)
 
 
 def rows_in(images: Tensor) -> list[int]:

@@ -1,6 +1,7 @@
 import errno
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +11,16 @@ import torch
 from torch import nn
 
 from embed import EmbeddingSet
-from embed.extract import extract
 from embed.options import ExtractOptions
 from embed.run import Run
 from pretrain import build_encoder
-from pretrain.datasets import ImageSet
 from pretrain.intake.archive import open_npz
-from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all
+from tests.embed import conftest
 from tests.embed.conftest import rows_in
 
 ROOT = Path(__file__).parents[2]
-
-
-def embed(
-    images: ImageSet,
-    encoder: nn.Module,
-    out: Path,
-    *,
-    test_share: float | None = None,
-    **options: Any,
-) -> EmbeddingSet | None:
-    defaults: dict[str, Any] = {"batch_size": 4, "shard_rows": 10, "device": "cpu"}
-    return extract(
-        images,
-        encoder,
-        out,
-        encoder_name="test",
-        preprocess=Preprocess(),
-        options=ExtractOptions(**defaults | options),
-        test_share=test_share,
-    )
+embed = partial(conftest.embed, batch_size=4, shard_rows=10)
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -76,12 +56,8 @@ def test_options_of_the_command(tmp_path: Path, archive: Path, checkpoint: Path)
         Run(**options).run()
     Run(**options, overwrite=True).run()
     assert len(EmbeddingSet.open(out)) == 100
-    with pytest.raises(ValueError, match="limit must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="limit must be >= 1"):
         Run(**options, limit=0).run()
-    with pytest.raises(ValueError, match="shard must be i/n, got 3"):
-        Run(**options, shard="3").run()
-    with pytest.raises(ValueError, match="0 <= i < n, got 2/2"):
-        Run(**options, shard="2/2").run()
 
 
 def test_a_finished_run_is_not_repeated(tmp_path: Path, archive: Path, row_numbers: Any) -> None:
@@ -289,18 +265,17 @@ def test_embeddings_too_large_for_float16_are_an_error(
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"dtype": "int8"}, "dtype must be one of float32, float16, got"),
-        ({"compute": "int8"}, "compute must be one of auto"),
-        ({"shard_rows": 0}, "shard_rows must be >= 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"compute": "int8"}, "compute must be one of"),
+        ({"shard_rows": 0}, "shard_rows must be >= 1"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
         ({"shard": "1/1"}, "0 <= i < n, got 1/1"),
+        ({"shard": "3"}, "shard must be i/n, got 3"),
     ],
 )
-def test_bad_options(
-    tmp_path: Path, archive: Path, row_numbers: Any, options: dict[str, Any], rule: str
-) -> None:
+def test_bad_options(options: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        embed(open_npz(archive), row_numbers, tmp_path / "out", **options)
+        ExtractOptions(**options)
 
 
 def test_torchrun_shares_by_rank(

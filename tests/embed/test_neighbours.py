@@ -13,12 +13,11 @@ from embed.engines import choice
 from embed.engines.choice import choose
 from embed.engines.compiled import COMPILERS, refusal
 from embed.engines.trial import trial_pictures
-from embed.extract import extract
 from embed.fast import fast_forward, filled_up
-from embed.options import ExtractOptions
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.preprocess import Preprocess
+from tests.embed.conftest import embed
 
 CPU = torch.device("cpu")
 
@@ -57,20 +56,12 @@ def test_no_private_picture_chooses_the_precision(
     pixels = np.random.default_rng(0).integers(0, 200, (40, 8, 8, 3), np.uint8)
     neighbour = pixels.copy()
     neighbour[0] = 255
-    made = []
-    for name, each in (("first", pixels), ("second", neighbour)):
-        options = ExtractOptions(engine="torch", batch_size=4)
-        made.append(
-            extract(
-                a_set(each),
-                Dazzled(),
-                tmp_path / name,
-                encoder_name="test",
-                preprocess=Preprocess(),
-                options=options,
-            )
-        )
-    first, second = made
+    first, second = (
+        embed(a_set(each), Dazzled(), tmp_path / name, engine="torch", batch_size=4)
+        for name, each in (("first", pixels), ("second", neighbour))
+    )
+    assert first is not None
+    assert second is not None
     assert first.meta["compute"] == second.meta["compute"] == "bfloat16"
     assert np.array_equal(first.embeddings[1:], second.embeddings[1:])
 
@@ -170,14 +161,7 @@ def test_an_embedding_set_of_other_rows_before_it_ends_in_the_same_rows(tmp_path
     pixels = np.random.default_rng(0).integers(0, 256, (33, 32, 32, 3), np.uint8)
     made: list[EmbeddingSet] = []
     for name, each in (("first", pixels), ("second", np.roll(pixels, 1, 0))):
-        found = extract(
-            a_set(each),
-            build_encoder("simclr-small"),
-            tmp_path / name,
-            encoder_name="small",
-            preprocess=Preprocess(),
-            options=ExtractOptions(shard_rows=20),
-        )
+        found = embed(a_set(each), build_encoder("simclr-small"), tmp_path / name, shard_rows=20)
         assert found is not None
         made.append(found)
     assert np.array_equal(np.roll(made[0].embeddings, 1, 0), made[1].embeddings)

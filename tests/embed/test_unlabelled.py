@@ -8,15 +8,13 @@ import pytest
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
-from embed.extract import extract
 from embed.fit import exclude, fit_and_apply
-from embed.options import ExtractOptions
 from embed.plot import plot_embeddings
 from pretrain.datasets import concatenate
 from pretrain.intake.archive import open_npz
 from pretrain.names import decode_name
-from pretrain.preprocess import Preprocess
 from pretrain.sources import open_images
+from tests.embed.conftest import embed
 
 
 def unlabelled(rows: int = 8, **changes: Any) -> EmbeddingSet:
@@ -94,14 +92,7 @@ def test_an_archive_without_labels(tmp_path: Path, row_numbers: Any) -> None:
     assert images.image_name(7) == f"{tmp_path}/set.npz: row 1 of test"
     with pytest.raises(ValueError, match="images must have labels, got set without any"):
         images.need_labels()
-    done = extract(
-        images,
-        row_numbers,
-        tmp_path / "out",
-        encoder_name="test",
-        preprocess=Preprocess(),
-        options=ExtractOptions(),
-    )
+    done = embed(images, row_numbers, tmp_path / "out")
     assert done is not None
     assert (done.labelled, done.meta["classes"], done.declared_classes) == (False, "none", ())
     assert done.embeddings[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
@@ -124,14 +115,7 @@ def test_files_of_a_folder_are_named_below_it(tmp_path: Path, row_numbers: Any) 
     assert images.image_name(2) == "test/a/1.png"
     assert images.place(2) == f"{tmp_path}/pictures/test/a/1.png"
     assert concatenate([images, images]).take(np.array([4, 0])).image_name(0) == "train/b/0.png"
-    done = extract(
-        images.take(np.array([2, 1])),
-        row_numbers,
-        tmp_path / "out",
-        encoder_name="test",
-        preprocess=Preprocess(),
-        options=ExtractOptions(),
-    )
+    done = embed(images.take(np.array([2, 1])), row_numbers, tmp_path / "out")
     assert done is not None
     assert done.names is not None
     assert [decode_name(name) for name in done.names] == ["test/a/1.png", "train/b/0.png"]

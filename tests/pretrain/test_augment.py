@@ -76,14 +76,7 @@ def test_blur_lowers_contrast_but_keeps_the_mean() -> None:
     assert (blurred.mean((1, 2, 3)) - sharp.mean((1, 2, 3))).abs().max() < 0.05
 
 
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"min_area": 0.0}, r"min_area must be in \(0, 1\], got 0.0"),
-        ({"strength": -1.0}, "strength must be >= 0, got -1.0"),
-        ({"greyscale": 1.5}, r"greyscale must be in \[0, 1\], got 1.5"),
-    ],
-)
-def test_bad_options(options: dict[str, float], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
+@pytest.mark.parametrize("options", [{"min_area": 0.0}, {"strength": -1.0}, {"greyscale": 1.5}])
+def test_bad_options(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
         AugmentConfig(**options)  # pyright: ignore[reportArgumentType]

@@ -23,6 +23,7 @@ from pretrain.encoders.mirrored import within
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
+from tests.embed import conftest
 
 ROOT = Path(__file__).parents[3]
 NEEDS = {"openvino": ("openvino",), "onnxruntime": ("onnxruntime", "onnx", "onnxscript")}
@@ -52,15 +53,10 @@ def embed(images: ImageSet, name: str, out: Path, **options: Any) -> EmbeddingSe
     own = Path(within(name)).exists() or within(name) == "simclr-small"
     weights = None if own else "random"
     defaults: dict[str, Any] = {"batch_size": 7, "shard_rows": 20, "compute": "float32"}
-    done = extract(
-        images,
-        build_encoder(name, weights=weights, image_size=32 if weights else None),
-        out,
-        encoder_name=name,
-        preprocess=Preprocess(image_size=32),
-        options=ExtractOptions(**defaults | options),
-        weights=origin(name, weights),
-    )
+    encoder = build_encoder(name, weights=weights, image_size=32 if weights else None)
+    made = {"encoder_name": name, "weights": origin(name, weights)}
+    size = {"preprocess": Preprocess(image_size=32)}
+    done = conftest.embed(images, encoder, out, **made, **size, **defaults | options)
     assert done is not None
     return done
 

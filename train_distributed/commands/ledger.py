@@ -106,13 +106,13 @@ class Reserve(Place):
     compositions: int = 1
     """Releases of that sensitivity and noise in it."""
     unit: Unit = "record"
-    """What the promise is for."""
+    """Unit that the promise protects."""
     group_size: int = 1
     """How many of them together."""
     kind: KindName = "release"
-    """What the sum is for."""
+    """Purpose of the sum."""
     method: str = "other"
-    """What makes it."""
+    """Method that makes it, by any name."""
     data: str | None = None
     """Name of the rows where no embedding set is given."""
     part: Literal["train", "test", "evaluation"] | None = None
@@ -182,11 +182,11 @@ class SetLimit(Place):
     """
 
     epsilon: float
-    """Of all of them together; inf: no limit."""
+    """Largest epsilon of all sums together; inf: no limit."""
     delta: float
     """At which epsilon is computed."""
     unit: Unit = "record"
-    """Whom it protects."""
+    """Unit that the limit protects."""
     raise_limit: bool = False
     """Allow more than the limit before; the ledger keeps that this was done."""
 
@@ -249,7 +249,7 @@ def document_of(ledger: "Ledger", delta: float | None) -> dict[str, Any]:
 
 
 def _total(state: "State", unit: Unit, delta: float | None) -> "tuple[Total, float]":
-    """What all entries come to, and the delta that epsilon is stated at."""
+    """Cost of all entries, and the delta that epsilon is stated at."""
     total = state.total(unit)
     return total, delta or (state.limit.delta if state.limit else total.least_delta)
 

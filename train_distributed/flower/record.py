@@ -32,7 +32,7 @@ NAME, LEFT_OUT = "session", "left-out.json"
 
 
 class CannotResume(ValueError):
-    """What was written down does not lead to what would be asked now."""
+    """The record does not lead to the request that would be sent now."""
 
 
 class Record:

@@ -1,1 +1,1 @@
-"""What releases have spent on a set of rows: reservation before noise, entries, totals."""
+"""Privacy spent on a set of rows: reservation before noise, entries, totals."""

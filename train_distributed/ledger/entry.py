@@ -130,7 +130,7 @@ class Entry:
 
     @property
     def cost(self) -> Cost:
-        """What it adds."""
+        """Cost that it adds to a total."""
         if self.gaussian:
             return Cost(squared_mu=max(self.mu * self.mu, SMALLEST), zeta=self.zeta)
         return Cost(epsilon=self.epsilon, delta=self.delta)
@@ -141,7 +141,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """What `to_json` gave.
+        """Reads the result of `to_json`.
 
         Raises:
             ValueError: a field is missing, unknown or out of range.
@@ -151,7 +151,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What all promises of a ledger may come to: ε at δ for one record, or one user.
+    """Limit of all promises of a ledger together: ε at δ for one record, or one user.
 
     Raises:
         ValueError: a field out of range.
@@ -180,7 +180,7 @@ def to_words(value: Any) -> dict[str, Any]:
 
 
 def read_fields(kind: type, stored: Any) -> Any:
-    """What `to_words` gave.
+    """Reads the result of `to_words`.
 
     Raises:
         ValueError: a field is missing, unknown, of another type or out of range.

@@ -1,4 +1,4 @@
-"""What an entry of a ledger says of the rows and of the noise, by whoever knows them."""
+"""Fields of a ledger's entry that describe the rows and the noise."""
 
 import hashlib
 import math
@@ -23,7 +23,7 @@ def hash_of(values: "NDArray[Any]") -> str:
 
 
 def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
-    """What an entry says of the rows it is about.
+    """Fields of the rows.
 
     Args:
         embeddings: the set.
@@ -41,7 +41,7 @@ def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
 
 
 def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
-    """What an entry says of the noise of sums in floating point, or of sums without noise.
+    """Fields of the noise of sums in floating point, or of sums without noise.
 
     Args:
         guarantee: of a sum; where several share the promise, of any of them: μ² is that of all.
@@ -55,7 +55,7 @@ def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
 
 
 def gaussian_fields(*planned: "IntegerRelease") -> dict[str, Any]:
-    """What an entry says of the noise of a sum of integers, or of several that are one entry.
+    """Fields of the noise of a sum of integers, or of several sums that are one entry.
 
     Several are stated as the one Gaussian that they are together: noise 1/μ at sensitivity 1.
     """

@@ -1,6 +1,6 @@
-"""What has been spent on private rows: every sum over them is reserved here before its noise.
+"""Privacy spent on private rows: every sum over them is reserved here before its noise.
 
-One ledger is kept beside one set of private rows, and **all that is in it adds up**, except for
+One ledger is kept next to one set of private rows, and **all that is in it adds up**, except for
 parts of one split (see `ledger_total`): a set that was embedded again, cut or copied holds the same
 people, whatever its hash. What is reserved counts as spent from then on: a crash between here and
 the result loses an allowance, never an entry.
@@ -58,7 +58,7 @@ class Ledger:
 
         Args:
             path: of the file.
-            near: directories beside the file's own in which no other ledger may count the same
+            near: further directories in which no other ledger may count the same
                 rows.
 
         Raises:
@@ -70,7 +70,7 @@ class Ledger:
 
     @classmethod
     def beside(cls, embeddings: Path) -> "Ledger":
-        """The ledger of an embedding set: `NAME.ledger` beside its directory, which outlives it.
+        """The ledger of an embedding set: `NAME.ledger` next to its directory, which outlives it.
 
         Raises:
             ValueError: its chain is broken.
@@ -80,7 +80,7 @@ class Ledger:
 
     @classmethod
     def chosen(cls, given: Path | None, embeddings: Path) -> "Ledger | None":
-        """As an option `--ledger` says: a file, "none", or left out: beside the set.
+        """The ledger that an option `--ledger` names: a file, "none", or left out: next to the set.
 
         Raises:
             ValueError: its chain is broken.
@@ -106,7 +106,7 @@ class Ledger:
         return self._file.read()
 
     def total(self, unit: Unit = "record") -> Total:
-        """What all entries come to, reserved and spent alike."""
+        """Cost of all entries, reserved and spent alike."""
         return self.state().total(unit)
 
     def reserve(self, entry: Entry, *at_most: Limit) -> str:
@@ -114,7 +114,7 @@ class Ledger:
 
         Args:
             entry: with a `reference` that is in the ledger already, nothing is added.
-            at_most: limits beside the ledger's own.
+            at_most: limits besides the ledger's own.
 
         Returns:
             The entry's id.
@@ -186,12 +186,12 @@ class Ledger:
             writer.append(LIMIT, {"limit": limit.to_json(), "raised": looser})
 
     def release_kind(self, data: str) -> Kind:
-        """What one more of a set is called: a re-release where the ledger holds one already."""
+        """Kind of the next release of a set: a re-release where the ledger holds one already."""
         kinds = {r.entry.kind for r in self.state().records if r.entry.data == data}
         return "re-release" if kinds & {"release", "re-release"} else "release"
 
     def report(self, id: str) -> dict[str, Any]:
-        """What a result says of its entry: a ledger that was cut off since does not hold it."""
+        """Part of a result's report that names its entry, so that a lost entry is noticed."""
         state = self.state()
         record = state.record(id)
         total = state.total(record.entry.unit)
@@ -242,7 +242,7 @@ class Ledger:
                 )
 
     def _refuse_elsewhere(self, entry: Entry) -> None:
-        """The same rows, or images, must not be counted in two ledgers of one folder."""
+        """Refuses rows, or images, that another ledger of the folder counts."""
         own = self.path.resolve()
         for path in sorted(p for near in self._near for p in near.glob(f"*{SUFFIX}")):
             if path.resolve() == own or not is_ledger(path):

@@ -1,4 +1,4 @@
-"""What a command that spends ε does with a ledger: reserve before noise, note the result after."""
+"""Reserving ε before noise is drawn, and noting the result after."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class LedgerReservation:
-    """One sum over rows of a set, and the ledger that counts it, if any.
+    """One sum over rows of a set, and the ledger that counts it.
 
     Args:
-        ledger: None: nobody counts.
+        ledger: None: the sum is not counted.
         embeddings: whose rows.
         part: which of them, see `row_fields`.
         privacy: what is promised.
@@ -69,7 +69,7 @@ class LedgerReservation:
 
     @contextmanager
     def explain_interrupt(self) -> Iterator[None]:
-        """Says, where the block is interrupted, that what was reserved in it counts."""
+        """Adds to an interruption of the block that what was reserved in it stays counted."""
         try:
             yield
         except KeyboardInterrupt as stop:
@@ -79,7 +79,7 @@ class LedgerReservation:
             raise KeyboardInterrupt(kept, self._ledger.path) from stop
 
     def report(self) -> Any:
-        """What the result says of its entry; that there is none, where nobody counts."""
+        """Part of the report that names the entry; "none" without a ledger."""
         if self._ledger is None:
             return NONE
         return self._ledger.report(self._reserved())

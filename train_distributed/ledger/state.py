@@ -1,4 +1,4 @@
-"""What the lines of a ledger come to: entries, limit, and what a killed writer has left."""
+"""State of a ledger after all its lines: entries and limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ ID_DIGITS = 16
 
 @dataclass(frozen=True)
 class Record:
-    """An entry as it stands in a ledger."""
+    """An entry, and whether its result was written."""
 
     id: str
     entry: Entry
@@ -27,7 +27,7 @@ class Record:
 
 @dataclass(frozen=True)
 class State:
-    """What a ledger says, all of it."""
+    """Entries, limit and head of a ledger."""
 
     records: tuple[Record, ...]
     limit: Limit | None
@@ -69,7 +69,7 @@ class State:
         return cls(tuple(records.values()), limit, raised, torn, head, len(lines))
 
     def total(self, unit: Unit = "record") -> Total:
-        """What all entries come to, for one record or one user."""
+        """Cost of all entries, for one record or one user."""
         return Total.of((record.entry for record in self.records), unit)
 
     def record(self, id: str) -> Record:
@@ -85,5 +85,5 @@ class State:
 
 
 def entry_id(line: Line) -> str:
-    """Under which the entry of a line is known."""
+    """Id of the entry of a line."""
     return line.hash[:ID_DIGITS]

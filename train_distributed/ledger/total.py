@@ -1,6 +1,6 @@
-"""What many entries cost together, for one record or one user.
+"""Cost of many entries together, for one record or one user.
 
-**Whose.** A promise for a user covers each of its records, a promise for a group each smaller one.
+**Units.** A promise for a user covers each of its records, a promise for a group each smaller one.
 A promise for a record says nothing about a user. Parts of one split have no row in common: one
 replaced record is in one of them only, so the parts do not add up for it, but the costliest counts.
 For users and groups, which may have rows in all parts, and for sets whose rows differ, they do.
@@ -19,7 +19,7 @@ from train_distributed.privacy.promise import Unit
 
 @dataclass(frozen=True)
 class Total:
-    """What several entries come to, for one unit."""
+    """Cost of several entries, for one unit."""
 
     unit: Unit
     group_size: int  # of the smallest group that all of them promise something to
@@ -68,7 +68,7 @@ class Total:
 
 
 def _together(entries: list[Entry], *, apart: bool) -> Cost:
-    """Of all entries; with `apart`, of the costliest part of each split that is known."""
+    """Cost of all entries; with `apart`, of the costliest part of each known split."""
     sets: dict[tuple[str, str], dict[str, list[Cost]]] = {}
     everywhere: list[Cost] = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""The server's court of protocol B: a packet is said to be bad, and one of two is at fault."""
+"""Complaints of protocol B: a packet is said to be bad, and the server finds who is at fault."""
 
 import hashlib
 import struct
@@ -8,6 +8,7 @@ from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, 
 from train_distributed.secure_sum.keys import KEY_BYTES
 from train_distributed.secure_sum.packets import Link, check_signature, is_sound, packet_bytes
 from train_distributed.secure_sum.secagg import COMPLAINT_BYTES, unpack_entries
+from train_distributed.secure_sum.wire import Envelope
 
 Packet = Callable[[int, int], tuple[Link, bytes] | None]  # (sender, receiver) -> what was forwarded
 
@@ -21,12 +22,13 @@ class ComplaintResolver:
         self.guilty: dict[int, str] = {}
         self.liars: dict[int, str] = {}
 
-    def complain(self, user: int, payload: bytes, message: bytes) -> None:
+    def complain(self, envelope: Envelope, message: bytes) -> None:
         """Takes a complaint; what needs no defence is decided at once.
 
         Raises:
             MalformedMessage: not a complaint about a packet that was forwarded to this user.
         """
+        user, payload = envelope.sender, envelope.payload
         if len(payload) != COMPLAINT_BYTES:
             raise MalformedMessage(f"COMPLAINT must be {COMPLAINT_BYTES} bytes, got {len(payload)}")
         (accused,) = struct.unpack_from(">I", payload)
@@ -70,7 +72,7 @@ class ComplaintResolver:
         del self._accused[dealer]
 
     def close(self) -> None:
-        """Who has not answered is guilty."""
+        """Convicts dealers that have not answered."""
         for dealer, messages in self._accused.items():
             users = sorted(messages)
             self.guilty.setdefault(dealer, f"did not answer the complaints of users {users[:10]}")

@@ -121,7 +121,7 @@ def check_proof(setup: SecAgg, dealer: int, advert: Advert, which: int, proof: b
 
 
 class Recovery:
-    """What the server does without the secrets of dealers that lied.
+    """Recovery of the sum without the secrets of dealers that lied.
 
     Args:
         roster: of the session.
@@ -160,7 +160,7 @@ class Recovery:
         return sorted(self._partners)
 
     def request(self, user: int) -> list[bytes]:
-        """What CONVICTED tells a user: dealers that lied, with proof."""
+        """Payload of CONVICTED: dealers that lied, with proof."""
         return [pack_entries({dealer: self._proofs[dealer] for dealer in self._partners[user]})]
 
     def expose(self, user: int, payload: bytes) -> None:

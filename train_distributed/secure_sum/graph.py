@@ -1,4 +1,4 @@
-"""Who shares secrets with whom in SecAgg (Bell et al., CCS 2020, against a malicious server).
+"""Graph of shared secrets in SecAgg (Bell et al., CCS 2020, against a malicious server).
 
 Every user draws 32 fresh bytes and signs them with its keys; its *list* is k of the other users,
 drawn from those bytes. It shares its secrets with its list, and masks with its list and with all
@@ -38,6 +38,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from pretrain import check
 from train_distributed.secure_sum.prg import WORD, stream
 from train_distributed.secure_sum.separation import log_closed, log_strays, log_tail, log_tails
 
@@ -75,10 +76,8 @@ def choose_degree(
     Raises:
         ValueError: an argument outside its range, or fractions that no graph survives.
     """
-    if users < 2:
-        raise ValueError(f"users must be >= 2, got {users}")
-    if not 1 <= minimum <= users:
-        raise ValueError(f"minimum must be in [1, {users} users], got {minimum}")
+    check.at_least(2, users=users)
+    check.within(f"[1, {users}]", minimum=minimum)
     corrupt = whole_users(users, corrupt_fraction, "corrupt_fraction")
     dropped = whole_users(users, dropout_fraction, "dropout_fraction")
     quorum = (users + corrupt) // 2 + 1
@@ -104,13 +103,12 @@ def whole_users(users: int, fraction: float, name: str) -> int:
     Raises:
         ValueError: a fraction outside [0, 1), under the argument's name.
     """
-    if not 0 <= fraction < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {fraction}")
+    check.within("[0, 1)", **{name: fraction})
     return math.floor(Fraction(str(fraction)) * users)
 
 
 def draw_list(seed: bytes, others: int, degree: int) -> list[int]:
-    """The list that 32 bytes stand for: `degree` of the numbers below `others`, as drawn.
+    """The list drawn from 32 bytes: `degree` of the numbers below `others`, as drawn.
 
     They are words of the seed's stream modulo `others`, repetitions left out. A word has 2^64
     values, so no list is more than 1 + 2^-30 times as likely as another.

@@ -35,7 +35,7 @@ _SMALL_ORDER = {  # of both the curve and its twist, with their unreduced forms 
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What others pin about a party."""
+    """Public keys of a party, which others pin."""
 
     verifying: bytes  # Ed25519, 32 bytes
     sealing: bytes  # X25519, 32 bytes
@@ -43,7 +43,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class PrivateKeys:
-    """What a party keeps; both halves are 32-byte seeds."""
+    """Private keys of a party; both are 32-byte seeds."""
 
     signing: bytes
     opening: bytes

@@ -67,7 +67,7 @@ class Mail:
         return (inbox if sent.all() else inbox[np.repeat(sent, self._sizes[inward])]).tobytes()
 
     def packet(self, sender: int, receiver: int) -> tuple[Link, bytes] | None:
-        """What a user that shared keys packed for another; None if it did not, or once cleared."""
+        """Packet of a user that shared keys for another; None if there is none, or once cleared."""
         sharing, place = self._roster.sharing, self._roster.setup.session.place
         if sender not in sharing or receiver not in sharing:
             return None

@@ -119,7 +119,7 @@ def sum_masks(
 
 
 def serve() -> None:
-    """What the other processes do, from standard input to standard output."""
+    """Adds up masks from standard input; the work of the other processes."""
     told = sys.stdin.buffer
     dimension, digest = _SESSION.unpack(told.read(_SESSION.size))
     total = np.zeros(dimension, np.uint64)
@@ -129,7 +129,7 @@ def serve() -> None:
 
 
 def _started(most: int) -> Iterator[subprocess.Popen[bytes]]:
-    """As many as the machine has room for."""
+    """Number of processes that the machine has room for."""
     with suppress(OSError):
         for _ in range(most):
             yield _start()
@@ -151,7 +151,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _ask(other: subprocess.Popen[bytes], head: bytes, told: Iterable[bytes], size: int) -> bytes:
-    """What a process answers."""
+    """Reads the sum of one process."""
     assert other.stdin is not None
     assert other.stdout is not None
     answer = b""

@@ -1,4 +1,4 @@
-"""How computation servers agree on a set of users, and open its sum once.
+"""Agreement of computation servers on a set of users, whose sum they open once.
 
 Each server signs the set it agrees to; it opens only after every other server has signed the same
 set. An honest server signs one set per session, ever, and the journal remembers both steps before
@@ -38,7 +38,7 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class Opened:
-    """What a session reveals."""
+    """Sum that a session reveals."""
 
     total: NDArray[np.uint64]  # (d,) modulo 2^64; of narrower words, the signed sum
     users: frozenset[int]  # whose vectors it contains

@@ -1,4 +1,4 @@
-"""What partners send each other in protocol B: a signed word that they mask together, and shares.
+"""Packets between partners in protocol B: a signed word that they mask together, and shares.
 
 A *word* is the sender's signature over the session, both users and both advertisements. To a user
 on its list the sender *deals*: the same signature covers
@@ -65,7 +65,7 @@ class Link:
 
     @property
     def context(self) -> bytes:
-        """What signature and seal are bound to."""
+        """Bytes that signature and seal are bound to."""
         ends = struct.pack(">II", self.sender, self.receiver)
         adverts = hashlib.sha256(self.adverts[0].payload + self.adverts[1].payload).digest()
         return b"secure sum, packet" + self.setup.session.digest + ends + adverts
@@ -79,7 +79,7 @@ def write_word(link: Link, signing: Ed25519PrivateKey) -> bytes:
 def write_deal(
     link: Link, shares: tuple[bytes, bytes], once: bytes, signing: Ed25519PrivateKey
 ) -> bytes:
-    """The same, with shares.
+    """A signed word with shares.
 
     Args:
         link: from whom to whom.
@@ -147,7 +147,7 @@ def share_hasher(setup: SecAgg) -> Callable[[int, int, int, bytes], bytes]:
 def share_records(
     setup: SecAgg, dealers: NDArray[np.int64], holders: NDArray[np.int64], which: NDArray[np.int64]
 ) -> NDArray[np.void]:
-    """What `share_hasher` hashes for n shares, as records; the field `share` is to be filled in.
+    """Records that `share_hasher` hashes for n shares; the field `share` is to be filled in.
 
     Args:
         setup: the session.

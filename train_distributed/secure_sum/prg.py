@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from pretrain import check
+
 WORD = np.dtype("<u8")  # what travels: little-endian on every machine
 SEED_BYTES = 32
 CHUNK_WORDS = 2**15  # 256 KiB: stays in the second-level cache
@@ -44,8 +46,7 @@ def stream(seed: bytes, count: int) -> Iterator[tuple[slice, NDArray[np.uint64]]
     Raises:
         ValueError: the seed is not 32 bytes.
     """
-    if len(seed) != SEED_BYTES:
-        raise ValueError(f"seed must be {SEED_BYTES} bytes, got {len(seed)}")
+    check.byte_length(SEED_BYTES, seed=seed)
     key = algorithms.AES256(seed)
     words = np.empty(min(count, CHUNK_WORDS), WORD)
     octets = words.data.cast("B")

@@ -1,7 +1,7 @@
 """Protocol A with replicated shares: S >= 3 computation servers, one of which may lie or be lost.
 
 A vector is the sum of S parts modulo 2^64. Server number j holds every part except part j, so each
-part is held, and later reported, by S-1 servers. Parts 0 to S-2 are 32-byte seeds, which stand for
+part is held, and later reported, by S-1 servers. Parts 0 to S-2 are 32-byte seeds, which give
 their streams; part S-1 is the vector minus those streams, behind 32 salt bytes.
 
 **Commitments.** Every message of a user carries the same list of S hashes, one per part, under its
@@ -55,6 +55,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import check
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
@@ -77,7 +78,7 @@ FEWEST_SERVERS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Replicated:
-    """What all parties of a session agree on; see `agree_on`."""
+    """Agreement of all parties on a session; see `agree_on`."""
 
     session: Session
     witnesses: int  # users that must sign the set where a server's signature is missing
@@ -107,8 +108,7 @@ class Replicated:
         Raises:
             ValueError: fewer than 3 servers, or a field that no session can have.
         """
-        if len(servers) < FEWEST_SERVERS:
-            raise ValueError(f"servers must be >= {FEWEST_SERVERS}, got {len(servers)}")
+        check.at_least(FEWEST_SERVERS, servers=len(servers))
         corrupt = whole_users(len(users), corrupt_fraction, "corrupt_fraction")
         witnesses = (len(users) + corrupt) // 2 + 1 if len(servers) == FEWEST_SERVERS else 0
         session = Session(
@@ -152,12 +152,12 @@ class Replicated:
         return DIGEST_BYTES + sums
 
     def hash_of(self, user: int, part: int, content: bytes) -> bytes:
-        """What a user signs about a part; hides it, since 32 of its bytes are random."""
+        """Hash of a part that a user signs; hides the part, since 32 of its bytes are random."""
         label = user.to_bytes(4, "big") + part.to_bytes(4, "big")
         return hashlib.sha256(b"part" + self.session.digest + label + content).digest()
 
     def agrees(self, servers: int, witnesses: int) -> bool:
-        """Whether so many servers and users that signed one set make a certificate."""
+        """True where these numbers of servers and users that signed one set make a certificate."""
         if servers == len(self.servers):
             return True
         return servers == len(self.servers) - 1 and witnesses >= self.witnesses
@@ -241,5 +241,5 @@ class ReplicatedUser:
 
 
 def manifest_digest(setup: Replicated, share: bytes) -> bytes:
-    """Digest of the hashes of all parts, which stand in clear at the head of a SHARE's payload."""
+    """Digest of the hashes of all parts, in clear at the head of a SHARE's payload."""
     return hashlib.sha256(share[: DIGEST_BYTES * len(setup.servers)]).digest()

@@ -1,4 +1,4 @@
-"""What an aggregator holds, on the disk: whose reports, their sum, and which set it has signed.
+"""State of an aggregator on its disk: reports, their sum, and the set that it has signed.
 
 One SQLite file. Whatever a batch of reports changes is one transaction, and is on the disk when
 `add` returns: only then may the reports be acknowledged. Killed at any moment, the file holds all
@@ -36,7 +36,7 @@ _MODULUS = 1 << 256
 
 @dataclass(frozen=True)
 class _State:
-    """The one row beside the reports."""
+    """The one row besides the reports."""
 
     session: bytes
     adder: int  # number of the aggregator; the column keeps its name
@@ -96,7 +96,7 @@ class ReportStore:
         return self._state.reports
 
     def bitmap(self) -> bytes:
-        """Whose reports are held, one bit per user."""
+        """Users whose reports are held, one bit each."""
         return np.packbits(self.held, bitorder="little").tobytes()
 
     def receipt_of(self, user: int) -> tuple[bytes, bytes]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import check
 from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, ProtocolError
 from train_distributed.secure_sum.keys import (
     SEAL_BYTES,
@@ -70,8 +71,7 @@ def make_report(
         ValueError: a vector of another shape or type, or a user that is not on the roll.
     """
     check_vector(vector, window.dimension)
-    if user not in window.users:
-        raise ValueError(f"user must be from 0 to {window.enrolled - 1}, got {user}")
+    check.within(f"[0, {window.enrolled - 1}]", user=user)
     *first, last = sorted(window.servers)
     tag, masked = secrets.token_bytes(TAG_BYTES), vector.astype(window.word)
     parts: dict[int, bytes] = {aggregator: new_seed() for aggregator in first}
@@ -115,7 +115,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is in a slice of the messages that arrived."""
+    """Parts found in a slice of the messages that arrived."""
 
     found: list[Part | str]  # for each message its part, or why it is refused
     total: Words  # (d,) sum of the parts

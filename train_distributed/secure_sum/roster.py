@@ -1,8 +1,8 @@
-"""What the server of protocol B knows of the graph: who has whom on its list.
+"""The graph as the server of protocol B knows it: who has whom on its list.
 
-Users stand in arrays by their place in the session's order, from 0 to w-1. A *slot* is a place on a
-list: slot k·p + i is the (i+1)-th of the list of the user at place p, who holds the share of Shamir
-point i+1 of its secrets.
+Users are ordered in arrays by their place in the session's order, from 0 to w-1. A *slot* is a
+place on a list: slot k·p + i is the (i+1)-th of the list of the user at place p, who holds the
+share of Shamir point i+1 of its secrets.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import TooFewUsers
-from train_distributed.secure_sum.secagg import Advert, SecAgg
+from train_distributed.secure_sum.secagg import ADVERTISE_BYTES, Advert, SecAgg
+from train_distributed.secure_sum.wire import OVERHEAD
 
 Places = NDArray[np.int64]
 
 
 class Roster:
-    """Who has whom on its list, and who is whose partner.
+    """Lists of all users, and the partners that follow from them.
 
     Attributes:
         sender, receiver: (E,) places of every two partners, both ways, rising by sender, then by
@@ -33,16 +34,24 @@ class Roster:
         self.identities = np.array(self._order, np.int64)
         self.degree = setup.graph.degree  # k
         self.adverts: dict[int, Advert] = {}
+        self._messages: dict[int, bytes] = {}  # of the advertisements
         self._lists = np.zeros((len(self._order), self.degree), np.int64)  # of who advertised
         self.sharing = frozenset[int]()  # who shared keys
         self.share(())
         self.pair(())
 
-    def add(self, user: int, advert: Advert) -> None:
-        """Takes a user's advertisement."""
-        self.adverts[user] = advert
+    def add(self, user: int, advert: Advert, message: bytes) -> None:
+        """Takes a user's advertisement, and the message that it came in."""
+        self.adverts[user], self._messages[user] = advert, message
         place = self.setup.session.place[user]
         self._lists[place] = self.setup.places_of(user, advert.list_seed)
+
+    def messages_of(self, users: Collection[int]) -> NDArray[np.void]:
+        """(w,) the advertisements of these users as they came, zeros of all others."""
+        found = np.zeros(len(self._order), f"V{OVERHEAD + ADVERTISE_BYTES}")
+        joined = b"".join([self._messages[user] for user in sorted(users)])
+        found[self.among(users)] = np.frombuffer(joined, found.dtype)
+        return found
 
     def among(self, users: Collection[int]) -> NDArray[np.bool_]:
         """(w,) which places are of these users."""
@@ -91,7 +100,7 @@ class Roster:
         self.slots = owner * self.degree + rising[owner, nth]
 
     def edges(self, user: int) -> slice:
-        """Where a user is the sender in the arrays of partners."""
+        """Slice of the arrays of partners in which a user is the sender."""
         place = self.setup.session.place[user]
         return slice(int(self.sent[place]), int(self.sent[place + 1]))
 
@@ -109,7 +118,7 @@ class Roster:
         self.sharing = frozenset(users)
 
     def holding(self, user: int) -> slice:
-        """Where in `held` a user is the holder."""
+        """Slice of `held` in which a user is the holder."""
         place = self.setup.session.place[user]
         return slice(int(self._ends[place]), int(self._ends[place + 1]))
 

@@ -12,13 +12,13 @@ A user's partners are its list and those that have it on theirs (`graph.py`). Sh
 survivors cancel. Both secrets of one user would strip its vector bare, so no user reveals shares of
 both, and none reveals anything before `signers` users have signed the same two sets U and V.
 
-**Why what is opened is one sum, of one story.** Let an honest user reveal for (U, V). (1) Every
+**Why one sum of one pair of sets is opened.** Let an honest user reveal for (U, V). (1) Every
 other honest user that reveals does so for the same (U, V), as quorums overlap in an honest user and
 each signs once. (2) Whose seed is revealed has masked with exactly its partners in U: it signed
-that with its vector (`told`) or with the story, and the revealer checks this signature. (3) If an
+that with its vector (`told`) or with both sets, and the revealer checks this signature. (3) If an
 honest u has an honest v of U on its list, both masked along this edge: u goes on only with v's
 signed word, bound to both advertisements, that it masks with u. (4) So a set of honest survivors
-without an edge to the others is all that could be opened beside the sum, and `graph.py` bounds the
+without an edge to the others is all that could be opened besides the sum, and `graph.py` bounds the
 probability that there is one. All checks are made by those that reveal or sign, never left to users
 that the server need not ask. One vector may be masked in several sessions as long as each user
 signs in one of them: at most one has a quorum.
@@ -38,13 +38,14 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.graph import Degree, choose_degree, draw_list
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import derive
 from train_distributed.secure_sum.session import Session
@@ -58,9 +59,23 @@ COMPLAINT_BYTES = 4 + 32  # the accused, and the packet's SHA-256
 
 @dataclass(frozen=True)
 class Advert:
-    """What a user advertises, read from its payload."""
+    """Advertisement of a user, read from its payload."""
 
     payload: bytes  # ADVERTISE_BYTES
+
+    @classmethod
+    def read(cls, payload: bytes) -> Self:
+        """Reads the payload of an ADVERTISE.
+
+        Raises:
+            ProtocolError: another length, or a key of small order.
+        """
+        if len(payload) != ADVERTISE_BYTES:
+            raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, is shorter")
+        advert = cls(payload)
+        check_order(advert.sealing)
+        check_order(advert.masking)
+        return advert
 
     @property
     def sealing(self) -> bytes:
@@ -74,12 +89,12 @@ class Advert:
 
     @property
     def commitment(self) -> bytes:
-        """To its self-mask seed."""
+        """Commitment to its self-mask seed."""
         return self.payload[2 * KEY_BYTES : 3 * KEY_BYTES]
 
     @property
     def list_seed(self) -> bytes:
-        """What its list is drawn from."""
+        """Seed that its list is drawn from."""
         return self.payload[3 * KEY_BYTES :]
 
 
@@ -137,21 +152,21 @@ class SecAgg:
         return drawn + (drawn >= own)
 
     def list_of(self, user: int, seed: bytes) -> tuple[int, ...]:
-        """The users on it."""
+        """Users on the list of a user."""
         order = self.session.order
         return tuple(order[place] for place in self.places_of(user, seed).tolist())
 
     def commitment(self, user: int, seed: bytes) -> bytes:
-        """What `user` publishes about its self-mask seed: SHA-256; the seed has 256 bits."""
+        """Commitment of `user` to its self-mask seed: SHA-256; the seed has 256 bits."""
         place = struct.pack(">I", user)
         return hashlib.sha256(b"self-mask" + self.session.digest + place + seed).digest()
 
     def told(self, sharing: bytes) -> bytes:
-        """What a user states with its vector: with whose keys it is masked (a bitmap)."""
+        """Statement of a user with its vector: whose keys mask it (a bitmap)."""
         return hashlib.sha256(b"masked with" + self.session.digest + sharing).digest()
 
     def agreed(self, sharing: bytes, survivors: bytes) -> bytes:
-        """What users sign about who shared keys and who survived (bitmaps)."""
+        """Statement that users sign: who shared keys and who survived (bitmaps)."""
         return hashlib.sha256(b"story" + self.session.digest + sharing + survivors).digest()
 
     @cached_property
@@ -191,7 +206,7 @@ def _entry(size: int) -> np.dtype[np.void]:
 
 
 def unpack_entries(payload: bytes, size: int) -> dict[int, bytes]:
-    """The same as `read_entries`, by user."""
+    """Reads entries into a dictionary by user; see `read_entries`."""
     entries = read_entries(payload, size)
     values = [value.tobytes() for value in entries["value"]]
     return dict(zip(entries["user"].tolist(), values, strict=True))

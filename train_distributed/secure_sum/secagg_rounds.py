@@ -26,7 +26,7 @@ PLACE = {kind: place for place, kind in enumerate(ROUNDS)} | {Kind.COMPLAINT: 2}
 
 
 def longest_to_server(setup: SecAgg) -> dict[Kind, int]:
-    """What users send: kind -> bytes of the longest payload."""
+    """Longest payload, in bytes, of each kind of message that users send."""
     partners = len(setup.session.order) - 1
     return {
         Kind.ADVERTISE: ADVERTISE_BYTES,
@@ -41,7 +41,7 @@ def longest_to_server(setup: SecAgg) -> dict[Kind, int]:
 
 
 def longest_to_user(setup: SecAgg) -> dict[Kind, int]:
-    """What the server sends: kind -> bytes of the longest payload."""
+    """Longest payload, in bytes, of each kind of message that the server sends."""
     sets, partners = setup.set_bytes, len(setup.session.order) - 1
     signatures = setup.graph.signers * SIGNATURE_BYTES
     return {

@@ -17,21 +17,15 @@ from train_distributed.secure_sum.errors import (
     WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import PrivateKeys, check_order
+from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.mail import Mail
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.roster import Made, Roster
-from train_distributed.secure_sum.secagg import (
-    ADVERTISE_BYTES,
-    SERVER,
-    Advert,
-    SecAgg,
-)
+from train_distributed.secure_sum.secagg import SERVER, Advert, SecAgg
 from train_distributed.secure_sum.secagg_rounds import PLACE, ROUNDS, longest_to_server
 from train_distributed.secure_sum.unmasking import Unmasking
 from train_distributed.secure_sum.wire import (
-    OVERHEAD,
     STATEMENT_BYTES,
     Envelope,
     Kind,
@@ -74,15 +68,12 @@ class SecAggServer:
         self._invited = frozenset(self._session.users) - frozenset(exclude)
         self._here: set[int] = set()
         self.culprits: dict[int, str] = {}
-        self._adverts: dict[int, bytes] = {}  # the messages
         self._roster = Roster(setup)
         self._mail = Mail(self._roster)
         self._sharing = self._statement = b""  # who shared keys (a bitmap); what users sign
         self._told: dict[int, bytes] = {}  # who sent a masked vector -> its word on it
         self._total = np.zeros(self._session.dimension, np.uint64)
-        self._complaints = ComplaintResolver(
-            lambda sender, receiver: self._mail.packet(sender, receiver)
-        )
+        self._complaints = ComplaintResolver(lambda dealer, u: self._mail.packet(dealer, u))
         self._agreed: dict[int, bytes] = {}
         self._unmasking = Unmasking(self._roster, frozenset(), self._mail.hashes)
         self._recall, self._secrets = recall, dict[int, bytes]()
@@ -92,9 +83,7 @@ class SecAggServer:
             Kind.ADVERTISE: self._take_advert,
             Kind.KEY_SHARES: lambda e, _: self._mail.post(e.sender, e.payload),
             Kind.MASKED: self._take_masked,
-            Kind.COMPLAINT: lambda e, message: self._complaints.complain(
-                e.sender, e.payload, message
-            ),
+            Kind.COMPLAINT: self._complaints.complain,
             Kind.DEFENCE: lambda e, _: self._complaints.defend(e.sender, e.payload),
             Kind.AGREED: self._take_agreed,
             Kind.REVEAL: lambda e, _: self._unmasking.reveal(e.sender, e.payload),
@@ -229,38 +218,29 @@ class SecAggServer:
         return self._recovery
 
     def _take_advert(self, envelope: Envelope, message: bytes) -> None:
-        if len(envelope.payload) != ADVERTISE_BYTES:
-            raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, is shorter")
-        advert = Advert(envelope.payload)
-        check_order(advert.sealing)
-        check_order(advert.masking)
-        self._roster.add(envelope.sender, advert)
-        self._adverts[envelope.sender] = message
+        self._roster.add(envelope.sender, Advert.read(envelope.payload), message)
 
     def _take_masked(self, envelope: Envelope, message: bytes) -> None:
         content = envelope.content
         if len(content) != self._sizes[Kind.MASKED]:
             raise MalformedMessage(f"MASKED must hold {self._session.dimension} words")
         if content[:STATEMENT_BYTES] != self._setup.told(self._sharing):
-            raise SetMismatch("users must mask with the users that they were told")
+            raise SetMismatch("users must mask with the users named to them")
         self._total += np.frombuffer(content, WORD, offset=STATEMENT_BYTES)
         self._told[envelope.sender] = envelope.rest + signature_of(message)
 
     def _take_agreed(self, envelope: Envelope, message: bytes) -> None:
         if envelope.payload != self._statement:
-            raise SetMismatch("users must sign the survivors that they were told")
+            raise SetMismatch("users must sign the survivors named to them")
         self._agreed[envelope.sender] = signature_of(message)
 
     def _send_neighbours(self) -> Mapping[int, bytes]:
         roster, here = self._roster, self._enough(self._here)
-        adverts = np.zeros(len(self._session.order), f"V{OVERHEAD + ADVERTISE_BYTES}")
-        joined = b"".join([self._adverts[user] for user in sorted(here)])
-        adverts[roster.among(here)] = np.frombuffer(joined, adverts.dtype)
-        users = roster.connected(here)
+        messages, users = roster.messages_of(here), roster.connected(here)
         roster.pair(users)
         self._mail = Mail(roster)
         return self._messages_of(
-            Kind.NEIGHBOURS, users, lambda user: [adverts[roster.partners(user)].tobytes()]
+            Kind.NEIGHBOURS, users, lambda user: [messages[roster.partners(user)].tobytes()]
         )
 
     def _send_inboxes(self) -> Mapping[int, bytes]:

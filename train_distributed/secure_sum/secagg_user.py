@@ -47,13 +47,7 @@ from train_distributed.secure_sum.secagg import (
 from train_distributed.secure_sum.secagg_rounds import longest_to_user
 from train_distributed.secure_sum.shamir import split
 from train_distributed.secure_sum.survivor_check import SurvivorCheck
-from train_distributed.secure_sum.wire import (
-    Kind,
-    check_vector,
-    read,
-    words_to_bytes,
-    write,
-)
+from train_distributed.secure_sum.wire import Kind, check_vector, read, words_to_bytes, write
 
 _ORDER = (Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK)
 Vector = NDArray[np.uint64] | Callable[[], NDArray[np.uint64]]

@@ -1,6 +1,6 @@
-"""What all parties of one secure sum agree on before the first message.
+"""Agreement of all parties of one secure sum before the first message.
 
-Its digest stands in every message, so parties that disagree on anything in it refuse each other's
+Its digest is in every message, so parties that disagree on anything in it refuse each other's
 messages. A retry is a new session: new nonce, fresh noise, one more composition.
 """
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from pretrain import check
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -42,12 +43,9 @@ class Session:
     context: bytes = field(default=b"")  # what else must be agreed: protocol, noise, model
 
     def __post_init__(self) -> None:
-        if len(self.nonce) != KEY_BYTES:
-            raise ValueError(f"nonce must be {KEY_BYTES} bytes, got {len(self.nonce)}")
-        if not 1 <= self.dimension < 2**32:
-            raise ValueError(f"dimension must be in [1, 2^32), got {self.dimension}")
-        if not 1 <= self.minimum <= len(self.users):
-            raise ValueError(f"minimum must be in [1, {len(self.users)} users], got {self.minimum}")
+        check.byte_length(KEY_BYTES, nonce=self.nonce)
+        check.within("[1, 2^32)", dimension=self.dimension)
+        check.within(f"[1, {len(self.users)}]", minimum=self.minimum)
         if not all(0 <= user < FIRST_SERVER for user in self.users):
             raise ValueError(f"users must have identities in [0, 2^31), got {sorted(self.users)}")
         if len(set(self.users.values())) != len(self.users):

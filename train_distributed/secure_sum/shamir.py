@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from pretrain import check
 from train_distributed.secure_sum.errors import InconsistentShares, TooFewUsers
 
 PRIME = 2**256 + 297  # the smallest prime above 2^256, so that every 32-byte secret is an element
@@ -32,10 +33,8 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
     Raises:
         ValueError: an argument outside its range, or fewer points than the threshold.
     """
-    if len(secret) != SECRET_BYTES:
-        raise ValueError(f"secret must be {SECRET_BYTES} bytes, got {len(secret)}")
-    if not 1 <= threshold <= len(points):
-        raise ValueError(f"threshold must be in [1, {len(points)} points], got {threshold}")
+    check.byte_length(SECRET_BYTES, secret=secret)
+    check.within(f"[1, {len(points)}]", threshold=threshold)
     if len(set(points)) != len(points) or not all(0 < x < 2**16 for x in points):
         raise ValueError(f"points must be distinct and in (0, 2^16), got {list(points)}")
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]

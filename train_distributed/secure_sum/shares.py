@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import check
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
@@ -49,8 +50,7 @@ class SharesUser:
     """A user: one call, one message per server; it waits for no answer."""
 
     def __init__(self, session: Session, user: int, keys: PrivateKeys, journal: Journal) -> None:
-        if len(session.servers) < 2:
-            raise ValueError(f"servers must be >= 2, got {len(session.servers)}")
+        check.at_least(2, servers=len(session.servers))
         self._session, self._user, self._keys, self._journal = session, user, keys, journal
 
     def submit(self, vector: NDArray[np.uint64]) -> Iterator[tuple[int, bytes]]:
@@ -89,7 +89,7 @@ class SharesUser:
 
 
 class _SharesServer:
-    """What both kinds of server have: the partial sum, the parts taken, the agreement."""
+    """Common part of both kinds of server: the partial sum, the parts taken, the agreement."""
 
     part_bytes: int
 
@@ -249,5 +249,5 @@ class VectorServer(_SharesServer):
 
 
 def share_context(session: Agreement, user: int, server: int) -> bytes:
-    """What a sealed share is bound to."""
+    """Bytes that a sealed share is bound to."""
     return session.digest + user.to_bytes(4, "big") + server.to_bytes(4, "big")

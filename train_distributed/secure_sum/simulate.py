@@ -5,11 +5,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import check
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
@@ -25,6 +26,7 @@ from train_distributed.secure_sum.wire import check_vector
 
 ADVERTISE, SHARE_KEYS, MASKED_INPUT, UNMASK = range(4)  # stages at which a user can drop out
 Drop = Mapping[int, Collection[int]]  # stage -> users whose message of that stage never comes
+Protocol = Literal["shares", "shares-replicated", "secagg"]
 T = TypeVar("T")
 
 
@@ -43,7 +45,7 @@ class SumResult:
 
 def simulate_sum(
     vectors: NDArray[np.uint64],
-    protocol: Literal["shares", "shares-replicated", "secagg"] = "shares",
+    protocol: Protocol = "shares",
     servers: int = 3,
     drop: Drop | None = None,
     *,
@@ -74,6 +76,7 @@ def simulate_sum(
     gone = _gone_at(drop or {}, len(vectors))
     least = len(vectors) // 2 + 1 if minimum is None else minimum
     meter = _Meter()
+    check.one_of(get_args(Protocol), protocol=protocol)
     if protocol == "shares":
         reached = [user for user, stage in enumerate(gone) if stage >= MASKED_INPUT]
         whole = SharesSum(len(vectors), vectors.shape[1], servers, least, reached)
@@ -84,7 +87,7 @@ def simulate_sum(
     if protocol == "shares-replicated":
         reached = [max(0, servers * (g >= MASKED_INPUT) - (g == MASKED_INPUT)) for g in gone]
         opened = run_replicated(vectors, servers, reached, least, corrupt_fraction, meter)
-    elif protocol == "secagg":
+    else:
         keys = PrivateKeys.generate()
         users = [PrivateKeys.generate() for _ in vectors]
         setup = SecAgg.agree_on(
@@ -97,10 +100,6 @@ def simulate_sum(
             dropout_fraction=dropout_fraction,
         )
         opened = _run_secagg(vectors, setup, keys, users, gone, meter)
-    else:
-        raise ValueError(
-            f'protocol must be "shares", "shares-replicated" or "secagg", got {protocol!r}'
-        )
     return meter.result(opened, len(vectors))
 
 
@@ -132,7 +131,7 @@ class _Meter:
         return message
 
     def result(self, opened: Opened, users: int) -> SumResult:
-        """What the run cost."""
+        """Result of the run, with its cost."""
         return SumResult(
             total=opened.total,
             survivors=tuple(sorted(opened.users)),
@@ -267,10 +266,8 @@ def _gone_at(drop: Drop, users: int) -> list[int]:
     """The stage at which each user drops out; one past the last for those that stay."""
     gone = [UNMASK + 1] * users
     for stage, dropped in drop.items():
-        if stage not in range(UNMASK + 1):
-            raise ValueError(f"drop must have stages 0 to {UNMASK}, got {stage}")
+        check.within(f"[0, {UNMASK}]", **{"stage in drop": stage})
         for user in dropped:
-            if user not in range(users):
-                raise ValueError(f"drop must name users 0 to {users - 1}, got {user}")
+            check.within(f"[0, {users - 1}]", **{"user in drop": user})
             gone[user] = min(gone[user], stage)
     return gone

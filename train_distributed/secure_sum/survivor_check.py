@@ -1,4 +1,4 @@
-"""What a user of protocol B checks before it reveals anything: one story, told by a quorum."""
+"""Check of a user of protocol B before it reveals anything: a quorum signed the same two sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from train_distributed.secure_sum.wire import WITNESS_BYTES, Kind, check_stateme
 
 @dataclass
 class SurvivorCheck:
-    """Who shared keys and who survived, as one user was told.
+    """Sets of users that shared keys and that survived, as the server named them to one user.
 
     UNMASK is four sets (alive, dropped, who signs the story, whose word on its vector is shown) and
     the signatures of the last two, by rising user.

@@ -26,7 +26,7 @@ Reports = dict[int, dict[int, bytes]]  # server -> part -> its sum, as it travel
 
 @dataclass(frozen=True)
 class Tally:
-    """What a session reveals, and what was wrong with the servers."""
+    """Sum that a session reveals, and what was wrong with the servers."""
 
     opened: Opened
     faults: dict[int, str]  # server -> why its opening does not count
@@ -46,7 +46,7 @@ def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Ta
 
     Raises:
         OutOfOrder: fewer than S-1 servers have opened this set.
-        ServersDisagree: reports differ, and it cannot be told which server lies; names them.
+        ServersDisagree: reports differ, and it is not clear which server lies; names them.
         ProtocolError: the COMMIT is not valid.
     """
     named = read(setup.session, commit, EVERYONE, {Kind.COMMIT: setup.commit_bytes})
@@ -74,7 +74,7 @@ def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Ta
 def _reports(
     setup: Replicated, openings: Mapping[int, bytes], commit: bytes
 ) -> tuple[Reports, dict[int, str]]:
-    """What the servers report, and why the others do not count.
+    """Reports of the servers, and why the others do not count.
 
     Raises:
         OutOfOrder: more than one does not.

@@ -1,4 +1,4 @@
-"""How the server of protocol B has secrets opened, checks them, and removes the masks."""
+"""The server of protocol B has secrets opened, checks them, and removes the masks."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -39,7 +39,7 @@ class Unmasking:
     def requests(
         self, agreed: Mapping[int, bytes], told: Mapping[int, bytes]
     ) -> Callable[[int], list[bytes]]:
-        """What UNMASK tells a user: the story, and a quorum's signatures on it.
+        """Payload of UNMASK for a user: both sets, and a quorum's signatures on them.
 
         Args:
             agreed: user -> its signature on the story, of at least `signers` users.
@@ -125,7 +125,7 @@ class Unmasking:
         )
 
     def _shares_by_dealer(self) -> Iterator[tuple[int, dict[int, bytes]]]:
-        """Of each user that shared keys, point -> share, no more than are needed."""
+        """Shares by point of each user that shared keys, no more than are needed."""
         slots = self._roster.held[self._taken]
         rising = np.argsort(slots)
         octets = self._shares["share"][self._taken][rising].tobytes()

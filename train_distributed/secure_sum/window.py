@@ -31,7 +31,7 @@ LATEST = 2**40  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """One sum over the reports of a time; it stands where a `Session` does.
+    """One sum over the reports of a time; it serves as a `Session`.
 
     Raises:
         ValueError: a field out of range.
@@ -86,7 +86,7 @@ class Window:
         ).digest()
 
     def state(self, now: float, *, closed: bool) -> str:
-        """What to say of it.
+        """State of the window in words.
 
         Args:
             now: seconds since 1970.
@@ -98,7 +98,7 @@ class Window:
 
     @property
     def word(self) -> np.dtype:
-        """Of one number."""
+        """Type of one number."""
         return WORDS[self.bits]
 
     @property
@@ -125,7 +125,7 @@ class WindowWithKeys:
     """A window together with its roll, which aggregators have: it knows all keys.
 
     Raises:
-        ValueError: not the window's roll, or a key that stands on it twice.
+        ValueError: not the window's roll, or a key that is on it twice.
     """
 
     def __init__(self, window: Window, user_keys: NDArray[np.uint8]) -> None:
@@ -161,7 +161,7 @@ def read_user_keys(path: Path) -> NDArray[np.uint8]:
 
 
 def check_distinct(user_keys: NDArray[np.uint8]) -> None:
-    """Raises ValueError where a key stands twice, which would count one user twice."""
+    """Raises ValueError where a key occurs twice, which would count one user twice."""
     heads = np.ascontiguousarray(user_keys[:, :8]).view(np.uint64).ravel()
     rising = np.sort(heads)
     alike = np.unique(rising[1:][rising[1:] == rising[:-1]])  # of honest keys none: 2^-64 a pair

@@ -43,7 +43,7 @@ Octets = bytes | memoryview
 
 
 class Kind(IntEnum):
-    """What a payload is; both protocols."""
+    """Kinds of payload; both protocols."""
 
     SHARE = 1  # user -> one server: sealed seed or masked vector
     HOLDING = 2  # server -> everyone: whose seeds it holds
@@ -163,7 +163,7 @@ def signature_of(message: bytes) -> bytes:
 
 
 def sender_of(message: bytes) -> int:
-    """Whose a message claims to be, before its signature has been checked.
+    """Sender that a message claims, before its signature has been checked.
 
     Raises:
         TruncatedMessage: too short to say.
@@ -172,7 +172,7 @@ def sender_of(message: bytes) -> int:
 
 
 def receiver_of(message: bytes) -> int:
-    """Whom a message claims to be for; a relay delivers by it, the receiver checks it.
+    """Receiver that a message claims; a relay delivers by it, the receiver checks it.
 
     Raises:
         TruncatedMessage: too short to say.
@@ -181,7 +181,7 @@ def receiver_of(message: bytes) -> int:
 
 
 def kind_of(message: bytes) -> str:
-    """What a message claims to be, in lower case.
+    """Kind that a message claims, in lower case.
 
     Raises:
         ProtocolError: too short to say, or no known kind.
@@ -246,7 +246,7 @@ def check_statement(session: Session, sender: int, statement: bytes, witness: by
 
 
 def _digest(kind: int, payload: Octets) -> tuple[Octets, bytes]:
-    """What of a payload is signed as it stands, and the hash of what is not (or nothing)."""
+    """Part of a payload that is signed as it is, and the hash of the rest (or nothing)."""
     if kind != Kind.MASKED:
         return payload, b""
     rest = hashlib.sha256(memoryview(payload)[STATEMENT_BYTES:]).digest()

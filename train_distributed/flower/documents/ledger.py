@@ -1,4 +1,4 @@
-"""What a user has given away so far, over all federations that its folder took part in.
+"""Privacy that a user has spent so far, over all federations that its folder took part in.
 
 Sessions of one federation are counted by its journal, and what they cost together with everything
 else on the same rows by the ledger beside these (`privacy.ledger`). The user's limits are looked at
@@ -53,7 +53,7 @@ class LedgerEntry:
 
     @property
     def epsilon(self) -> float:
-        """Of one session."""
+        """Epsilon of one session."""
         return self.privacy.epsilon
 
     @property
@@ -98,7 +98,7 @@ def accepted(folder: Path, federation: Federation, party: int) -> bool:
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """What the folder took part in, by digest.
+    """Federations that the folder took part in, by digest.
 
     Raises:
         ValueError: naming a file that was changed.
@@ -123,7 +123,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
 
 @dataclass(frozen=True)
 class Account:
-    """What a user gives away in one federation, and what counts it.
+    """Privacy that a user spends in one federation, and the ledger that counts it.
 
     The ledger lies beside the user's rows, so it also holds what other commands have spent on them.
     Sessions of other federations of the folder that it does not hold (of other rows, of a time
@@ -155,7 +155,7 @@ class Account:
                 )
 
     def totals(self, sessions: int | None = None) -> tuple[Total, Total]:
-        """What other sums gave away, and what it is with so many sessions of this federation."""
+        """Cost of all other sums, without and with so many sessions of this federation."""
         others = self._others()
         here = self.spent(self.federation.sessions if sessions is None else sessions)
         unit = self._unit(others)

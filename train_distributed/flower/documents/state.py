@@ -1,4 +1,4 @@
-"""Where a party keeps what must outlive its process: one absolute directory per identity."""
+"""Directory of what must outlive a party's process: an absolute one per identity."""
 
 import os
 from pathlib import Path

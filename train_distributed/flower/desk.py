@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 from train_distributed.flower.blobs import split
 from train_distributed.flower.clerk import DONE, REFUSED, Clerk, Handlers, Request, words
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import (
-    free_session,
-    no_session_left,
-    spend_session,
-)
+from train_distributed.flower.documents.sessions import free_session, no_session_left, spend_session
 from train_distributed.flower.share_desk import Machine, Submitter, close, receive_all, settle
 from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
 from train_distributed.secure_sum.graph import STARTS

@@ -24,7 +24,7 @@ from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import DONE, REFUSED, Request, words
 from train_distributed.flower.desk import ComputationDesk, Desk, Submission, UserDesk
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import free_session, spend_session
+from train_distributed.flower.documents.sessions import free_session, spend_session
 from train_distributed.flower.orders import NONCE_BYTES, read_order, write_order
 from train_distributed.secure_sum.errors import AlreadyOpened, MalformedMessage
 from train_distributed.secure_sum.journal import Journal

@@ -125,7 +125,7 @@ def test_fractions_that_no_graph_survives_are_refused() -> None:
         choose_degree(1, 0.1, 0.1)
     with pytest.raises(ValueError, match=r"corrupt_fraction must be in \[0, 1\)"):
         choose_degree(5, 1.0, 0.1)
-    with pytest.raises(ValueError, match=r"minimum must be in \[1, 5 users\]"):
+    with pytest.raises(ValueError, match=r"minimum must be in \[1, 5\]"):
         choose_degree(5, 0.1, 0.1, 6)
 
 

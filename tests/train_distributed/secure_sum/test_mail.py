@@ -34,7 +34,7 @@ def roster() -> Roster:
     made = Roster(_Setup())  # pyright: ignore[reportArgumentType]
     present = [user for user in made.setup.session.order if made.setup.session.place[user] != LATE]
     for user in present:
-        made.add(user, Advert(bytes(128)))
+        made.add(user, Advert(bytes(128)), b"")
     made.pair(made.connected(present))
     return made
 

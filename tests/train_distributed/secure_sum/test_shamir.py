@@ -70,8 +70,8 @@ def test_shares_of_no_secret_are_noticed() -> None:
     ("secret", "threshold", "points", "message"),
     [
         (b"s" * 31, 1, [1], "secret must be 32 bytes"),
-        (b"s" * 32, 0, [1], r"threshold must be in \[1, 1 points\]"),
-        (b"s" * 32, 3, [1, 2], r"threshold must be in \[1, 2 points\]"),
+        (b"s" * 32, 0, [1], r"threshold must be in \[1, 1\]"),
+        (b"s" * 32, 3, [1, 2], r"threshold must be in \[1, 2\]"),
         (b"s" * 32, 2, [1, 1], "points must be distinct"),
         (b"s" * 32, 1, [0], r"in \(0, 2\^16\), got \[0\]"),
     ],

@@ -11,14 +11,10 @@ from train_distributed.flower.adder_client import Adders
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import (
-    BudgetedJournal,
-    remember,
-    spend_session,
-    state_of,
-)
+from train_distributed.flower.documents.ledger import BudgetedJournal, remember, state_of
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.documents.sessions import spend_session
 from train_distributed.flower.documents.window_file import WindowFile, window_of
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER

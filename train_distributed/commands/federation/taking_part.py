@@ -9,15 +9,11 @@ from train_distributed.commands.federation.consent import consent
 from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import (
-    Account,
-    BudgetedJournal,
-    remember,
-    sessions_used,
-)
+from train_distributed.flower.documents.ledger import Account, BudgetedJournal, remember
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
+from train_distributed.flower.documents.sessions import sessions_used
 from train_distributed.flower.escape import safe
 from train_distributed.flower.round_desk import RoundsDesk
 from train_distributed.flower.supernode import Node, serve

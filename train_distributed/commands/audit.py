@@ -28,44 +28,43 @@ ROWS, ROWS_OF_CUTS = 3, 6  # of a user, where none are given; every cut takes so
 
 @dataclass(frozen=True)
 class Audit:
-    """Attack whole releases with worst-case neighbours; exit 1 if one breaks its promise."""
+    """Attack releases with worst-case neighbours; exit code 1 if a promise is broken."""
 
     method: Literal["all", "evaluation"] | PrivateMethodName = "all"
-    """One method in the configuration that the options below describe, or a standing list of
-    configurations of our own ones; `evaluation`: the private evaluation of a model. Of ADMM and
-    Charter the final model is attacked."""
+    """Target: one method as configured below; `all`: a list of configurations of our own methods;
+    `evaluation`: a private evaluation. For ADMM and Charter, the final model."""
     privacy: Privacy = field(default_factory=lambda: Privacy(3.0, 1e-5))
     options: MethodOptions = field(default_factory=MethodOptions)
     users: int = 2
-    """w; the dishonest ones' noise is known to the attacker."""
+    """Number of users; the attacker knows the noise of the dishonest ones."""
     rows: int | None = None
-    """Rows of every user; 3, or 6 for Charter, if left out."""
+    """Number of rows of every user (default: 3; 6 for Charter)."""
     features: int = 2
-    """Numbers in an embedding."""
+    """Dimension of an embedding."""
     num_classes: int = 2
     """Number of classes K."""
     noise: Noise | None = None
-    """Kind of noise; discrete where the method has it, if left out."""
+    """Kind of noise (default: discrete where the method has it)."""
     min_survivors: int | None = None
-    """Fewest users that a sum is opened for; the others drop out."""
+    """Number of users whose sum is opened; the others drop out (default: all)."""
     releases: int = 1
-    """Releases of the same data, the r-th with ε/r; their promises compose."""
+    """Number of releases of the same data, the r-th with ε/r, whose promises compose."""
     trials: int = 2000
-    """Releases of either neighbour; of `--method all` three times as many where noise is float."""
+    """Number of releases of each neighbour; three times as many for float noise in `all`."""
     confidence: float = 0.9999
-    """Of each lower bound: correct code is found broken at most this rarely."""
+    """Confidence of each lower bound; correct code fails in at most the remaining share."""
     pipeline: str | None = None
-    """Your own labelled pictures, as `--data` of `embed run`. Instead of an attack on a method, one
-    of them is replaced in eight ways, and all that `embed run`, `hold-out`, `exclude`, `run` and
-    `evaluate` make of the others is compared."""
+    """Your own labelled pictures, as in `embed run --data`. Instead of attacking a method, replace
+    one picture in eight ways, and compare the output of `embed run`, `hold-out`, `exclude`, `run`
+    and `evaluate` for the others."""
     layout: Literal["auto", "class", "user-class", "flat"] = "auto"
     """Layout of the folder of pictures, with --pipeline."""
     pictures: int = 24
-    """How many of the pictures to take, with --pipeline."""
+    """Number of pictures to take, with --pipeline."""
     encoder: str = "simclr-small"
-    """Encoder of the pictures as for `embed run`, with --pipeline."""
+    """Encoder as for `embed run`, with --pipeline."""
     weights: str | None = None
-    """Its weights as for `embed run`, with --pipeline."""
+    """Weights file for --encoder (default: the weights it ships with)."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False

@@ -25,33 +25,32 @@ EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which an experiment is run."""
+    """Conditions of an experiment."""
 
     users: tuple[int, ...] = (1000,)
-    """Numbers of users; experiments that need one take the largest."""
+    """Numbers of users; experiments with a single number take the largest."""
     rows_per_user: int | None = None
-    """Rows of each user, drawn at random; all rows are spread if left out. accuracy: both."""
+    """Number of rows per user, drawn at random (default: all rows are spread; accuracy: both)."""
     schemes: tuple[Literal["iid", "one-class"], ...] = ("iid", "one-class")
-    """Who holds which rows, where the experiment does not say."""
+    """Partitions of rows among users, where the experiment leaves them open."""
     epsilons: tuple[float, ...] = EPSILONS
-    """ε of each column."""
+    """Values of ε, one per column."""
     delta: float = 1e-5
-    """δ."""
+    """Failure probability δ."""
     honest_fraction: float = 0.5
-    """t: share of users that are honest."""
+    """Share of users that are honest."""
     seeds: int = 5
-    """Repetitions with other partitions and other noise."""
+    """Number of repetitions, each with its own partition and noise."""
     folds: int | None = None
-    """Test on this many stratified folds in turn, per repetition; the set's own split if left
-    out."""
+    """Number of stratified folds to test on in turn (default: the set's own split)."""
     lineup: tuple[Literal["ours", "paper", "dp-fl"], ...] = ("ours", "paper")
-    """Methods that are compared, where the experiment does not say."""
+    """Methods to compare, where the experiment leaves them open."""
     components: tuple[int, ...] = (32, 128)
-    """Numbers of features that rivals learn from, beside the constant."""
+    """Numbers of public directions for rivals, without the constant column."""
     tasks: int = 6
-    """Public tasks that a choice is rehearsed on."""
+    """Number of public tasks that `select` simulates."""
     rounds: int = 0
-    """Further rounds that may be chosen beside none; frontier and selection."""
+    """Number of further rounds that `select` may choose instead of none (frontier, selection)."""
 
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""

@@ -49,15 +49,9 @@ def test_golden_values_of_the_reference_implementation(
         clip_norm=60.0,
         radius=float(golden["radius"]),
     )
-    weights = fit_sgd(
-        head,
-        x,
-        torch.from_numpy(golden["y"]),
-        epochs=int(golden["epochs"]),
-        batch_size=int(golden["batch_size"]),
-        smoothness=float(golden["smoothness"]),
-        method=method,
-    )
+    steps: dict[str, Any] = {name: int(golden[name]) for name in ("epochs", "batch_size")}
+    smoothness, y = float(golden["smoothness"]), torch.from_numpy(golden["y"])
+    weights = fit_sgd(head, x, y, smoothness=smoothness, method=method, **steps)
     expected = torch.from_numpy(np.vstack([golden["intercept"], golden["coef"].T]))
     assert (weights - expected).norm() <= 1e-5 * expected.norm()
 
@@ -71,22 +65,11 @@ def test_gram_and_primal_take_the_same_steps(
 ) -> None:
     x, y = rows(users=3, n=8)
     counts = torch.tensor([8, 1, 5]) if counted else None
+    options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "counts": counts}
     found = []
-    methods: tuple[Method, ...] = ("gram", "primal")
-    for method in methods:
-        generator = torch.Generator().manual_seed(3) if shuffled else None
-        found.append(
-            fit_sgd(
-                head,
-                x,
-                y,
-                epochs=epochs,
-                batch_size=batch_size,
-                generator=generator,
-                counts=counts,
-                method=method,
-            )
-        )
+    for method in ("gram", "primal"):
+        options["generator"] = torch.Generator().manual_seed(3) if shuffled else None
+        found.append(fit_sgd(head, x, y, method=method, **options))
     assert (found[0] - found[1]).norm() <= 1e-10 * found[1].norm()
 
 
@@ -178,18 +161,9 @@ def test_equals_a_plain_autograd_loop(head: Head, method: Method, n: int, batch_
 def test_a_generator_draws_a_new_order_per_user_and_epoch(method: Method) -> None:
     """Two users with the same rows part ways; the same generator state repeats them."""
     x, y = (part.expand(2, *part.shape[1:]) for part in rows(users=1, n=8))
-    found = [
-        fit_sgd(
-            HEADS[0],
-            x,
-            y,
-            epochs=2,
-            batch_size=3,
-            generator=torch.Generator().manual_seed(5),
-            method=method,
-        )
-        for _ in range(2)
-    ]
+    options: dict[str, Any] = {"epochs": 2, "batch_size": 3, "method": method}
+    draws = [torch.Generator().manual_seed(5) for _ in range(2)]
+    found = [fit_sgd(HEADS[0], x, y, generator=draw, **options) for draw in draws]
     assert torch.equal(found[0], found[1])
     assert not torch.allclose(found[0][0], found[0][1], rtol=1e-6)
 

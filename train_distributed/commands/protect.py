@@ -1,12 +1,11 @@
 """`python -m train_distributed protect`: choose a protection and its strength by measurement."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import check
-from pretrain.cli.output import default_directory, new_directory, refuse_existing, refuse_inputs
+from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.choices import Cost
 
@@ -99,21 +98,15 @@ class Protect:
         from train_distributed.research.protection.similarity import Similarity
         from train_distributed.research.protection.study import run_study
 
-        out = default_directory("protect") if self.out is None else self.out
-        refuse_existing(out, overwrite=self.overwrite)
-        refuse_inputs(out, (self.embeddings, self.public, self.images))
+        given = (self.embeddings, self.public, self.images)
+        out = output_directory(self.out, "protect", *given, overwrite=self.overwrite)
         preference, settings = self._preference(), self._settings()
         similarity = Similarity("ssim" if self.images else "cosine", self.threshold)
         federation = self._federation()
-        benchmark = AttackBenchmark(
-            federation,
-            similarity,
-            tuple(federation.models(self._or("models"), self._or("steps"), self.seed)),
-            self._or("attacks"),
-            self.clients if self.victims is None else self.victims,
-            self.seeds,
-            self.seed,
-        )
+        models = federation.models(self._or("models"), self._or("steps"), self.seed)
+        victims = self.clients if self.victims is None else self.victims
+        counts = (self._or("attacks"), victims, self.seeds)
+        benchmark = AttackBenchmark(federation, similarity, tuple(models), *counts, self.seed)
         study = run_study(benchmark, settings, self._or("steps"))
         text = table(study, self.budget, preference, self.cost)
         with new_directory(out, overwrite=self.overwrite) as partial:
@@ -132,14 +125,8 @@ class Protect:
         from train_distributed.research.protection.settings import StudySettings
         from train_distributed.research.protection.study import check_settings
 
-        settings = StudySettings(
-            self.budget,
-            self.half_width,
-            self.key_bits,
-            self.servers,
-            self.noise_levels,
-            self.variance_models,
-        )
+        options = (self.key_bits, self.servers, self.noise_levels, self.variance_models)
+        settings = StudySettings(self.budget, self.half_width, *options)
         check.at_least(1, clients=self.clients, seeds=self.seeds)
         check.within("[0, 2^32)", seed=self.seed)
         check_settings(settings, self.clients)
@@ -217,7 +204,7 @@ class Protect:
             "suitable_for_release": False,
             **as_json(study, self.budget, preference, self.cost),
         }
-        (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_json(partial / "report.json", report)
         (partial / "table.txt").write_text(text + "\n")
         title = f"{self.clients} clients, batch {self.batch}, threshold {self.threshold:g}"
         draw_tradeoff(study, self.budget, self.cost, partial / "tradeoff.png", title)

@@ -49,15 +49,9 @@ class AdmmOptions:
 
     def settings(self, method: str, alpha: float) -> admm.AdmmSettings:
         """Settings of a run in which every message spends α."""
-        return admm.AdmmSettings(
-            method=method,
-            iterations=self.iterations,
-            rho=self.rho,
-            eta=self.eta,
-            loss_weight=self.loss_weight,
-            alpha=alpha,
-            tolerance=TOLERANCE,
-        )
+        shared = ("iterations", "rho", "eta", "loss_weight")
+        constants = {name: getattr(self, name) for name in shared}
+        return admm.AdmmSettings(method=method, alpha=alpha, tolerance=TOLERANCE, **constants)
 
     def connect(self, users: int, generator: torch.Generator | None) -> admm.Graph:
         """The graph of these users; a random one is public.

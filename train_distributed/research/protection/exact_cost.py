@@ -14,7 +14,7 @@ import torch
 import tyro
 
 from pretrain.cli.command import run_command
-from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed.research.protection.exact_sums import ExactSum, Paillier, Shares
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing, arithmetic
@@ -30,14 +30,13 @@ def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, Any]:
     began = time.perf_counter()
     out = mechanism.exchange(models, None)
     wall = time.perf_counter() - began
-    clients = len(models)
     return {
         "mechanism": mechanism.name,
         "parameter": mechanism.parameter,
         "bytes_per_client": out.bytes_per_client,
         "cpu_seconds_per_client": out.seconds_per_client,
         "cpu_seconds_of_server": out.seconds_server,
-        "cpu_seconds_of_all": clients * out.seconds_per_client + out.seconds_server,
+        "cpu_seconds_of_all": len(models) * out.seconds_per_client + out.seconds_server,
         "wall_seconds_of_all": wall,
         "exact": torch.equal(out.mean, mechanism.mean(models, None)),
     }
@@ -70,7 +69,7 @@ class ExactCost:
             "sums": found,
         }
         with new_directory(self.out, overwrite=self.overwrite) as partial:
-            (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+            write_json(partial / "report.json", report)
         print(json.dumps(found, indent=1))
 
 

@@ -59,21 +59,22 @@ class AttackBenchmark:
 
     def measure(self, mechanism: Mechanism) -> Measurement:
         """Attacks, trains and times a mechanism."""
+        plain, out = self._plain, self._exchange(mechanism)
+        unprotected = isinstance(mechanism, Unprotected)
+        attack = self.unprotected if unprotected else self.attack(mechanism)
         accuracies = self._accuracies(mechanism)
         losses = np.array(self._plain_accuracies) - np.array(accuracies)
-        out = self._exchange(mechanism)
-        spread = float(losses.std(ddof=1)) if len(losses) > 1 else 0.0
         return Measurement(
             mechanism.name,
             mechanism.parameter,
-            leakage(self._recoveries(mechanism), self.blind),
+            leakage(attack, self.blind),
             float(np.mean(accuracies)),
             float(losses.mean()),
-            spread,
+            float(losses.std(ddof=1)) if len(losses) > 1 else 0.0,
             out.bytes_per_client,
-            out.seconds_per_client + out.seconds_server,
-            (out.bytes_per_client - self._plain.bytes_per_client) * MEGABIT,
-            out.seconds_per_client + out.seconds_server - self._plain_seconds,
+            out.seconds,
+            (out.bytes_per_client - plain.bytes_per_client) * MEGABIT,
+            out.seconds - plain.seconds,
         )
 
     def attack(self, mechanism: Mechanism) -> Recoveries:
@@ -144,10 +145,6 @@ class AttackBenchmark:
             if k < self.victims:
                 hits[k] |= self.similarity.recovered(guess.x, x[k]).numpy()
 
-    def _recoveries(self, mechanism: Mechanism) -> Recoveries:
-        plain = isinstance(mechanism, Unprotected)
-        return self.unprotected if plain else self.attack(mechanism)
-
     def _accuracies(self, mechanism: Mechanism) -> list[float]:
         return [self.federation.accuracy(mechanism, self.seed + s) for s in range(self.seeds)]
 
@@ -159,14 +156,9 @@ class AttackBenchmark:
     def _plain(self) -> Exchange:
         return self._exchange(Unprotected())
 
-    @property
-    def _plain_seconds(self) -> float:
-        return self._plain.seconds_per_client + self._plain.seconds_server
-
     def _exchange(self, mechanism: Mechanism) -> Exchange:
         models = self.federation.updates(self.models[0], *self.records)
-        few = models[:COST_CLIENTS]
-        return mechanism.exchange(few, self._generator(-2, 0))
+        return mechanism.exchange(models[:COST_CLIENTS], self._generator(-2, 0))
 
     @property
     def _shape(self) -> tuple[int, int, int, int]:

@@ -35,6 +35,11 @@ class Exchange:
     seconds_per_client: float  # CPU, mean over clients
     seconds_server: float  # CPU, of the server with most
 
+    @property
+    def seconds(self) -> float:
+        """CPU seconds of one client and the busiest server."""
+        return self.seconds_per_client + self.seconds_server
+
 
 @dataclass(frozen=True)
 class View:

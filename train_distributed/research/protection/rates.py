@@ -21,7 +21,7 @@ from embed import EmbeddingSet
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain.cli.command import run_command
-from pretrain.cli.output import new_directory
+from pretrain.cli.output import new_directory, write_json
 from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
 from train_distributed.research.protection.data import (
@@ -110,7 +110,7 @@ class Rates:
         shown["images"] = None if self.images is None else Path(self.images).name
         with new_directory(self.out, overwrite=self.overwrite) as partial:
             report = provenance() | {"configuration": shown, "threshold": self.threshold} | found
-            (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+            write_json(partial / "report.json", report)
         print(json.dumps(found, indent=1))
 
     def _of_images(self, images: str) -> dict[str, Any]:

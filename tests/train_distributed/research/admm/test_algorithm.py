@@ -213,36 +213,23 @@ def test_nodes_are_gathered_from_a_partition():
 
 
 def settings(**changes):
-    return admm.AdmmSettings(
-        **{"method": "none", "iterations": 1, "rho": 1.0, "eta": 1.0} | changes
-    )
+    return admm.AdmmSettings(**{"method": "none", "iterations": 1, "rho": 1, "eta": 1} | changes)
+
+
+def filled(x, y, counts, nodes=None):
+    shape = (len(counts), 1, 1)
+    rows = torch.full((nodes or len(counts), 1, 1), x)
+    return admm.Nodes(rows, torch.full(shape, y), torch.tensor(counts))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: admm.Nodes(torch.zeros(2, 1, 1), torch.ones(2, 1, 1), torch.tensor([1, 0])),
-            "node 1 must hold a row",
-        ),
-        (
-            lambda: admm.Nodes(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), torch.tensor([1])),
-            r"labels must be -1 or \+1",
-        ),
-        (
-            lambda: admm.Nodes(torch.full((1, 1, 1), 1.1), torch.ones(1, 1, 1), torch.tensor([1])),
-            "rows must be finite with norm <= 1",
-        ),
-        (
-            lambda: admm.Nodes(
-                torch.full((1, 1, 1), torch.nan), torch.ones(1, 1, 1), torch.tensor([1])
-            ),
-            "rows must be finite with norm <= 1",
-        ),
-        (
-            lambda: admm.Nodes(torch.zeros(2, 1, 1), torch.ones(1, 1, 1), torch.tensor([1])),
-            "x, y, counts must agree",
-        ),
+        (lambda: filled(0.0, 1.0, [1, 0]), "node 1 must hold a row"),
+        (lambda: filled(0.0, 0.0, [1]), r"labels must be -1 or \+1"),
+        (lambda: filled(1.1, 1.0, [1]), "rows must be finite with norm <= 1"),
+        (lambda: filled(torch.nan, 1.0, [1]), "rows must be finite with norm <= 1"),
+        (lambda: filled(0.0, 1.0, [1], nodes=2), "x, y, counts must agree"),
         (lambda: settings(method="adm"), "method must be one of"),
         (lambda: settings(rho=0.0), "rho must be finite and > 0"),
         (lambda: settings(method="dvp"), r"alpha must be in \(0, inf\)"),

@@ -13,6 +13,7 @@ from train_distributed.research.protection.paillier import KeyPair, Packing, Pub
 from train_distributed.research.protection.sparse import read_sparse, sparsify
 
 pytest.importorskip("phe")
+WIDE = FixedPoint(step=2.0**-32, bound=64.0, parties=10)
 KEY_BITS = 512  # small: these tests are about arithmetic, not about secrecy
 
 
@@ -149,13 +150,10 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
         (lambda: protect.Sparsification(1.5), r"rho must be in \[0, 1\]"),
         (lambda: protect.Randomisation(-1.0), "variance must be in"),
         (
-            lambda: KeyPair.generate(FixedPoint(step=2.0**-32, bound=64.0, parties=10), 32),
-            "key_bits must be >= 45, the message space of 10 parties",
+            lambda: KeyPair.generate(WIDE, 32),
+            "key_bits must be >= 45, the message space",
         ),
-        (
-            lambda: KeyPair.generate(FixedPoint(step=1.0, bound=1.0, parties=1), 1001),
-            "key_bits must be a positive multiple of 16",
-        ),
+        (lambda: KeyPair.generate(WIDE, 1001), "key_bits must be a positive multiple of 16"),
         (lambda: exact_sums.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
         (lambda: read_sparse(b"123"), "bytes_of_message must be >= 12"),
         (lambda: read_sparse(sparsify(torch.ones(9), 1.0, None)[:-1]), "message must be"),

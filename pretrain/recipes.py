@@ -74,17 +74,17 @@ class SimCLRConfig:
 
     encoder: ResNetConfig = field(default_factory=ResNetConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    epochs: int = 10
-    batch_size: int = 256  # images in one optimiser step, over all processes
-    accumulate: int = 1  # a step's batch is split in so many parts, each with its own negatives
-    learning_rate: float = 2e-3  # peak
-    weight_decay: float = 1e-4
-    warmup: float = 0.05  # share of all steps
+    epochs: int = 10  # passes over all images
+    batch_size: int = 256  # images per optimiser step, over all processes
+    accumulate: int = 1  # parts of a batch, each with its own negatives
+    learning_rate: float = 2e-3  # largest, after the warm-up
+    weight_decay: float = 1e-4  # L2 penalty of the optimiser
+    warmup: float = 0.05  # share of all steps with a rising learning rate
     optimizer: str = "adamw"  # adamw, sgd or lars
-    temperature: float = 0.2
-    hidden: int = 512  # width of the projection head
-    projected: int = 128  # its output
-    half: bool = False  # bfloat16 autocast
+    temperature: float = 0.2  # of the NT-Xent loss
+    hidden: int = 512  # hidden width of the projection head
+    projected: int = 128  # output width of the projection head
+    half: bool = False  # compute in bfloat16 by autocast
 
     def __post_init__(self) -> None:
         counts = ("epochs", "batch_size", "accumulate", "hidden", "projected")

@@ -32,18 +32,18 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Demo:
-    """Public digits, private users, test digits: every method at several ε, from one command."""
+    """Demonstration: every method at several ε, on digits of private users."""
 
     users: int = 100
-    """Private users, 25 digits each."""
+    """Number of private users, with 25 digits each."""
     epsilons: tuple[float, ...] = (0.3, 1.0, 3.0, math.inf)
-    """ε of each column; inf adds no noise and is not private."""
+    """Values of ε, one per column; inf adds no noise and is not private."""
     seeds: int = 5
-    """Repetitions with other partitions and other noise."""
+    """Number of repetitions, each with its own partition and noise."""
     components: int = 32
-    """Principal directions of the public embeddings."""
+    """Number of principal directions of the public embeddings."""
     out: Path | None = None
-    """Directory to write; a new one under runs/ if left out."""
+    """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 

@@ -25,9 +25,9 @@ class Place:
     """Which ledger."""
 
     embeddings: Path | None = None
-    """Embedding set whose ledger it is: NAME.ledger beside the set."""
+    """Embedding set whose ledger to use: NAME.ledger next to the set."""
     ledger: Path | None = None
-    """The file itself, instead."""
+    """Ledger file, instead of --embeddings."""
 
     def open(self) -> "Ledger":
         """The ledger, its chain verified.
@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Show(Place):
-    """Say what was spent, entry by entry and together, and what is left.
+    """Show what was spent, entry by entry and in total, and the limit.
 
     Example:
     blind-averaging ledger show --embeddings mine --reports model
@@ -87,38 +87,38 @@ class Show(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class Reserve(Place):
-    """Count a sum that another program will make, before it draws any noise.
+    """Reserve epsilon for a sum of another program, before that draws any noise.
 
-    With `sigma` and `sensitivity` it adds up as Gaussian noise does; without, by epsilon and delta.
+    With --sigma and --sensitivity it composes as Gaussian noise; without, by epsilon and delta.
 
     Example:
     blind-averaging ledger reserve --embeddings mine --epsilon 1 --delta 1e-5
     """
 
     epsilon: float
-    """Promised epsilon, at delta."""
+    """Promised epsilon at --delta."""
     delta: float
-    """Promised delta; 0 where epsilon is pure."""
+    """Promised delta; 0 for pure epsilon."""
     sigma: float | None = None
-    """Standard deviation of the noise that is certain to be there."""
+    """Standard deviation of the noise of honest users."""
     sensitivity: float | None = None
-    """L2, for the stated unit and group."""
+    """L2 sensitivity for --unit and --group-size."""
     compositions: int = 1
-    """Releases of that sensitivity and noise in it."""
+    """Number of releases of that sensitivity and noise."""
     unit: Unit = "record"
     """Unit that the promise protects."""
     group_size: int = 1
-    """How many of them together."""
+    """Number of units that the promise protects together."""
     kind: KindName = "release"
     """Purpose of the sum."""
     method: str = "other"
     """Method that makes it, by any name."""
     data: str | None = None
-    """Name of the rows where no embedding set is given."""
+    """Name of the rows, without --embeddings."""
     part: Literal["train", "test", "evaluation"] | None = None
-    """Rows of this split of the set, which no other split holds; all rows if left out."""
+    """Split of the set that the sum reads (default: all rows)."""
     result: str = ""
-    """Name of what will be written."""
+    """Name of the result."""
 
     def run(self) -> None:
         """Prints the id for `spend`.
@@ -175,7 +175,7 @@ class Spend(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class SetLimit(Place):
-    """Set what all sums together may come to: whoever would pass it is refused.
+    """Limit the epsilon of all sums together; sums that would exceed it are refused.
 
     Example:
     blind-averaging ledger limit --embeddings mine --epsilon 3 --delta 1e-5
@@ -184,11 +184,11 @@ class SetLimit(Place):
     epsilon: float
     """Largest epsilon of all sums together; inf: no limit."""
     delta: float
-    """At which epsilon is computed."""
+    """Delta at which epsilon is computed."""
     unit: Unit = "record"
     """Unit that the limit protects."""
     raise_limit: bool = False
-    """Allow more than the limit before; the ledger keeps that this was done."""
+    """Allow more than the limit before; the ledger records it."""
 
     def run(self) -> None:
         """Appends the limit.

@@ -1,4 +1,4 @@
-"""Clipped embeddings: extraction, storage, public transform, a look at them."""
+"""Clipped embeddings: extraction, storage, public transform, plots."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name with its module when it is asked for: sets are read without torch."""
+    """Loads a name with its module on first use, so that sets are read without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -2,12 +2,12 @@
 
 import sys
 
-from pretrain.cli.command import Command, run_command
+from pretrain.cli.command import run_command
 from pretrain.cli.menu import Entry, Menu
 
 MENU = Menu(
     name="embed",
-    words="Embeddings: extraction, import, the public transform, a look at them.",
+    words="Embeddings: extraction, import, public transform, plots.",
     entries=(
         Entry("run", "embed.run:Run"),
         Entry("exclude", "embed.run:Exclude"),
@@ -19,9 +19,5 @@ MENU = Menu(
 )
 
 
-def _parse() -> Command:
-    return MENU.parse(sys.argv[1:], "python -m embed")
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(_parse))
+    sys.exit(run_command(lambda: MENU.parse(sys.argv[1:], "python -m embed")))

@@ -158,14 +158,20 @@ def _finished(out: Path, meta: dict[str, Any], options: ExtractOptions) -> Embed
 
 def _described(images: ImageSet, ends: np.ndarray) -> dict[str, Any]:
     """Entries of meta.json about the images."""
+    optional = {
+        "user_names": list(images.user_names),
+        "users_in_both_splits": len(users_in_both(images)),
+        "files_skipped": len(images.skipped),
+    }
+    origin = INFERRED if images.inferred else "declared"
     return {
         "data": images.name,
         "data_hash": _data_hash(images, ends),
         "rows": len(images),
         "class_names": list(images.class_names),
-        "classes": _classes(images),
+        "classes": origin if images.labelled else "none",
         "image_shape": list(ends.shape[1:]),
-        **{name: value for name, value in _known(images).items() if value},
+        **{name: value for name, value in optional.items() if value},
     }
 
 
@@ -207,19 +213,3 @@ def _data_hash(images: ImageSet, ends: np.ndarray) -> str:
     if images.names is not None:
         columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
     return hash_rows([ends, *columns])
-
-
-def _known(images: ImageSet) -> dict[str, Any]:
-    """Optional entries of meta.json about the images."""
-    return {
-        "user_names": list(images.user_names),
-        "users_in_both_splits": len(users_in_both(images)),
-        "files_skipped": len(images.skipped),
-    }
-
-
-def _classes(images: ImageSet) -> str:
-    """Origin of the classes for meta.json: declared, inferred or none."""
-    if not images.labelled:
-        return "none"
-    return INFERRED if images.inferred else "declared"

@@ -19,7 +19,7 @@ BY_DESIGN = "fed-emnist:"  # its published split is within every writer
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """Which images, and what their labels, users and splits are."""
+    """Options of an image set: its source, labels, users and splits."""
 
     data: str
     """An npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS, cifar10:DIR,
@@ -117,7 +117,7 @@ class ImageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions:
-    """How to compute and store embeddings.
+    """Options of computing and storing embeddings.
 
     Raises:
         ValueError: at construction, for a value out of range.

@@ -138,7 +138,7 @@ class Partial:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno())):
                     yield
-                    return  # else it was removed by whoever had it
+                    return  # else its holder has removed it
 
     def _marker(self, shard: int) -> Path:
         return self.finished / f"{shard:06d}"

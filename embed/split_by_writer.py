@@ -19,7 +19,7 @@ from pretrain.cli.command import run_command
 
 @dataclass(frozen=True)
 class SplitByWriter:
-    """Where to read and write."""
+    """Split an embedding set with writers into a private and a public one."""
 
     source: Path
     """Embedding set that names its users in both splits."""

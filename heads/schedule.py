@@ -1,4 +1,4 @@
-"""Which rows every user visits at which rate: the steps of projected SGD, all users at once."""
+"""Steps of projected SGD for all users at once: visited rows and learning rates."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Step:
 
 
 class Schedule:
-    """Which rows every user visits at which rate."""
+    """Rows that every user visits, and learning rates."""
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ def _fit_primal(head: Head, x: Tensor, y: Tensor, schedule: Schedule) -> Tensor:
 
 
 def _fit_gram(head: Head, x: Tensor, y: Tensor, schedule: Schedule) -> Tensor:
-    """The same iterates through G = XXᵀ and W = s XᵀA, so that shrinking W only touches s > 0.
+    """SGD's iterates through G = XXᵀ and W = s XᵀA, so that shrinking W changes only s > 0.
 
     P = GA is carried along: a batch's scores S are rows of sP, and one product with the batch's
     rows of G moves P. ‖W‖² follows from the scores before and after the step W' = s'W − αXᵀD:

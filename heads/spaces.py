@@ -1,4 +1,4 @@
-"""Where the exact solver's unknown lives: coefficients of the rows, or the weights themselves."""
+"""Spaces of the exact solver's unknown: coefficients of the rows, or the weights themselves."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +16,7 @@ Slope = Callable[[Tensor, Part], Tensor]  # scores of a part -> what is pulled b
 
 
 class Space(Protocol):
-    """Where the unknown V lives: V = Wᵀ, or V = Aᵀ with W = XᵀA.
+    """Space of the unknown V: V = Wᵀ, or V = Aᵀ with W = XᵀA.
 
     Classes come before rows everywhere: so softmax is fast, and products are.
     """

@@ -9,7 +9,7 @@ __all__ = ["build_encoder"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads torch and timm when an encoder is asked for, not before."""
+    """Loads torch and timm only when an encoder is built."""
     if name != "build_encoder":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pretrain.encoder import build_encoder

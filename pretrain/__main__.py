@@ -4,7 +4,7 @@ import sys
 
 import tyro
 
-from pretrain.cli.command import Command, run_command
+from pretrain.cli.command import run_command
 from pretrain.cli.menu import Entry, Menu
 
 MENU = Menu(
@@ -19,9 +19,5 @@ MENU = Menu(
 )
 
 
-def _parse() -> Command:
-    return MENU.parse(sys.argv[1:], "python -m pretrain")
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(_parse))
+    sys.exit(run_command(lambda: MENU.parse(sys.argv[1:], "python -m pretrain")))

@@ -1,4 +1,4 @@
-"""How good embeddings are: k nearest neighbours and a linear classifier."""
+"""Probes of embeddings: k nearest neighbours and a linear classifier."""
 
 import torch
 from torch import Tensor, nn

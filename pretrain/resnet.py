@@ -12,7 +12,7 @@ from pretrain.small_maps import convolve
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut (He et al. 2016)."""
+    """Two 3x3 convolutions and a shortcut (He et al. 2016)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

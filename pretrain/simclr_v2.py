@@ -49,7 +49,7 @@ class SelectiveKernel(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (or selective kernel), 1x1 beside a shortcut, projected in a group's first block."""
+    """1x1, 3x3 (or selective kernel), 1x1, and a shortcut, projected in a group's first block."""
 
     def __init__(
         self, inputs: int, filters: int, stride: int, *, project: bool, selective: bool

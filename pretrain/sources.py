@@ -93,7 +93,7 @@ def _resized(images: ImageSet, size: int | None) -> ImageSet:
 
 
 def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
-    from pretrain import torchvision_ops as torchvision_ops  # first, beside a CPU-only torch
+    from pretrain import torchvision_ops as torchvision_ops  # first, for a CPU-only torch
 
     # isort: split
     import torchvision

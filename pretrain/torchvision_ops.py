@@ -1,9 +1,9 @@
-"""Lets torchvision import beside a CPU-only torch.
+"""Lets torchvision be imported with a CPU-only torch.
 
 Its wheel from the package index is built for CUDA; without the CUDA libraries its compiled ops do
 not load and `import torchvision` fails with "operator torchvision::nms does not exist". None of
 those ops is used here. Where they load, this module changes nothing. It acts when torchvision is
-about to be imported, so that commands which need neither it nor torch do not pay for them.
+about to be imported, so that commands which need neither it nor torch do not load them.
 """
 
 import importlib.util
@@ -49,7 +49,7 @@ def _declare_missing() -> "torch.library.Library | None":
 
 
 class _BeforeTorchvision(MetaPathFinder):
-    """Finds nothing, once: the first look for torchvision declares what it will miss."""
+    """Finder that finds nothing: before the first import of torchvision it declares missing ops."""
 
     library: "torch.library.Library | None" = None  # held: once collected, the declared ops vanish
 

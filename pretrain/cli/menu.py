@@ -54,7 +54,7 @@ class Menu:
             prog: name of the program, for usage lines.
 
         Raises:
-            SystemExit: help was asked for (0), or a wrong command or option (2).
+            SystemExit: after help (0), or for a wrong command or option (2).
         """
         for entry in self.entries:
             if arguments[:1] == [entry.name]:

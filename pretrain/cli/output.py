@@ -87,7 +87,7 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
 
 @contextlib.contextmanager
 def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yields an empty directory beside `path`, renamed to `path` only if the block succeeds.
+    """Yields an empty directory next to `path`, renamed to `path` only if the block succeeds.
 
     Open it before work that cannot be repeated: a place that cannot be written, or that another
     command is writing, is found then. An error or an interruption inside the block removes what was
@@ -97,11 +97,11 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Raises:
         FileExistsError: `path` exists and `overwrite` is off, or another command is writing it.
-            Where somebody else made it during the block, what was written is kept beside it, and
+            If `path` appeared during the block, the new directory is kept next to it, and
             the error says where.
         OSError: it cannot be written, or the disk is full.
     """
-    place = Path(os.path.realpath(path))  # of a link, and of "..", what it stands for
+    place = Path(os.path.realpath(path))  # links and ".." resolved
     missing = [parent for parent in place.parents if not parent.exists()]
     place.parent.mkdir(parents=True, exist_ok=True)
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
@@ -151,7 +151,7 @@ def _claimed(path: Path) -> Iterator[None]:
             raise
         if _is_still(claim, file):
             break
-        os.close(file)  # whoever held it was done with it, and took the name away
+        os.close(file)  # its holder has finished and removed the name
     try:
         yield
     finally:
@@ -233,7 +233,7 @@ def _hold(place: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`, renamed over `path` only if the block succeeds."""
+    """Yields a temporary path next to `path`, renamed over `path` only if the block succeeds."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial

@@ -39,7 +39,7 @@ class Head(ABC):
     @property
     @abstractmethod
     def compositions(self) -> int:
-        """Number of models that one record moves, each by `sensitivity`: 1 jointly, K one-vs-rest."""
+        """Number of models that one record moves by `sensitivity`: 1 jointly, K one-vs-rest."""
 
     @property
     @abstractmethod

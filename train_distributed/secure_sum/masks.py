@@ -2,8 +2,8 @@
 
 Threads do not do: they wait longer for one another's turn in the interpreter than a second core
 saves. A further process is a fresh interpreter: a server that runs threads must not be forked, and
-`multiprocessing` would start its program again. It is told masks by its standard input, as fast as
-it adds them, and writes their sum to its standard output: secrets stand in no argument, variable or
+`multiprocessing` would start its program again. It reads masks from its standard input, as fast as
+it adds them, and writes their sum to its standard output: secrets are in no argument, variable or
 file, and it ends soon after the server does, however that ends.
 """
 
@@ -129,7 +129,7 @@ def serve() -> None:
 
 
 def _started(most: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Number of processes that the machine has room for."""
+    """Starts processes, at most so many; fewer where the machine has no room for them."""
     with suppress(OSError):
         for _ in range(most):
             yield _start()

@@ -18,7 +18,6 @@ from pretrain.cli.durable import sync_directory
 LOCK_SECONDS = 120.0  # for which one writer waits for others
 _REASONS = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
-    sqlite3.SQLITE_READONLY: errno.EROFS,
     sqlite3.SQLITE_PERM: errno.EACCES,
     sqlite3.SQLITE_IOERR: errno.EIO,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
@@ -113,7 +112,7 @@ class Database:
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 reason = "it must be used by one process at a time, another has it"
                 raise self._refused(errno.EAGAIN, reason) from error
-            if code == sqlite3.SQLITE_CANTOPEN:
+            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise self._refused(*self._why_closed()) from error
             if code in _REASONS:
                 number = _REASONS[code]
@@ -126,13 +125,13 @@ class Database:
         return OSError(number, words, str(self.path))
 
     def _why_closed(self) -> tuple[int, str]:
-        """The system's reason for a file that SQLite could not open."""
-        for place, mode in ((self.path, os.R_OK), (self.path.parent, os.R_OK | os.W_OK)):
-            if place == self.path.parent and not place.exists():
-                return errno.ENOENT, os.strerror(errno.ENOENT)
-            if place.exists() and not os.access(place, mode):
+        """The system's reason for a file that SQLite could not open or write."""
+        if not self.path.parent.exists():
+            return errno.ENOENT, os.strerror(errno.ENOENT)
+        for place in (self.path, self.path.parent):
+            if place.exists() and not os.access(place, os.R_OK | os.W_OK, effective_ids=True):
                 return errno.EACCES, os.strerror(errno.EACCES)
-        return errno.EIO, "it cannot be opened"
+        return errno.EIO, "it cannot be opened for writing"
 
 
 def application_of(path: Path) -> int | None:

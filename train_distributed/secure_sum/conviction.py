@@ -1,29 +1,34 @@
-"""Proof that a dealer of protocol B shared another secret than it advertised, and what follows.
+"""Complaints about packets of protocol B, and proof that a dealer shared a false secret.
 
-A packet shows the hashes of both shares under its dealer's signature, and a share's hash is of its
-session, dealer and holder (`packets.py`). So `threshold` shares with these hashes, of as many
-places on its list, that do not give what the dealer advertised prove that it lied: an honest dealer
-signs no such packets, whoever holds the shares. Whoever sees the proof may name the seed of the
-mask that it shares with the liar: the liar knows that seed, and nobody else is hurt.
+**Complaints.** The receiver of a packet says that it is bad; the dealer opens it, and the server
+finds which of the two is at fault.
+
+**Proof.** A packet shows the hashes of both shares under its dealer's signature, and a share's hash
+is of its session, dealer and holder (`packets.py`). So `threshold` shares with these hashes, of as
+many places on its list, that do not give what the dealer advertised prove that it lied: an honest
+dealer signs no such packets, whoever holds the shares. Whoever sees the proof may name the seed of
+the mask that it shares with the liar: the liar knows that seed, and nobody else is hurt.
 
 **Why one sum stays one.** What is opened then is the sum of the same survivors without the liars'
 own vectors. A server that colludes with the liars knows these and could subtract them from the
 other sum; one that does not cannot take off the liars' own masks.
 """
 
+import hashlib
+import struct
 from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import (
+    BadSignature,
     InconsistentShares,
     MalformedMessage,
     Misbehaviour,
     SetMismatch,
 )
 from train_distributed.secure_sum.keys import KEY_BYTES, exchange_key
-from train_distributed.secure_sum.mail import Mail
 from train_distributed.secure_sum.packets import (
     DEAL_BYTES,
     HASH_BYTES,
@@ -31,12 +36,15 @@ from train_distributed.secure_sum.packets import (
     SEED,
     Link,
     check_signature,
+    is_sound,
+    packet_bytes,
     share_hasher,
 )
 from train_distributed.secure_sum.prg import WORD, add_stream, subtract_stream
-from train_distributed.secure_sum.roster import Roster
+from train_distributed.secure_sum.roster import Mail, Roster
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
+    COMPLAINT_BYTES,
     SERVER,
     Advert,
     SecAgg,
@@ -44,8 +52,9 @@ from train_distributed.secure_sum.secagg import (
     unpack_entries,
 )
 from train_distributed.secure_sum.shamir import SHARE_BYTES, reconstruct
-from train_distributed.secure_sum.wire import STATEMENT_BYTES, Kind, read, signature_of
+from train_distributed.secure_sum.wire import STATEMENT_BYTES, Envelope, Kind, read, signature_of
 
+Packet = Callable[[int, int], tuple[Link, bytes] | None]  # (sender, receiver) -> what was forwarded
 Recall = Callable[[int, Kind], bytes]  # (user, kind) -> its message, once more
 MOST_CONVICTED = 4  # dealers of one session, in a message that fits
 EXPOSED_BYTES = MOST_CONVICTED * (4 + KEY_BYTES)
@@ -198,3 +207,68 @@ class Recovery:
             link, packet = found
             shown[holder] = link.adverts[1].payload + packet + share
         return pack_entries(shown)
+
+
+class ComplaintResolver:
+    """Takes complaints, then defences; names dealers that are guilty and users that lied."""
+
+    def __init__(self, packet: Packet) -> None:
+        self._packet = packet
+        self._accused: dict[int, dict[int, bytes]] = {}  # dealer -> complainer -> its message
+        self.guilty: dict[int, str] = {}
+        self.liars: dict[int, str] = {}
+
+    def complain(self, envelope: Envelope, message: bytes) -> None:
+        """Takes a complaint; what needs no defence is decided at once.
+
+        Raises:
+            MalformedMessage: not a complaint about a packet that was forwarded to this user.
+        """
+        user, payload = envelope.sender, envelope.payload
+        if len(payload) != COMPLAINT_BYTES:
+            raise MalformedMessage(f"COMPLAINT must be {COMPLAINT_BYTES} bytes, got {len(payload)}")
+        (accused,) = struct.unpack_from(">I", payload)
+        found = self._packet(accused, user)
+        if found is None or payload[4:] != hashlib.sha256(found[1]).digest():
+            raise MalformedMessage(f"complaint must be about a packet sent on, got {accused}'s")
+        link, packet = found
+        try:
+            check_signature(link, packet)
+        except BadSignature:
+            self.guilty[accused] = f"its packet for user {user} is not signed"
+            return
+        if len(packet) != packet_bytes(True):
+            self.liars[user] = f"complained about the signed word of user {accused}"
+            return
+        self._accused.setdefault(accused, {})[user] = message
+
+    def accusations(self) -> dict[int, bytes]:
+        """Dealer -> the complaints that it must answer."""
+        return {
+            dealer: b"".join(message for _, message in sorted(messages.items()))
+            for dealer, messages in self._accused.items()
+            if dealer not in self.guilty
+        }
+
+    def defend(self, dealer: int, payload: bytes) -> None:
+        """Takes a dealer's answer, which opens each packet complained about.
+
+        Raises:
+            SetMismatch: it does not answer each complaint.
+        """
+        opened = unpack_entries(payload, KEY_BYTES)
+        if opened.keys() != self._accused[dealer].keys():
+            raise SetMismatch(f"user {dealer} must answer each complaint once")
+        for user, once in opened.items():
+            found = self._packet(dealer, user)
+            if found is not None and is_sound(*found, once):
+                self.liars[user] = f"complained about a sound packet of user {dealer}"
+            else:
+                self.guilty[dealer] = f"dealt user {user} a packet that is not as it must be"
+        del self._accused[dealer]
+
+    def close(self) -> None:
+        """Convicts dealers that have not answered."""
+        for dealer, messages in self._accused.items():
+            users = sorted(messages)
+            self.guilty.setdefault(dealer, f"did not answer the complaints of users {users[:10]}")

@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-from train_distributed.secure_sum.complaints import ComplaintResolver
-from train_distributed.secure_sum.conviction import Recall, Recovery
+from train_distributed.secure_sum.conviction import ComplaintResolver, Recall, Recovery
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     Misbehaviour,
@@ -18,10 +17,9 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.mail import Mail
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import WORD
-from train_distributed.secure_sum.roster import Made, Roster
+from train_distributed.secure_sum.roster import Made, Mail, Roster
 from train_distributed.secure_sum.secagg import SERVER, Advert, SecAgg
 from train_distributed.secure_sum.secagg_rounds import PLACE, ROUNDS, longest_to_server
 from train_distributed.secure_sum.unmasking import Unmasking

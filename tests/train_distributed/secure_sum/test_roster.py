@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum.errors import MalformedMessage
-from train_distributed.secure_sum.mail import Mail
 from train_distributed.secure_sum.packets import HASHES, packet_bytes
-from train_distributed.secure_sum.roster import Roster
+from train_distributed.secure_sum.roster import Mail, Roster
 from train_distributed.secure_sum.secagg import Advert
 
 W, DEGREE = 30, 7

@@ -123,7 +123,7 @@ def random_round_ratios(
         noise_multiplier: over the L2 change of one batch mean.
         shares: (K,) p_k = t_k / n, the chance that a record is used in round k.
         draws: sample size.
-        generator: of the draws.
+        generator: source of the draws.
 
     Returns:
         (draws,) likelihood ratios of the two neighbours, at messages of the one in the denominator.

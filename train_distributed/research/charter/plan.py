@@ -1,4 +1,4 @@
-"""Everything about a Charter run that is fixed before data is touched: rounds, noise, bits.
+"""Rounds, noise and bits of a Charter run, fixed before any data is read.
 
 Parameters of Sec. 4.3 of Salgia et al. 2025. Neighbours differ in one replaced record of a client.
 """
@@ -247,7 +247,7 @@ def check_scale(**lengths: float) -> None:
 
 
 def check_budget(task: CharterTask, rounds: int) -> None:
-    """Refuses rounds that leave a batch empty, and says what they would take."""
+    """Refuses rounds that leave a batch empty; the error names the rows and bits they need."""
     check.at_least(1, rounds=rounds)
     if task.rows < 3 * rounds:
         bits = 64 * rounds * task.dimension

@@ -106,10 +106,10 @@ def minimise(
 
     Args:
         gradient: a subgradient at a point.
-        value: of the convex function.
+        value: the convex function at a point.
         dimension: d.
         half_width: half the side of the cube that is searched.
-        cuts: the most gradients to ask for.
+        cuts: largest number of gradients to ask for.
         cutting: κ and γ.
         target: stop at a value this low.
 

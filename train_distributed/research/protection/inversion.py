@@ -38,7 +38,7 @@ class Observation:
         Args:
             view: w', possibly noisy or with entries missing.
             sent: (m,) w, the model that the clients started from.
-            step: of the clients' one gradient step.
+            step: learning rate of the clients' one gradient step.
         """
         gradient = torch.where(view.known, (sent - view.values) / step, 0.0)
         return cls(sent, gradient, view.known)
@@ -60,7 +60,7 @@ def invert(target: TargetModel, seen: Observation, batch: int, generator: torch.
         target: the model.
         seen: the gradient, and where it was taken.
         batch: S, known to the attacker.
-        generator: of the dummies.
+        generator: draws the initial guesses.
 
     Raises:
         ValueError: batch < 1.
@@ -171,7 +171,7 @@ def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Gue
     Args:
         target: the head.
         seen: the gradient of one record; its entries may be noisy or missing.
-        rounds: of alternating least squares.
+        rounds: iterations of alternating least squares.
     """
     matrix, known = target.matrix(seen.gradient), target.matrix(seen.known).double()
     if not torch.isfinite(matrix).all() or not matrix.any():

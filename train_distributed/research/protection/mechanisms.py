@@ -120,7 +120,7 @@ class Mechanism(ABC):
 
         Args:
             update_size: root mean square of an entry of a client's update.
-            settings: of the study.
+            settings: settings of the study.
         """
         return []
 

@@ -45,8 +45,8 @@ def success(
         federation: clients, batch size and model.
         similarity: what counts as recovered.
         attacks: models per client, each trained for `rounds` rounds from its own random start.
-        rounds: of training before the attack.
-        seed: of everything.
+        rounds: training rounds before the attack.
+        seed: seed of batches, models and attacks.
 
     Returns:
         Hits (K, attacks, 1, S), a model of its own for each, and the accuracies of these models.

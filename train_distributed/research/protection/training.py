@@ -29,7 +29,7 @@ class FederatedTraining:
     target: TargetModel
     clients: tuple[tuple[Tensor, Tensor], ...]  # (n_k, *record_shape) float64, (n_k,) int64
     test: tuple[Tensor, Tensor]
-    public: Tensor  # (n, *record_shape) nobody's secret: what a blind attacker guesses
+    public: Tensor  # (n, *record_shape) public rows that a blind attacker guesses from
     batch: int  # S
     step: float
     rounds: int

@@ -165,7 +165,7 @@ def sphere(
 
 
 def _traffic(name: str, plan: CharterPlan, report: dict[str, Any]) -> dict[str, int]:
-    """Measured bits, and what the formula says: K d J0 + K J1, or 64-bit words in a sum."""
+    """Measured bits, and the bits of the formula: K d J0 + K J1, or 64-bit words in a sum."""
     numbers = plan.rounds * plan.task.dimension
     formula = numbers * plan.gradient_bits + plan.rounds * plan.loss_bits
     if plan.honest is not None:

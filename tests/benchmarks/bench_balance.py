@@ -17,10 +17,10 @@ from embed.compress import Compression
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed import Privacy
-from train_distributed.simulation.plan import Cell, Plan, Setting
+from train_distributed.simulation.plan import Grid, MethodConfig, Result
 from train_distributed.simulation.ranking import ranking
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
-from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
 
 SIZES = Sizes(users=100, rows_per_user=40, num_classes=2)
@@ -46,7 +46,7 @@ def main() -> None:
     chosen = ranking(cell for _, cells in rehearsed for cell in cells)
     grid = {f"q={q} principal": TransformOptions(components=q) for q in WIDTHS}
     grid |= candidates.transforms
-    others = [Setting(m, m, f"q={q} principal", EQUAL) for m, q in product(METHODS, WIDTHS)]
+    others = [MethodConfig(m, m, f"q={q} principal", EQUAL) for m, q in product(METHODS, WIDTHS)]
     own = [name_of(setting) for setting in candidates.settings]
     settings = [*candidates.settings, *(s for s in others if name_of(s) not in own)]
     compression = Compression.fit(public, public.dim)
@@ -57,9 +57,9 @@ def main() -> None:
     }
     print("1:n  eps  setting: mean balanced accuracy of select's | best candidate | best of all")
     for many in (2, 9):
-        cells: list[Cell] = []
+        cells: list[Result] = []
         for grouping, seed in product(range(arguments.groupings), range(arguments.seeds)):
-            plan = Plan(
+            plan = Grid(
                 settings=settings,
                 scenarios=[Scenario(users=SIZES.users)],
                 promises=PROMISES,
@@ -67,7 +67,7 @@ def main() -> None:
                 num_classes=2,
             )
             rows = task(private, many, grouping, seed)
-            cells += [cell for _, some in run_jobs(rows, transforms, plan) for cell in some]
+            cells += [cell for _, some in run_trials(rows, transforms, plan) for cell in some]
         for epsilon, found in ranking(cells).items():
             accuracy = {name_of(choice.setting): 100 * choice.accuracy for choice in found}
             taken = name_of(chosen[epsilon][0].setting)
@@ -81,7 +81,7 @@ def main() -> None:
             print(f"1:{many} {epsilon:4g}  {words}; lowest of select's {lowest:.1f}", flush=True)
 
 
-def name_of(setting: Setting | Cell) -> str:
+def name_of(setting: MethodConfig | Result) -> str:
     """What a setting is, in short."""
     heavy = " heavy" if setting.options.get("alpha") else ""
     return f"{setting.method} {setting.transform}{heavy}"

@@ -27,7 +27,7 @@ from train_distributed.one_shot.defaults import OTHERS, RULES, Circumstances, Ru
 from train_distributed.partition import split
 from train_distributed.research.baselines.learn import ALL_METHODS, learn
 from train_distributed.simulation.digits import load_digits, split_digits
-from train_distributed.simulation.plan import Setting
+from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 
 DELTA, USERS = 1e-5, 100
@@ -84,7 +84,7 @@ def rehearsed(public: EmbeddingSet, method: str) -> dict[Run, Grid]:
     """Accuracy in per cent of every setting in every run, two tasks each."""
     transforms = {f"q={q}": TransformOptions(components=q) for q in WIDTHS}
     options = [{"l2_reg": l2_reg} for l2_reg in L2_REGS] if RULES[method].l2_reg else [{}]
-    settings = [Setting(method, method, name, each) for name in transforms for each in options]
+    settings = [MethodConfig(method, method, name, each) for name in transforms for each in options]
     promises = [Privacy(epsilon, DELTA) for epsilon in (0.3, 1.0, 3.0, 10.0)]
     found: dict[Run, dict[tuple[int, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for classes in (2, 5, 10, 20):

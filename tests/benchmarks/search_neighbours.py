@@ -30,7 +30,7 @@ from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot.release import Rehearsal, release
 from train_distributed.privacy.composition import ROUND_UP, Cost
-from train_distributed.research.audit.pipeline.neighbours import COMPUTED, Laboratory, of_rows
+from train_distributed.research.audit.pipeline.neighbours import COMPUTED, PipelineAudit, of_rows
 from train_distributed.research.audit.pipeline.records import Record, as_png
 from train_distributed.research.audit.pipeline.sources import SOURCES
 
@@ -79,8 +79,8 @@ def pictures(draw: np.random.Generator, tally: Tally, scratch: Path) -> None:
         "dtype": draw.choice(["float32", "float16"]),
     }
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        laboratory = Laboratory(records, classes, Path(folder), {"encoder": "simclr-small"})
-        for check in of_rows(laboratory, source, source, **options):
+        pipeline = PipelineAudit(records, classes, Path(folder), {"encoder": "simclr-small"})
+        for check in of_rows(pipeline, source, source, **options):
             tally.note("rows", check.moved, 1.0, (check, options, count))
 
 

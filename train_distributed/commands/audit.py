@@ -106,7 +106,7 @@ class Audit:
 
     def _compare_neighbours(self, data: str, out: Path) -> int:
         from pretrain.sources import open_images
-        from train_distributed.research.audit.pipeline.neighbours import Laboratory, checks, told
+        from train_distributed.research.audit.pipeline.neighbours import PipelineAudit, checks, told
         from train_distributed.research.audit.pipeline.records import records_of
 
         images = open_images(data, layout=self.layout)
@@ -114,8 +114,8 @@ class Audit:
         encoder = {"encoder": self.encoder, "weights": self.weights}
         found, lines = [], []
         with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
-            laboratory = Laboratory(records, images.class_names, Path(scratch), encoder)
-            for group in itertools.groupby(checks(laboratory), key=lambda c: (c.command, c.where)):
+            pipeline = PipelineAudit(records, images.class_names, Path(scratch), encoder)
+            for group in itertools.groupby(checks(pipeline), key=lambda c: (c.command, c.where)):
                 found += (group := list(group[1]))
                 lines.append(told(group))
                 print(lines[-1], flush=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     import numpy as np
     from torch import Tensor
 
-    from train_distributed.simulation.plan import Cell, Plan
+    from train_distributed.simulation.plan import Grid, Result
 
 DELTA = 1e-5
 SCHEMES = ("iid", "one-class")
@@ -72,33 +72,33 @@ class Demo:
             self._write(partial, rows, seconds)
         print(f"written: {out}  ({seconds:.0f} s)")
 
-    def _plan(self, transform: str = SIMCLR) -> "Plan":
+    def _plan(self, transform: str = SIMCLR) -> "Grid":
         from train_distributed.simulation.digits import NUM_CLASSES
-        from train_distributed.simulation.plan import Plan, Setting
+        from train_distributed.simulation.plan import Grid, MethodConfig
         from train_distributed.simulation.scenario import Scenario
 
-        return Plan(
-            settings=[Setting(label, name, transform) for label, name in METHODS.items()],
+        return Grid(
+            settings=[MethodConfig(label, name, transform) for label, name in METHODS.items()],
             scenarios=[Scenario(users=self.users, scheme=scheme) for scheme in SCHEMES],
             promises=[Privacy(epsilon, DELTA) for epsilon in self.epsilons],
             seeds=range(self.seeds),
             num_classes=NUM_CLASSES,
         )
 
-    def _cells(self, name: str, embeddings: "np.ndarray", labels: "np.ndarray") -> list["Cell"]:
+    def _cells(self, name: str, embeddings: "np.ndarray", labels: "np.ndarray") -> list["Result"]:
         from tqdm import tqdm
 
         from train_distributed.simulation.digits import split_digits
-        from train_distributed.simulation.runner import run_jobs
+        from train_distributed.simulation.runner import run_trials
 
         plan = self._plan(name)
         public, private = split_digits(embeddings, labels)
         transform = TransformOptions(components=self.components).fit(public)
-        jobs = run_jobs(private, {name: transform}, plan)
-        bar = tqdm(jobs, desc=name, total=len(plan.jobs()), unit="job", disable=None, leave=False)
+        jobs = run_trials(private, {name: transform}, plan)
+        bar = tqdm(jobs, desc=name, total=len(plan.trials()), unit="job", disable=None, leave=False)
         return [cell for _, cells in bar for cell in cells]
 
-    def _text(self, rows: list["Cell"]) -> str:
+    def _text(self, rows: list["Result"]) -> str:
         from train_distributed.research.experiments.summary import summarise, table
         from train_distributed.simulation.digits import PRIVATE, PUBLIC, TEST_ROWS
 
@@ -122,7 +122,7 @@ class Demo:
             parts += [f"{scheme:10}  {eps:>11}{summary!s:>14}{plain[scheme, epsilon]!s:>14}"]
         return "\n".join([*parts, ""])
 
-    def _write(self, directory: Path, rows: list["Cell"], seconds: float) -> None:
+    def _write(self, directory: Path, rows: list["Result"], seconds: float) -> None:
         from train_distributed.research.experiments.frontier_figure import draw_frontier
         from train_distributed.simulation.digits import PRIVATE
 
@@ -161,5 +161,5 @@ def simclr_embeddings(images: "Tensor") -> "np.ndarray":
     return embed_all(encoder, colour).numpy()
 
 
-def _of(rows: list["Cell"], transform: str) -> list["Cell"]:
+def _of(rows: list["Result"], transform: str) -> list["Result"]:
     return [row for row in rows if row.transform == transform]

@@ -11,7 +11,7 @@ from embed import EmbeddingSet
 from embed.compress import Compression
 from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.statistic import Method
-from train_distributed.simulation.plan import Setting
+from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes, pose_task
 from train_distributed.simulation.shared_training import CLIP, RowsInMemory
 
@@ -72,7 +72,7 @@ def clipped(
     return Candidates(tuple(settings), grid)
 
 
-def _sums_alone(candidates: Candidates) -> list[Setting]:
+def _sums_alone(candidates: Candidates) -> list[MethodConfig]:
     """Discriminants without moments, which lengthen what is sent, unless they say; no rounds."""
     alone = []
     for setting in candidates.settings:

@@ -1,4 +1,4 @@
-"""What is compared: methods x promises x partitions x seeds, as values."""
+"""A grid to compare: methods x promises x partitions x seeds, as values."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ SUBMITTED = ("moments",)  # options of statistics that say which ones are submit
 
 
 @dataclass(frozen=True)
-class Setting:
+class MethodConfig:
     """A method with everything that is chosen before private data is seen."""
 
     label: str
@@ -28,10 +28,10 @@ class Setting:
 
     @property
     def training(self) -> str:
-        """Settings of equal value need one training between them, whatever their other options.
+        """Key of the training: configurations with equal keys share one, whatever else differs.
 
         Examples:
-            >>> one, other = (Setting("a", "softmax", options={"radius": r}) for r in (1, 2))
+            >>> one, other = (MethodConfig("a", "softmax", options={"radius": r}) for r in (1, 2))
             >>> one.training == other.training  # an exact head is projected after training
             True
         """
@@ -47,7 +47,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Result:
     """One released model's accuracy on the test rows."""
 
     label: str
@@ -69,10 +69,10 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is run. A job is what one training serves: a scenario, a seed, settings, every ε."""
+class Grid:
+    """Grid of trials. One training serves a trial: a scenario, a seed, settings, every ε."""
 
-    settings: Sequence[Setting]
+    settings: Sequence[MethodConfig]
     scenarios: Sequence[Scenario]
     promises: Sequence[Privacy]
     seeds: Sequence[int]
@@ -90,14 +90,14 @@ class Plan:
         for promise in self.promises:
             promise.validate()
 
-    def jobs(self) -> list["Job"]:
-        """All jobs, those on one transform and of one partition together."""
-        families: dict[str, dict[str, list[Setting]]] = {}
+    def trials(self) -> list["Trial"]:
+        """All trials, those on one transform and of one partition together."""
+        families: dict[str, dict[str, list[MethodConfig]]] = {}
         for setting in self.settings:
             of_transform = families.setdefault(setting.transform, {})
             of_transform.setdefault(setting.training, []).append(setting)
         return [
-            Job(tuple(family), scenario, seed)
+            Trial(tuple(family), scenario, seed)
             for of_transform in families.values()
             for scenario, seed in product(self.scenarios, self.seeds)
             for family in of_transform.values()
@@ -105,10 +105,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """Settings that one training serves, in one scenario, with one seed."""
 
-    family: tuple[Setting, ...]
+    family: tuple[MethodConfig, ...]
     scenario: Scenario
     seed: int
 
@@ -120,11 +120,11 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Names a job of a plan; equal keys give equal cells."""
+        """Name of a trial in its grid; equal keys give equal results."""
         return f"{self.family[0].training}, {self.scenario.key}, seed {self.seed}"
 
     def noise(self, promise: Privacy, number: int, dimension: int) -> Tensor:
-        """(dimension,) draws from N(0, 1), alike in all jobs of a seed.
+        """(dimension,) draws from N(0, 1), alike in all trials of a seed.
 
         Other promises and further sums of one release have other draws. Settings and partitions
         are compared under the same noise (common random numbers), so their difference is not that

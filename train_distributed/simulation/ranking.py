@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train_distributed.simulation.plan import Cell, Setting
+from train_distributed.simulation.plan import MethodConfig, Result
 
 TIE = 0.002  # of accuracy
 
@@ -14,7 +14,7 @@ TIE = 0.002  # of accuracy
 class Choice:
     """The candidate with the best mean accuracy in a rehearsal, for one ε."""
 
-    setting: Setting
+    setting: MethodConfig
     accuracy: float  # balanced, in the rehearsal, not of the private run
 
     @property
@@ -24,7 +24,7 @@ class Choice:
         return self.setting.method, self.setting.transform, sorted(others.items())
 
 
-def ranking(cells: Iterable[Cell]) -> dict[float | None, list[Choice]]:
+def ranking(cells: Iterable[Result]) -> dict[float | None, list[Choice]]:
     """Candidates by ε, best first, by mean accuracy over tasks and seeds; the first wins a tie.
 
     Of candidates that differ in the moments' weight alone, by less than `TIE`, the heavier comes
@@ -32,15 +32,15 @@ def ranking(cells: Iterable[Cell]) -> dict[float | None, list[Choice]]:
     what their noise does.
 
     Examples:
-        >>> def cell(method: str, accuracy: float) -> Cell:
-        ...     return Cell(method, method, "iid", 1.0, 0, accuracy, {}, "default")
+        >>> def cell(method: str, accuracy: float) -> Result:
+        ...     return Result(method, method, "iid", 1.0, 0, accuracy, {}, "default")
         >>> best = ranking([cell("softmax", 0.5), cell("class-sums", 0.6), cell("softmax", 0.8)])
         >>> [(choice.setting.method, round(choice.accuracy, 2)) for choice in best[1.0]]
         [('softmax', 0.65), ('class-sums', 0.6)]
     """
-    values: dict[float | None, dict[str, tuple[Setting, list[float]]]] = {}
+    values: dict[float | None, dict[str, tuple[MethodConfig, list[float]]]] = {}
     for cell in cells:
-        setting = Setting(cell.label, cell.method, cell.transform, cell.options)
+        setting = MethodConfig(cell.label, cell.method, cell.transform, cell.options)
         name = f"{cell.method} {cell.transform} {sorted(cell.options.items())}"
         of_epsilon = values.setdefault(cell.epsilon, {})
         of_epsilon.setdefault(name, (setting, []))[1].append(

@@ -16,8 +16,8 @@ from embed.transform_options import TransformOptions
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.balance import rebalanced, task_shares
-from train_distributed.simulation.plan import Cell, Plan, Setting
-from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.plan import Grid, MethodConfig, Result
+from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
 
 TEST_SHARE = 0.25  # of the public rows
@@ -76,7 +76,7 @@ class Sizes:
 class Candidates:
     """Settings to choose from and the transforms that they name."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[MethodConfig, ...]
     transforms: Mapping[str, TransformOptions]
 
     @classmethod
@@ -95,12 +95,12 @@ class Candidates:
         settings = []
         for name, options in grid.items():
             given: dict[str, Any] = {} if moments == "all" else {"moments": moments}
-            settings.append(Setting("discriminant", "discriminant", name, given))
+            settings.append(MethodConfig("discriminant", "discriminant", name, given))
             if (options.components or dim) < MANY:
                 continue
             more = [{"alpha": HEAVY}] if moments == "all" else []
             more += [{**given, "rounds": rounds}] if rounds else []
-            settings += [Setting("discriminant", "discriminant", name, each) for each in more]
+            settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), grid)
 
     def for_equal_classes(self) -> "Candidates":
@@ -122,7 +122,7 @@ def rehearse(
     seeds: int,
     balance: Sequence[float] | None = None,
     finished: Collection[str] = (),
-) -> Iterator[tuple[str, list[Cell]]]:
+) -> Iterator[tuple[str, list[Result]]]:
     """Accuracy of every candidate on tasks that public classes are grouped into.
 
     A task has K classes, each a union of similar public classes, and is solved by users like those
@@ -173,7 +173,7 @@ class _Task:
 
     def run(
         self, rng: np.random.Generator, finished: Collection[str]
-    ) -> Iterator[tuple[str, list[Cell]]]:
+    ) -> Iterator[tuple[str, list[Result]]]:
         classes = self.federations[0].num_classes
         groups = pose_task(self.public, classes, rng)
         asked = np.flatnonzero(groups[self.public.labels] >= 0)
@@ -184,7 +184,7 @@ class _Task:
             labels = groups[self.public.labels[asked[~tested]]]
             kept[~tested] = rebalanced(labels, self.shares, rng)
             asked, tested = asked[kept], tested[kept]
-        plan = Plan(
+        plan = Grid(
             settings=self.candidates.settings,
             scenarios=[each.stand_in(int((~tested).sum())) for each in self.federations],
             promises=self.promises,
@@ -192,7 +192,7 @@ class _Task:
             num_classes=classes,
         )
         plan.validate()
-        if {job.key for job in plan.jobs()} <= set(finished):
+        if {job.key for job in plan.trials()} <= set(finished):
             return
         posed = EmbeddingSet(
             embeddings=self.public.embeddings[asked],
@@ -203,7 +203,7 @@ class _Task:
         enough = others > 1 and len(known) > len(asked) // 2
         fitted_on = self.public.subset(known) if enough else self.public
         posed, transforms = self._transformed(posed, fitted_on)
-        yield from run_jobs(posed, transforms, plan, finished=finished)
+        yield from run_trials(posed, transforms, plan, finished=finished)
 
     def _transformed(
         self, posed: EmbeddingSet, fitted_on: EmbeddingSet

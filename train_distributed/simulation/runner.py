@@ -13,25 +13,25 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.methods import METHODS, build_method
 from train_distributed.one_shot.statistic import Method
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import Cell, Job, Plan, Setting
+from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
 from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
 
 K = TypeVar("K")
 V = TypeVar("V")
-Rivals = Callable[[Job, Plan, RowsInMemory, PublicTransform], Iterator[Tensor]]
+Rivals = Callable[[Trial, Grid, RowsInMemory, PublicTransform], Iterator[Tensor]]
 SCORED = 64  # weights that are tested together
 Accuracies = tuple[float, float]  # of all rows, and the mean of those of every class
 
 
-def run_jobs(
+def run_trials(
     embeddings: EmbeddingSet,
     transforms: Mapping[str, PublicTransform],
-    plan: Plan,
+    plan: Grid,
     *,
     finished: Collection[str] = (),
     rivals: Rivals | None = None,
-) -> Iterator[tuple[str, list[Cell]]]:
+) -> Iterator[tuple[str, list[Result]]]:
     """The cells of every job that is not finished, with the job's key.
 
     `rivals` trains what is not one of METHODS: (d, K) weights for every promise of the plan.
@@ -42,7 +42,7 @@ def run_jobs(
     """
     embeddings.need_labels()
     stage = _Stage(embeddings, transforms, plan, rivals)
-    for job in plan.jobs():
+    for job in plan.trials():
         if job.key not in finished:
             yield job.key, stage.play(job)
 
@@ -54,7 +54,7 @@ class _Stage:
         self,
         embeddings: EmbeddingSet,
         transforms: Mapping[str, PublicTransform],
-        plan: Plan,
+        plan: Grid,
         rivals: Rivals | None,
     ) -> None:
         self.embeddings, self.transforms, self.plan = embeddings, transforms, plan
@@ -65,7 +65,7 @@ class _Stage:
         self.sums: dict[object, list[Tensor]] = {}
         self.known: dict[object, list[Accuracies]] = {}
 
-    def play(self, job: Job) -> list[Cell]:
+    def play(self, job: Trial) -> list[Result]:
         name = job.family[0].transform
         held, test = self.held((name, job.scenario, job.seed))
         if self.rivals and job.family[0].method not in METHODS:
@@ -84,7 +84,7 @@ class _Stage:
             self.known[key] = found
         return self._cells(job, held, found)
 
-    def _cells(self, job: Job, held: RowsInMemory, found: Sequence[Accuracies]) -> list[Cell]:
+    def _cells(self, job: Trial, held: RowsInMemory, found: Sequence[Accuracies]) -> list[Result]:
         users, rows = len(held.sizes), int(held.sizes.sum())
         pairs = product(job.family, self.plan.promises)
         return [
@@ -92,7 +92,7 @@ class _Stage:
             for (setting, promise), values in zip(pairs, found, strict=True)
         ]
 
-    def _method(self, setting: Setting) -> Method:
+    def _method(self, setting: MethodConfig) -> Method:
         transform = self.transforms[setting.transform]
         return build_method(setting.method, transform, self.plan.num_classes, setting.options)
 
@@ -109,7 +109,7 @@ class _Stage:
         x = self.rows(name)[torch.from_numpy(train)[rows]]
         return RowsInMemory(x, labels[rows], partition), torch.from_numpy(test)
 
-    def _totals(self, job: Job, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
+    def _totals(self, job: Trial, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
         """Sums, from an earlier job where the partition makes no difference to them."""
         if not job.shared and job.scenario.users != 1:
             return totals(held, methods)
@@ -122,15 +122,15 @@ class _Stage:
 
     def _cell(
         self,
-        job: Job,
-        setting: Setting,
+        job: Trial,
+        setting: MethodConfig,
         promise: Privacy,
         users: int,
         rows: int,
         accuracy: float,
         balanced: float,
-    ) -> Cell:
-        return Cell(
+    ) -> Result:
+        return Result(
             setting.label,
             setting.method,
             job.scenario.name,
@@ -161,7 +161,7 @@ class _Latest(Generic[K, V]):
 
 
 def _releases(
-    job: Job,
+    job: Trial,
     promises: Sequence[Privacy],
     held: RowsInMemory,
     methods: Sequence[Method],

@@ -8,7 +8,7 @@ from pretrain import probe, simclr
 from train_distributed.commands import demo
 from train_distributed.research.experiments.summary import summarise
 from train_distributed.simulation import digits as digit_sets
-from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.plan import Result
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,9 @@ def test_the_encoder_sees_public_digits_alone(monkeypatch, digits):
 
 
 def test_the_best_method_of_a_cell_is_the_one_with_the_best_mean():
-    def cells(label: str, values: list[float]) -> list[Cell]:
+    def cells(label: str, values: list[float]) -> list[Result]:
         return [
-            Cell(label, label, "iid", 1.0, seed, value, {}, "pixels")
+            Result(label, label, "iid", 1.0, seed, value, {}, "pixels")
             for seed, value in enumerate(values)
         ]
 

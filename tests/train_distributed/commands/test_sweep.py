@@ -20,7 +20,7 @@ from train_distributed.research.experiments.conditions import Conditions, Experi
 from train_distributed.research.experiments.heatmap import EPSILONS, GROUPS, extrapolated
 from train_distributed.research.experiments.summary import summarise, table
 from train_distributed.simulation import runner
-from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.plan import Result
 from train_distributed.store.store import read_store
 
 ROOT = Path(__file__).parents[3]
@@ -201,7 +201,7 @@ def test_bad_input_names_the_field(sets, tmp_path):
 
 def test_summaries_take_the_best_setting_of_a_label():
     rows = [
-        Cell("a", "svm", "iid", 1.0, seed, accuracy, {"l2_reg": l2_reg}, "raw")
+        Result("a", "svm", "iid", 1.0, seed, accuracy, {"l2_reg": l2_reg}, "raw")
         for l2_reg, values in ((1.0, (0.5, 0.7)), (2.0, (0.8, 0.9)))
         for seed, accuracy in enumerate(values)
     ]
@@ -213,7 +213,7 @@ def test_summaries_take_the_best_setting_of_a_label():
 
 def test_heat_map_is_the_measured_line_at_rescaled_epsilon():
     rows = [
-        Cell("a", "svm", "iid", epsilon, 0, accuracy, {}, "raw", users=1000)
+        Result("a", "svm", "iid", epsilon, 0, accuracy, {}, "raw", users=1000)
         for epsilon, accuracy in ((0.1, 0.2), (1.0, 0.6))
     ]
     values = extrapolated(rows, 200_000)

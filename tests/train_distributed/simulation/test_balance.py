@@ -7,7 +7,7 @@ from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.balance import rebalanced, task_shares
-from train_distributed.simulation.plan import Setting
+from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.ranking import ranking
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 
@@ -37,7 +37,7 @@ def test_the_choice_is_near_the_best_on_other_classes(small: float, epsilon: flo
     ]
     grid = {f"q={q}": TransformOptions(components=q) for q in (4, 16)}
     methods = ("discriminant", "class-sums", "least-squares")
-    plain = Candidates(tuple(Setting(m, m, name) for name in grid for m in methods), grid)
+    plain = Candidates(tuple(MethodConfig(m, m, name) for name in grid for m in methods), grid)
     told = plain.for_equal_classes()
     sizes = Sizes(users=100, rows_per_user=40, num_classes=2)
 

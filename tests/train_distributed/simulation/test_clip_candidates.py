@@ -8,13 +8,13 @@ from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.simulation.clip_candidates import CONSTANT, clipped, lengths
-from train_distributed.simulation.plan import Setting
+from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes
 from train_distributed.simulation.shared_training import RowsInMemory
 
 GRID = {"q=4": TransformOptions(components=4), "q=8": TransformOptions(components=8)}
 SETTINGS = tuple(
-    Setting("a", method, name, options)
+    MethodConfig("a", method, name, options)
     for name in GRID
     for method, options in (("discriminant", {"moments": "none"}), ("softmax", {"l2_reg": 0.1}))
 )
@@ -51,10 +51,10 @@ def test_every_candidate_has_clips_at_rising_quantiles(public: EmbeddingSet) -> 
 def test_a_discriminant_is_offered_without_moments(public: EmbeddingSet) -> None:
     """Rounds clip records, not users, and moments of any weight lengthen what is sent."""
     settings = [
-        Setting("a", "discriminant", "q=4"),
-        Setting("a", "discriminant", "q=4", {"rounds": 3}),
-        Setting("a", "discriminant", "q=4", {"alpha": 1.0}),
-        Setting("a", "least-squares", "q=4", {"alpha": 1.0}),
+        MethodConfig("a", "discriminant", "q=4"),
+        MethodConfig("a", "discriminant", "q=4", {"rounds": 3}),
+        MethodConfig("a", "discriminant", "q=4", {"alpha": 1.0}),
+        MethodConfig("a", "least-squares", "q=4", {"alpha": 1.0}),
     ]
     found = clipped(Candidates(tuple(settings), GRID), public, sizes(), quantiles=(0.5,)).settings
     none, heavy = clips(Candidates(found, GRID))

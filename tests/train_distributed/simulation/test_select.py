@@ -15,7 +15,7 @@ from train_distributed.commands.run import Run
 from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.plan import Result
 from train_distributed.simulation.ranking import TIE, ranking
 from train_distributed.simulation.rehearsal import (
     Candidates,
@@ -164,7 +164,7 @@ def test_select_for_new_classes_fits_transforms_on_classes_that_no_task_asks(
 
 def test_ranking_takes_the_best_mean_per_epsilon():
     cells = [
-        Cell(name, "svm", "iid", epsilon, seed, value, {"l2_reg": float(len(name))}, "t")
+        Result(name, "svm", "iid", epsilon, seed, value, {"l2_reg": float(len(name))}, "t")
         for name, epsilon, values in (("a", 1.0, (0.2, 0.9)), ("bb", 1.0, (0.6, 0.6)))
         for seed, value in enumerate(values)
     ]
@@ -223,9 +223,9 @@ def test_rounds_out_of_range_or_beside_users_clips_are_refused(public):
 
 @pytest.mark.parametrize(("lead", "first"), [(0.5 * TIE, 1.0), (2 * TIE, None)])
 def test_heavier_moments_win_a_near_tie_of_the_same_rows_only(lead, first):
-    def cell(transform: str, accuracy: float, alpha: float | None) -> Cell:
+    def cell(transform: str, accuracy: float, alpha: float | None) -> Result:
         options = {} if alpha is None else {"alpha": alpha}
-        return Cell("d", "discriminant", "iid", 1.0, 0, accuracy, options, transform)
+        return Result("d", "discriminant", "iid", 1.0, 0, accuracy, options, transform)
 
     cells = [cell("t", 0.6, None), cell("t", 0.6 - lead, 1.0), cell("other", 0.6 - lead / 9, 1.0)]
     (best,) = ranking(cells).values()

@@ -11,8 +11,8 @@ from train_distributed.one_shot.methods import build_method
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import Plan, Setting
-from train_distributed.simulation.runner import accuracies, run_jobs
+from train_distributed.simulation.plan import Grid, MethodConfig
+from train_distributed.simulation.runner import accuracies, run_trials
 from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
 
@@ -61,7 +61,7 @@ def test_shared_training_gives_every_users_own_sum(held, name, variants):
 
 def test_settings_share_a_training_only_if_it_does_not_see_their_options():
     def training(**options):
-        return Setting("a", "softmax", "t", options).training
+        return MethodConfig("a", "softmax", "t", options).training
 
     assert training(radius=1.0, bound="paper") == training() == training(radius=2.0)
     assert training(l2_reg=0.1) != training(l2_reg=0.2)
@@ -100,14 +100,14 @@ def blobs(rows: int = 120) -> EmbeddingSet:
 
 def test_rows_that_stand_for_more_users_are_as_good_as_less_noise():
     scenarios = [Scenario(users=6), Scenario(users=6, stands_for=(600, 15))]
-    plan = Plan(
-        settings=[Setting("a", "class-sums")],
+    plan = Grid(
+        settings=[MethodConfig("a", "class-sums")],
         scenarios=scenarios,
         promises=[Privacy(0.02, 1e-5), Privacy(math.inf, 1e-5)],
         seeds=range(8),
         num_classes=3,
     )
-    cells = [c for _, cells in run_jobs(blobs(), {"default": TRANSFORM}, plan) for c in cells]
+    cells = [c for _, cells in run_trials(blobs(), {"default": TRANSFORM}, plan) for c in cells]
     means = {}
     for cell in cells:
         means.setdefault((cell.scheme, cell.epsilon), []).append(cell.accuracy)
@@ -123,17 +123,17 @@ def test_clipped_sums_know_who_holds_which_rows():
     promise = Privacy(8.0, 1e-5, unit="user")  # under noise the length of a sum shows
     data = blobs(1200)
     for name in ("discriminant", "class-sums", "least-squares"):
-        settings = [Setting("a", name), Setting("b", name, options={"user_clip": 9.0})]
+        settings = [MethodConfig("a", name), MethodConfig("b", name, options={"user_clip": 9.0})]
         seen = {}
         for scenarios in (schemes, schemes[::-1], schemes[1:]):
-            plan = Plan(
+            plan = Grid(
                 settings=settings,
                 scenarios=scenarios,
                 promises=[promise],
                 seeds=[0],
                 num_classes=3,
             )
-            for key, cells in run_jobs(data, {"default": TRANSFORM}, plan):
+            for key, cells in run_trials(data, {"default": TRANSFORM}, plan):
                 assert seen.setdefault(key, cells) == cells
         assert len(seen) == 4
         clipped = [cells[0].accuracy for key, cells in seen.items() if "clip" in key]

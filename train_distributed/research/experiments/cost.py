@@ -20,7 +20,7 @@ from train_distributed.privacy.discrete_gaussian import add_noise
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
-from train_distributed.simulation.plan import Setting
+from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import RowsInMemory
 
@@ -33,12 +33,12 @@ COLUMNS = {
     "bytes_per_user": "sent by each user / bytes",
 }
 COST_SETTINGS = (
-    Setting("discriminant, PCA-128", "discriminant", "pca-128"),
-    Setting("class sums, PCA-128", "class-sums", "pca-128"),
-    Setting("least squares, PCA-128", "least-squares", "pca-128"),
-    Setting("softmax, PCA-128, minimiser", "softmax", "pca-128", {"l2_reg": 0.1}),
-    Setting("softmax, PCA-128, SGD", "softmax", "pca-128", {"l2_reg": 0.1, "solver": "sgd"}),
-    Setting("SVM, PCA-128, minimiser", "svm", "pca-128", {"l2_reg": 0.1}),
+    MethodConfig("discriminant, PCA-128", "discriminant", "pca-128"),
+    MethodConfig("class sums, PCA-128", "class-sums", "pca-128"),
+    MethodConfig("least squares, PCA-128", "least-squares", "pca-128"),
+    MethodConfig("softmax, PCA-128, minimiser", "softmax", "pca-128", {"l2_reg": 0.1}),
+    MethodConfig("softmax, PCA-128, SGD", "softmax", "pca-128", {"l2_reg": 0.1, "solver": "sgd"}),
+    MethodConfig("SVM, PCA-128, minimiser", "svm", "pca-128", {"l2_reg": 0.1}),
 )
 
 
@@ -66,12 +66,12 @@ def cost_jobs(
     return len(cases), jobs
 
 
-def _key(setting: Setting, users: int) -> str:
+def _key(setting: MethodConfig, users: int) -> str:
     return f"cost of {setting.label}, users={users}"
 
 
 def measure(
-    setting: Setting, held: RowsInMemory, method: Method, promise: Privacy
+    setting: MethodConfig, held: RowsInMemory, method: Method, promise: Privacy
 ) -> dict[str, object]:
     """One release's cost; all users' training runs in one process, here and now.
 

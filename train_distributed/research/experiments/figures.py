@@ -12,7 +12,7 @@ from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.lineups import RAW
 from train_distributed.research.experiments.selected import CHOSEN
 from train_distributed.research.experiments.summary import summarise, table
-from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.plan import Result
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def tell(result: Mapping[str, Any]) -> str:
     return text
 
 
-def margins(cells: Sequence[Cell]) -> str:
+def margins(cells: Sequence[Result]) -> str:
     """What was chosen on public data, beside the best rivals on the test rows, in per cent."""
     by = ("users", "scheme", "epsilon")
     paper = summarise([cell for cell in cells if cell.transform == RAW], by)
@@ -99,8 +99,8 @@ def margins(cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def _cells(result: Mapping[str, Any]) -> list[Cell]:
-    return [Cell(**cell) for cell in result["cells"]]
+def _cells(result: Mapping[str, Any]) -> list[Result]:
+    return [Result(**cell) for cell in result["cells"]]
 
 
 def _classes(result: Mapping[str, Any]) -> int:

@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from train_distributed.research.experiments.summary import Summary, summarise
-from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.plan import Result
 
 AXES = {"epsilon": "ε (replace one record)", "users": "number of users"}
 WORDS = {"delta": "δ = {}", "epsilon": "ε = {}", "rows": "{} rows"}
 
 
 def draw_frontier(
-    rows: Sequence[Cell],
+    rows: Sequence[Result],
     path: Path | IO[bytes],
     *,
     title: str,

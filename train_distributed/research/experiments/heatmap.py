@@ -7,14 +7,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from train_distributed.research.experiments.summary import summarise
-from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.plan import Result
 
 MANY = (200_000, 20_000_000)
 GROUPS = (1, 2, 5, 10, 20, 50)
 EPSILONS = np.geomspace(1e-5, 10, 25)
 
 
-def draw(cells: Sequence[Cell], file: IO[bytes]) -> None:
+def draw(cells: Sequence[Result], file: IO[bytes]) -> None:
     """A heat map per method and number of users.
 
     Fig. 7 of Kirschte et al. 2024: w users at ε stand for n users and groups of G at
@@ -41,7 +41,7 @@ def draw(cells: Sequence[Cell], file: IO[bytes]) -> None:
     figure.savefig(file, dpi=150)
 
 
-def extrapolated(cells: Sequence[Cell], users: int) -> np.ndarray:
+def extrapolated(cells: Sequence[Result], users: int) -> np.ndarray:
     """(groups, ε) accuracies of one label, NaN below the smallest measured ε."""
     summary = summarise(cells, ("epsilon",))
     known = sorted(key[0] for key in summary if key[0] is not None)

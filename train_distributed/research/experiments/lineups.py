@@ -9,7 +9,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import known_rows
 from embed.transform_options import TransformOptions
-from train_distributed.simulation.plan import Setting
+from train_distributed.simulation.plan import MethodConfig
 
 PAPER_QUANTILE = 0.955
 PAPER_CONSTANT = 1 / 32  # the published 1 beside c = 34.854, in units of c
@@ -34,7 +34,7 @@ def raw_transform(public: EmbeddingSet) -> PublicTransform:
     )
 
 
-def paper_settings() -> tuple[Setting, ...]:
+def paper_settings() -> tuple[MethodConfig, ...]:
     """The paper's two methods on raw embeddings, their hyper-parameters searched per cell.
 
     Λ and R are in units of the clipped rows, whose norm is about 1: the published softmax Λ 1 … 30
@@ -43,7 +43,7 @@ def paper_settings() -> tuple[Setting, ...]:
     finds the minimiser and projects it, in place of 150 or 500 epochs of projected SGD.
     """
     return tuple(
-        Setting(
+        MethodConfig(
             f"{name}, raw, paper's sensitivity",
             method,
             RAW,
@@ -61,25 +61,25 @@ def our_transforms(dim: int) -> dict[str, TransformOptions]:
     return {f"pca-{q}": TransformOptions(components=q) for q in widths}
 
 
-def our_settings(dim: int) -> tuple[Setting, ...]:
+def our_settings(dim: int) -> tuple[MethodConfig, ...]:
     """One fixed setting of each statistic; softmax with its Λ searched per cell."""
     small, large = min(128, dim), min(256, dim)
     averaged = tuple(
-        Setting(f"softmax, PCA-{small}", "softmax", f"pca-{small}", {"l2_reg": l2_reg})
+        MethodConfig(f"softmax, PCA-{small}", "softmax", f"pca-{small}", {"l2_reg": l2_reg})
         for l2_reg in L2_REGS
     )
     return (
         *(
-            Setting(f"discriminant, PCA-{q}", "discriminant", f"pca-{q}")
+            MethodConfig(f"discriminant, PCA-{q}", "discriminant", f"pca-{q}")
             for q in sorted({small, large})
         ),
-        Setting(f"class sums, PCA-{small}", "class-sums", f"pca-{small}"),
-        Setting(f"least squares, PCA-{large}", "least-squares", f"pca-{large}"),
+        MethodConfig(f"class sums, PCA-{small}", "class-sums", f"pca-{small}"),
+        MethodConfig(f"least squares, PCA-{large}", "least-squares", f"pca-{large}"),
         *averaged,
     )
 
 
-def rival_settings(dim: int) -> tuple[Setting, ...]:
+def rival_settings(dim: int) -> tuple[MethodConfig, ...]:
     """Federated DP-SGD on the rows of our softmax, with the paper's hyper-parameters."""
     small = min(128, dim)
-    return (Setting(f"DP-FL, PCA-{small}", "dp-fl", f"pca-{small}"),)
+    return (MethodConfig(f"DP-FL, PCA-{small}", "dp-fl", f"pca-{small}"),)

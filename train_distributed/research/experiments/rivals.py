@@ -43,7 +43,7 @@ WITHOUT_NOISE: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class LearnerBenchmark:
     """All users' rows in float64, and what tests them."""
 
     transform: PublicTransform
@@ -124,13 +124,15 @@ def rival_jobs(
                 split = partition.split(labels[train], users, generator=draw)
                 held = RowsInMemory(x[train], labels[train], split)
                 classes = len(private.meta["class_names"])
-                trial = Trial(transform, held, (x[test], labels[test]), classes, seed)
+                benchmark = LearnerBenchmark(
+                    transform, held, (x[test], labels[test]), classes, seed
+                )
                 place = {"features": transform.dim - 1, "users": users, "seed": seed}
                 for name, promise in learners:
                     asked = promise.epsilon if promise.private else None
                     row = place | {"learner": name, "promised": asked}
                     if str(row) not in done:
-                        yield str(row), [row | trial.measure(name, promise)]
+                        yield str(row), [row | benchmark.measure(name, promise)]
 
     return len(transforms) * len(places) * len(learners), jobs
 

@@ -10,7 +10,7 @@ from embed.transform_options import TransformOptions
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.summary import Summary, summarise
 from train_distributed.research.experiments.work import Sets, Work, one_after_another
-from train_distributed.simulation.plan import Cell, Setting
+from train_distributed.simulation.plan import MethodConfig, Result
 from train_distributed.simulation.scenario import Scenario
 
 ROUNDS = (0, 1, 2, 4, 8, 16)
@@ -22,9 +22,9 @@ def rounds_work(conditions: Conditions, private: EmbeddingSet, public: Embedding
     """The discriminant of many users after so many rounds, and DP-SGD as the paper runs it."""
     name = f"pca-{min(COMPONENTS, public.dim)}"
     grid = {name: TransformOptions(components=min(COMPONENTS, public.dim))}
-    ours = [Setting(str(t), "discriminant", name, {"rounds": t}) for t in ROUNDS]
+    ours = [MethodConfig(str(t), "discriminant", name, {"rounds": t}) for t in ROUNDS]
     users = [Scenario(users=conditions.most, rows_per_user=conditions.rows_per_user)]
-    alone = [Setting(CENTRAL, "dp-fl", name)]
+    alone = [MethodConfig(CENTRAL, "dp-fl", name)]
     shared = {"promises": conditions.promises, "seeds": conditions.all_seeds}
     sets = Sets(private, public)
     stages = [
@@ -67,7 +67,7 @@ def tell(rows: Sequence[dict[str, Any]]) -> str:
 
 def _curves(rows: Sequence[dict[str, Any]]) -> list[tuple[float, list[Summary], Summary]]:
     """ε, what is reached after each number of rounds, and by DP-SGD."""
-    cells = [Cell(**row) for row in rows]
+    cells = [Result(**row) for row in rows]
     found = summarise(cells, ("label", "epsilon"))
     epsilons = dict.fromkeys(cell.epsilon for cell in cells if cell.epsilon is not None)
     return [(e, [found[str(t), e] for t in ROUNDS], found[CENTRAL, e]) for e in sorted(epsilons)]

@@ -14,7 +14,7 @@ from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work, joined
 from train_distributed.simulation.clip_candidates import clipped
-from train_distributed.simulation.plan import Cell, Plan, Setting
+from train_distributed.simulation.plan import Grid, MethodConfig, Result
 from train_distributed.simulation.ranking import ranking
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 from train_distributed.simulation.scenario import Scenario
@@ -27,7 +27,10 @@ REHEARSED = 2  # partitions and noises per public task
 
 
 def against_choice(
-    conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet, rivals: Sequence[Setting]
+    conditions: Conditions,
+    private: EmbeddingSet,
+    public: EmbeddingSet,
+    rivals: Sequence[MethodConfig],
 ) -> Work:
     """All candidates and rivals in every scenario, and what its rehearsal chooses for each ε.
 
@@ -35,10 +38,10 @@ def against_choice(
     """
     places = placed(conditions, private, public)
     candidates = Candidates.default(public.dim, rounds=conditions.rounds)
-    contest = Contest.of(conditions, private, public, candidates, places, conditions.promises)
-    shared = {"promises": conditions.promises, "scenarios": list(contest.scenarios.values())}
+    study = SelectionStudy.of(conditions, private, public, candidates, places, conditions.promises)
+    shared = {"promises": conditions.promises, "scenarios": list(study.scenarios.values())}
     more = {"seeds": conditions.all_seeds, "folds": conditions.folds}
-    return contest.work(Sets(private, public).stages(rivals, {}, **shared, **more))
+    return study.work(Sets(private, public).stages(rivals, {}, **shared, **more))
 
 
 def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
@@ -56,7 +59,7 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
         places = [(own, Scenario(users=None, scheme="by-writer"))]
     bare, default = few_directions(public.dim), Candidates.default(public.dim)
     return joined(
-        Contest.of(conditions, private, public, offered, [place], promises, label).work(())
+        SelectionStudy.of(conditions, private, public, offered, [place], promises, label).work(())
         for place in places
         for label, offered in (
             ("no users' clip", bare),
@@ -90,7 +93,7 @@ def few_directions(dim: int) -> Candidates:
         for q in sorted({min(q, dim) for q in COMPONENTS})
     }
     settings = [
-        Setting("discriminant", "discriminant", name, {"moments": moments})
+        MethodConfig("discriminant", "discriminant", name, {"moments": moments})
         for name in grid
         for moments in ("all", "none")
     ]
@@ -98,7 +101,7 @@ def few_directions(dim: int) -> Candidates:
 
 
 @dataclass(frozen=True)
-class Contest:
+class SelectionStudy:
     """Federations with choices of their own among the same candidates."""
 
     conditions: Conditions
@@ -107,7 +110,7 @@ class Contest:
     scenarios: Mapping[Sizes, Scenario]  # what is rehearsed, and what is then run
     promises: Sequence[Privacy]
     grid: Stage  # all candidates on the private rows
-    label: str = ""  # of the candidates' rows, where there are several contests
+    label: str = ""  # of the candidates' rows, where there are several studies
 
     @classmethod
     def of(
@@ -119,10 +122,10 @@ class Contest:
         places: Sequence[tuple[Sizes, Scenario]],
         promises: Sequence[Privacy],
         label: str = "",
-    ) -> "Contest":
-        """The contest of these federations; transforms are fitted on the whole public set."""
+    ) -> "SelectionStudy":
+        """The study of these federations; transforms are fitted on the whole public set."""
         scenarios = dict(places)
-        plan = Plan(
+        plan = Grid(
             settings=[replace(each, label=label or each.label) for each in candidates.settings],
             scenarios=list(scenarios.values()),
             promises=promises,
@@ -137,7 +140,7 @@ class Contest:
     def choices(self, done: Mapping[str, Rows]) -> Rows:
         """The grid's rows of the setting that is chosen for each scenario and ε, labelled so."""
         keys = [key for key in done if key.startswith(self.prefix)]
-        cells = [Cell(**row) for key in keys for row in done[key]]
+        cells = [Result(**row) for key in keys for row in done[key]]
         found = self.grid.rows(done)
         label = f"{self.label}, chosen by select" if self.label else CHOSEN
         rows = []
@@ -190,5 +193,5 @@ class Contest:
 
         families = len({setting.training for setting in self.candidates.settings})
         rehearsals = len(self.scenarios) * families * self.conditions.tasks * REHEARSED
-        jobs_left = sum(len(stage.plan.jobs()) for stage in (*stages, self.grid))
+        jobs_left = sum(len(stage.plan.trials()) for stage in (*stages, self.grid))
         return Work(rehearsals + jobs_left, jobs, collect)

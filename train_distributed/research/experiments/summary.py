@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from train_distributed.simulation.plan import Cell
+from train_distributed.simulation.plan import Result
 
 BY = ("label", "scheme", "epsilon")
 
@@ -23,7 +23,7 @@ class Summary:
         return f"{100 * self.mean:5.1f} ± {100 * self.std:3.1f}"
 
 
-def summarise(rows: Iterable[Cell], by: Sequence[str] = BY) -> dict[tuple[Any, ...], Summary]:
+def summarise(rows: Iterable[Result], by: Sequence[str] = BY) -> dict[tuple[Any, ...], Summary]:
     """Values of the fields `by` -> mean and sample deviation over the seeds of one setting.
 
     Of several settings in one group the best mean is shown, as the paper does per cell; that
@@ -46,13 +46,13 @@ def summarise(rows: Iterable[Cell], by: Sequence[str] = BY) -> dict[tuple[Any, .
 
 
 def table(
-    rows: Sequence[Cell], lines: Sequence[str] = ("scheme", "label"), column: str = "epsilon"
+    rows: Sequence[Result], lines: Sequence[str] = ("scheme", "label"), column: str = "epsilon"
 ) -> str:
     """Accuracy in per cent: a line per value of the fields `lines`, a column per ε or users.
 
     Examples:
         >>> cells = [
-        ...     Cell("sums", "class-sums", "iid", 1.0, seed, accuracy, {}, "raw")
+        ...     Result("sums", "class-sums", "iid", 1.0, seed, accuracy, {}, "raw")
         ...     for seed, accuracy in enumerate((0.5, 0.75))
         ... ]
         >>> print(table(cells))
@@ -77,7 +77,7 @@ def table(
 TITLES = {"label": "method", "scheme": "users hold"}
 
 
-def _first(rows: Sequence[Cell], lines: Sequence[str], name: tuple[Any, ...]) -> tuple[int, ...]:
+def _first(rows: Sequence[Result], lines: Sequence[str], name: tuple[Any, ...]) -> tuple[int, ...]:
     """Where each value of a line appears first, so that lines keep the order of the plan."""
     orders = [list(dict.fromkeys(getattr(row, line) for row in rows)) for line in lines]
     return tuple(order.index(value) for order, value in zip(orders, name, strict=True))

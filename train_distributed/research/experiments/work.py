@@ -14,8 +14,8 @@ from embed.transform_options import TransformOptions
 from train_distributed.research.baselines import Task, train
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.lineups import RAW, raw_transform
-from train_distributed.simulation.plan import Job, Plan, Setting
-from train_distributed.simulation.runner import run_jobs
+from train_distributed.simulation.plan import Grid, MethodConfig, Trial
+from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.shared_training import RowsInMemory
 
 Jobs = Iterator[tuple[str, Rows]]
@@ -34,7 +34,7 @@ class Work:
 class Stage:
     """A plan with the embeddings and transforms it runs on."""
 
-    plan: Plan
+    plan: Grid
     embeddings: EmbeddingSet
     transforms: Mapping[str, PublicTransform]
     name: str = ""
@@ -43,7 +43,7 @@ class Stage:
         """Rows of jobs that are not done."""
         prefix = f"{self.name}: " if self.name else ""
         finished = {key.removeprefix(prefix) for key in done if key.startswith(prefix)}
-        for key, cells in run_jobs(
+        for key, cells in run_trials(
             self.embeddings, self.transforms, self.plan, finished=finished, rivals=baselines
         ):
             yield prefix + key, [cell.as_dict() for cell in cells]
@@ -51,7 +51,7 @@ class Stage:
     def rows(self, done: Mapping[str, Rows]) -> Rows:
         """Rows of all its jobs, in order."""
         prefix = f"{self.name}: " if self.name else ""
-        return [row for job in self.plan.jobs() for row in done[prefix + job.key]]
+        return [row for job in self.plan.trials() for row in done[prefix + job.key]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sets:
     public: EmbeddingSet
 
     def stages(
-        self, settings: Sequence[Setting], grid: Mapping[str, TransformOptions], **plan: Any
+        self, settings: Sequence[MethodConfig], grid: Mapping[str, TransformOptions], **plan: Any
     ) -> list[Stage]:
         """Settings on raw embeddings on the whole set, the others on its coordinates."""
         classes = len(self.whole.meta["class_names"])
@@ -70,10 +70,10 @@ class Sets:
         ours = tuple(s for s in settings if s.transform != RAW)
         stages = []
         if raw:
-            of_raw = Plan(settings=raw, num_classes=classes, **plan)
+            of_raw = Grid(settings=raw, num_classes=classes, **plan)
             stages.append(Stage(of_raw, self.whole, {RAW: raw_transform(self.public)}))
         if ours:
-            of_ours = Plan(settings=ours, num_classes=classes, **plan)
+            of_ours = Grid(settings=ours, num_classes=classes, **plan)
             stages.append(Stage(of_ours, *self.compressed(grid)))
         for stage in stages:
             stage.plan.validate()
@@ -94,7 +94,7 @@ class Sets:
 
 
 def baselines(
-    job: Job, plan: Plan, held: RowsInMemory, transform: PublicTransform
+    job: Trial, plan: Grid, held: RowsInMemory, transform: PublicTransform
 ) -> Iterator[Tensor]:
     """(d, K) weights of a baseline, trained afresh for every promise."""
     setting = job.family[0]
@@ -140,4 +140,4 @@ def one_after_another(stages: Sequence[Stage]) -> Work:
     def collect(done: Mapping[str, Rows]) -> Rows:
         return [row for stage in stages for row in stage.rows(done)]
 
-    return Work(sum(len(stage.plan.jobs()) for stage in stages), jobs, collect)
+    return Work(sum(len(stage.plan.trials()) for stage in stages), jobs, collect)

@@ -16,7 +16,7 @@ from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed.research.audit.pipeline import neighbours
 from train_distributed.research.audit.pipeline.neighbours import (
-    Laboratory,
+    PipelineAudit,
     aligned,
     checks,
     of_draws,
@@ -44,13 +44,13 @@ def records() -> list[Record]:
 
 
 @pytest.fixture
-def laboratory(tmp_path: Path, records: list[Record]) -> Laboratory:
+def pipeline(tmp_path: Path, records: list[Record]) -> PipelineAudit:
     """With an encoder of 128 numbers: products of fewer do not show where a row was."""
     network = SmallResNet(ResNetConfig((8, 128), (1, 1)), torch.Generator().manual_seed(0))
     save_encoder(network, tmp_path / "encoder.safetensors")
     (tmp_path / "made").mkdir()
     encoder = {"encoder": str(tmp_path / "encoder.safetensors")}
-    return Laboratory(records, CLASSES, tmp_path / "made", encoder)
+    return PipelineAudit(records, CLASSES, tmp_path / "made", encoder)
 
 
 def test_every_kind_of_record_is_another_one(records: list[Record]) -> None:
@@ -62,8 +62,10 @@ def test_every_kind_of_record_is_another_one(records: list[Record]) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_one_record_changes_no_other_row_of_any_source(source: str, laboratory: Laboratory) -> None:
-    found = list(of_rows(laboratory, source, source, batch_size=5))
+def test_one_record_changes_no_other_row_of_any_source(
+    source: str, pipeline: PipelineAudit
+) -> None:
+    found = list(of_rows(pipeline, source, source, batch_size=5))
     assert len(found) == KINDS - (source in ARRAYS)
     assert not [check.found for check in found if check.broken]
     assert max(check.moved for check in found) == 1
@@ -77,30 +79,30 @@ def test_one_record_changes_no_other_row_of_any_source(source: str, laboratory: 
     ],
 )
 def test_faults_on_the_way_to_the_rows_are_found(
-    fault: Callable[..., Forward], laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[..., Forward], pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that show how many others are in their batch, and rows less the mean of their batch."""
     monkeypatch.setattr(choice, "filled_up", fault)
-    found = list(of_rows(laboratory, "class folders", "", batch_size=16))
+    found = list(of_rows(pipeline, "class folders", "", batch_size=16))
     assert any(check.broken for check in found)
     assert "BROKEN by" in told(found)
 
 
-def test_a_draw_by_places_is_found(laboratory: Laboratory) -> None:
-    first = laboratory.embedded("class folders", laboratory.records)
-    changed = dict(replacements(laboratory.records, 0, CLASSES))["another class"]
-    second = laboratory.embedded("class folders", [changed, *laboratory.records[1:]])
+def test_a_draw_by_places_is_found(pipeline: PipelineAudit) -> None:
+    first = pipeline.embedded("class folders", pipeline.records)
+    changed = dict(replacements(pipeline.records, 0, CLASSES))["another class"]
+    second = pipeline.embedded("class folders", [changed, *pipeline.records[1:]])
     assert not any(check.broken for check in of_draws(first, aligned(first, second), ""))
     (by_place,) = of_draws(first, second, "")
     assert by_place.broken
 
 
 def test_sums_and_reports_hold_for_every_method(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "SOURCES", {})
     monkeypatch.setattr(neighbours, "COMPUTED", ())
-    found = list(checks(laboratory))
+    found = list(checks(pipeline))
     assert not [check for check in found if check.broken]
     assert {check.command for check in found} == {
         "embed hold-out",
@@ -114,7 +116,7 @@ def test_sums_and_reports_hold_for_every_method(
 
 
 def test_a_sensitivity_of_half_is_found(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "SOURCES", {})
     monkeypatch.setattr(neighbours, "COMPUTED", ())
@@ -122,7 +124,7 @@ def test_a_sensitivity_of_half_is_found(
     monkeypatch.setattr(
         "train_distributed.one_shot.class_sums.class_sums_sensitivity", lambda *_: 1.0
     )
-    found = [check for check in checks(laboratory) if check.command == "run"]
+    found = [check for check in checks(pipeline) if check.command == "run"]
     assert any(check.broken for check in found)
 
 
@@ -138,11 +140,9 @@ def test_rows_are_put_where_the_first_set_has_them() -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_pipeline(laboratory: Laboratory) -> None:
+def test_the_whole_pipeline(pipeline: PipelineAudit) -> None:
     """Every source, engine, draw, method and report, with the encoder that is shipped."""
-    shipped = Laboratory(
-        laboratory.records, CLASSES, laboratory.folder, {"encoder": "simclr-small"}
-    )
+    shipped = PipelineAudit(pipeline.records, CLASSES, pipeline.folder, {"encoder": "simclr-small"})
     found = list(checks(shipped))
     assert not [check for check in found if check.broken]
     assert len(found) > 400

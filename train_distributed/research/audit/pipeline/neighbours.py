@@ -66,7 +66,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Laboratory:
+class PipelineAudit:
     """The records, the encoder, and a folder for all that is made of them.
 
     Args:
@@ -110,24 +110,24 @@ class Laboratory:
         return EmbeddingSet.open(place / "rows")
 
 
-def checks(laboratory: Laboratory) -> Iterator[Check]:
+def checks(pipeline: PipelineAudit) -> Iterator[Check]:
     """All comparisons: every source, engine, draw, method and report by every kind of record."""
     for source in SOURCES:
-        yield from of_rows(laboratory, source, source)
+        yield from of_rows(pipeline, source, source)
     for engine, compute in COMPUTED:
         options = {"engine": engine, "compute": compute, "batch_size": 7}
-        yield from of_rows(laboratory, "class folders", f"{engine}, {compute}", **options)
-    public = laboratory.public()
+        yield from of_rows(pipeline, "class folders", f"{engine}, {compute}", **options)
+    public = pipeline.public()
     transform = PublicTransform.fit(public, components=8)
     found: list[Check] = []
     for source in ("class folders", "user folders"):
-        first = laboratory.embedded(source, laboratory.records)
-        for kind, second in laboratory.neighbours(source):
+        first = pipeline.embedded(source, pipeline.records)
+        for kind, second in pipeline.neighbours(source):
             if len(first) != len(second):
                 continue  # the numbers of rows are public: these are no neighbours
             second = aligned(first, second)
             found += of_draws(first, second, kind)
-            found.append(of_exclusion(first, second, kind, laboratory.folder))
+            found.append(of_exclusion(first, second, kind, pipeline.folder))
             found += [of_sums(first, second, kind, transform, *each) for each in METHODS]
             found += of_evaluations(first, second, kind, transform)
     yield from sorted(found, key=lambda check: (check.command, check.where))
@@ -142,10 +142,10 @@ def told(group: Sequence[Check]) -> str:
     return "\n".join([line, *broken])
 
 
-def of_rows(laboratory: Laboratory, source: str, where: str, **options: Any) -> Iterator[Check]:
+def of_rows(pipeline: PipelineAudit, source: str, where: str, **options: Any) -> Iterator[Check]:
     """`embed run`: all other rows are the same bits, with their labels, users and splits."""
-    first = laboratory.embedded(source, laboratory.records, **options)
-    for kind, second in laboratory.neighbours(source, **options):
+    first = pipeline.embedded(source, pipeline.records, **options)
+    for kind, second in pipeline.neighbours(source, **options):
         yield _rows_check("embed run", where, kind, first, second)
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from train_distributed.ledger.ledger import Ledger
+
 
 @pytest.fixture
 def held(say, sets) -> tuple[str, str]:
@@ -28,8 +30,8 @@ def test_a_model_is_evaluated_and_counted(say, held) -> None:
     assert report["rows"] == 36 - 36 % 4 or report["rows"] > 0
     assert len(report["model"]) == 64
     assert report["ledger"]["epsilon_total"] == pytest.approx(5, rel=1e-6)  # the costlier part
-    lines = Path("held.ledger").read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["reserve", "spend"] * 2
+    lines = Ledger(Path("held.ledger")).lines()
+    assert [line.kind for line in lines] == ["reserve", "spend"] * 2
     code, _, error = say(*given, "--out", "good")
     assert code == 2
     assert "good" in error

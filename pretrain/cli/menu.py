@@ -2,8 +2,10 @@
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Union
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from inspect import get_annotations
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -25,7 +27,9 @@ class Entry:
     def load(self) -> type[Command]:
         """The dataclass whose fields are the options."""
         module, _, name = self.home.partition(":")
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
+        _hide_empty_defaults(found)
+        return found
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Name and first line of help."""
@@ -34,6 +38,27 @@ class Entry:
     def kind(self) -> Any:
         """Annotation that lets tyro combine this command with others."""
         return Annotated[self.load(), tyro.conf.subcommand(self.name)]
+
+
+@cache
+def _hide_empty_defaults(kind: type) -> None:
+    """Leaves "(default: None)" out of the help: such an option states its default in words."""
+    for base in kind.__bases__:
+        _hide_empty_defaults(base)
+    types = get_type_hints(kind, include_extras=True) if is_dataclass(kind) else {}
+    for name in types.keys() & get_annotations(kind).keys():
+        parts = (types[name], *get_args(types[name]))
+        groups = [part for part in parts if is_dataclass(part)]  # tyro's own settings among them
+        for group in groups:
+            if isinstance(group, type):
+                _hide_empty_defaults(group)
+        if not groups and get_origin(types[name]) is not ClassVar:
+            hinted = Annotated[types[name], tyro.conf.arg(help_behavior_hint=_default)]
+            kind.__annotations__[name] = hinted
+
+
+def _default(label: str) -> str:
+    return "" if label in ("None", "") else f"(default: {label})"
 
 
 @dataclass(frozen=True, kw_only=True)

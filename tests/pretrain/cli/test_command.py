@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from embed.__main__ import MENU
 from pretrain.cli.command import Command, run_command
 
 ROOMS = {
@@ -77,3 +78,16 @@ def test_help_may_be_left_unread() -> None:
         assert helped.stderr is not None
         assert helped.stderr.read() == b""
     assert helped.returncode == 0
+
+
+def test_an_option_without_a_default_shows_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        MENU.parse(["run", "--help"], "embed")
+    shown = capsys.readouterr().out
+    assert "(default: None)" not in shown
+    assert "(default: float32)" in shown
+
+
+def test_a_value_out_of_range_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: MENU.parse(["run", "--data", "x", "--shard", "3/3"], "embed")) == 2
+    assert capsys.readouterr().err == "error: shard i/n must have 0 <= i < n, got 3/3\n"

@@ -26,7 +26,7 @@ MOST_WORDS = 700
 ROOMS = ("embed", "heads", "pretrain")
 FEDERATION = (
     *("join", "init", "start", "status", "renew"),
-    *("window", "adder", "report", "collect"),
+    *("window", "aggregator", "report", "collect"),
 )
 LEDGER = ("show", "reserve", "spend", "limit")
 SIMULATION = (

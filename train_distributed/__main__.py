@@ -24,10 +24,11 @@ FEDERATION = Menu(
         Entry("status", f"{_FOLDER}.federation:Status"),
         Entry("renew", f"{_FOLDER}.federation:Renew"),
         Entry("window", f"{_FOLDER}.federation.collecting:MakeWindow"),
-        Entry("adder", f"{_FOLDER}.federation.adding:Add"),
+        Entry("aggregator", f"{_FOLDER}.federation.aggregating:Aggregate"),
         Entry("report", f"{_FOLDER}.federation.reporting:Report"),
         Entry("collect", f"{_FOLDER}.federation.collecting:Collect"),
     ),
+    old={"adder": "aggregator", "--adders": "--aggregators"},
 )
 LEDGER = Menu(
     name="ledger",

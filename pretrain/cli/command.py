@@ -45,6 +45,7 @@ def run_command(parse: Callable[[], Command]) -> int:
     except BrokenPipeError:  # `head` has stopped reading the help; the rest is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    print(box.getvalue(), end="", file=sys.stderr)  # former names that were typed
     try:
         return command.run() or 0
     except (ValueError, OSError, ArithmeticError) as error:

@@ -5,7 +5,7 @@
         --held 1000000 --write results/secure_sum/service.json
     python tests/benchmarks/load_shares.py --reports 5000 --line-users 1 --tls --kills 0
 
-Every adder is `blind-averaging federation adder` in a process of its own; clients are processes
+Every adder is `blind-averaging federation aggregator` in its own process; clients are processes
 that make the reports of class sums of one row, (1 + q) K numbers with noise, and send them. One in
 a hundred is sent once more, one in a thousand by a user that made a second report (refused), one in
 two hundred reaches the adders of seeds only (left out). Adders are killed (SIGKILL) at random
@@ -33,11 +33,11 @@ from typing import Any
 
 import cryptography
 import numpy as np
-from shares_adders import Process, set_up, state_bytes
+from shares_aggregators import Process, set_up, state_bytes
 from shares_clients import Sent, authorities, client, keys_of, share
 
 from pretrain.cli.output import new_file
-from train_distributed.flower.adder_client import Adders
+from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.documents.window_file import WindowFile
@@ -109,7 +109,7 @@ def _opened(folder: Path, file: WindowFile, processes: list[Process], sent: list
         RuntimeError: either is not the sum of the acknowledged reports.
     """
     operator = read_private(folder / "adder0")
-    with Adders(file.window, file.addresses, authorities(folder)) as adders:
+    with Aggregators(file.window, file.addresses, authorities(folder)) as adders:
         told = adders.status(operator)
         start = time.monotonic()
         openings = [adders.open(operator)]
@@ -167,7 +167,7 @@ def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
                 holdings.add(parts, holdings.total * 0, time.time())
             holdings.close_file()
             process.start()
-        with Adders(file.window, file.addresses, authorities(folder)) as adders:
+        with Aggregators(file.window, file.addresses, authorities(folder)) as adders:
             start = time.monotonic()
             opened = adders.open(read_private(folder / "adder0"))
             opening = time.monotonic() - start

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.flower.adder_client import Adders
+from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.documents.certificates import CA
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -53,7 +53,7 @@ def client(folder: Path, users: range, shape: tuple[int, int], line_users: int) 
     sent, tls = Sent(np.zeros(file.window.dimension, np.uint64)), authorities(folder)
     for start in range(0, len(users), line_users):
         some = users[start : start + line_users]
-        with Adders(file.window, file.addresses, tls, patience=120.0) as adders:
+        with Aggregators(file.window, file.addresses, tls, patience=120.0) as adders:
             _chunk(adders, file.window, some, shape, sent)
         assert progress is not None
         with progress.get_lock():
@@ -68,7 +68,7 @@ def authorities(folder: Path) -> ssl.SSLContext | None:
 
 
 def _chunk(
-    adders: Adders, window: Window, users: range, shape: tuple[int, int], sent: Sent
+    adders: Aggregators, window: Window, users: range, shape: tuple[int, int], sent: Sent
 ) -> None:
     before = time.process_time()
     vectors = {user: vector_of(user, *shape) for user in users}

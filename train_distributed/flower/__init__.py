@@ -2,8 +2,8 @@
 
 `documents` is what was agreed on; `transport` carries byte strings over Flower. In between, a
 party's `desk` (its `clerk`, and `share_desk` for shares) answers what the operator asks, behind a
-`supernode`; the operator's `superlink` runs a session through its `coordinator`: who is `present`,
-proven by signed `orders`, then SecAgg+, `run_shares` or `run_replicated` with users' messages in
-`portions`, over the `relay`. The `record` is what a killed operator goes on from, `progress` what
-people are told, and `model_task` is what a federation computes.
+`supernode`; the operator's `superlink` runs a session through its `coordinator`: its
+`connections` prove who is there by signed `orders`, then SecAgg+, `run_shares` or `run_replicated`
+run over the `relay`, with users' messages in `portions`. A killed operator goes on from the
+`record`, people read its `progress`, and `model_task` is what a federation computes.
 """

@@ -5,9 +5,9 @@ from functools import partial
 
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.clerk import DONE, words
+from train_distributed.flower.connections import Connections, Relay
 from train_distributed.flower.desk import ComputationDesk, Request
 from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.present import Present, Relay
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.run_replicated import run_replicated
@@ -80,25 +80,27 @@ def coordinate(
         record.rewind()
     log.session = nonce.hex()
     session = federation.session(nonce)
-    present = Present(federation, nonce, keys, relay, record, progress, log, seconds, preface)
+    connections = Connections(
+        federation, nonce, keys, relay, record, progress, log, seconds, preface
+    )
     if resumed is None:
-        users = _enough(federation, present, log, exclude)
+        users = _enough(federation, connections, log, exclude)
         if record is not None:
             record.begin(nonce + session.bitmap(users))
     else:
         users = session.users_of(resumed[32:])
         log.lost(set(federation.users) - users, "be present")
     try:
-        opened = _run(federation, nonce, keys, journal, present, users, log, record)
+        opened = _run(federation, nonce, keys, journal, connections, users, log, record)
     except (ProtocolError, CannotResume):  # given up; whatever else happens, it can be resumed
-        _say_goodbye(federation, present, opened=False)
+        _say_goodbye(federation, connections, opened=False)
         raise
-    _say_goodbye(federation, present, opened=True)
+    _say_goodbye(federation, connections, opened=True)
     return opened
 
 
 def _enough(
-    federation: Federation, present: Present, log: Log, exclude: frozenset[int]
+    federation: Federation, connections: Connections, log: Log, exclude: frozenset[int]
 ) -> frozenset[int]:
     """The users that are here.
 
@@ -108,10 +110,10 @@ def _enough(
     """
     servers = [FIRST_SERVER + j for j in range(len(federation.servers))][1:]
     wanted = federation.users.keys() - exclude
-    present.gather(frozenset([*wanted, *servers]))
-    users = frozenset(present.here & wanted)
+    connections.gather(frozenset([*wanted, *servers]))
+    users = frozenset(connections.here & wanted)
     log.lost(wanted - users, "be present")
-    absent = [name_of(server) for server in servers if server not in present.here]
+    absent = [name_of(server) for server in servers if server not in connections.here]
     if len(absent) > federation.may_be_absent:
         raise OutOfOrder(f"all computation servers must be present, missing {', '.join(absent)}")
     if len(users) < federation.minimum:
@@ -124,31 +126,31 @@ def _run(
     nonce: bytes,
     keys: PrivateKeys,
     journal: Journal,
-    present: Present,
+    connections: Connections,
     users: frozenset[int],
     log: Log,
     record: Record | None,
 ) -> Opened:
     if federation.protocol == "secagg":
-        present.start(users)
+        connections.start(users)
         absent = federation.users.keys() - users
         recall = None if record is None else partial(_recalled, record)
         server = SecAggServer(federation.secagg(nonce), keys, journal, absent, recall)
-        return _run_secagg(server, present, log)
+        return _run_secagg(server, connections, log)
     desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
-    present.host(FIRST_SERVER, desk)
-    present.start(users)
+    connections.host(FIRST_SERVER, desk)
+    connections.start(users)
     if federation.protocol == "shares-replicated":
-        return run_replicated(federation.replicated(nonce), present, log)
-    return run_shares(federation.session(nonce), present, log)
+        return run_replicated(federation.replicated(nonce), connections, log)
+    return run_shares(federation.session(nonce), connections, log)
 
 
-def _say_goodbye(federation: Federation, present: Present, *, opened: bool) -> None:
+def _say_goodbye(federation: Federation, connections: Connections, *, opened: bool) -> None:
     """END to whoever is here; a relay that is gone is no reason to lose a sum."""
     try:
-        if opened and not present.here:
-            present.gather(frozenset(federation.users), END_SECONDS)
-        present.end(opened)
+        if opened and not connections.here:
+            connections.gather(frozenset(federation.users), END_SECONDS)
+        connections.end(opened)
     except (OSError, ProtocolError):
         return
 
@@ -162,9 +164,9 @@ def _recalled(record: Record, user: int, kind: Kind) -> bytes:
     raise OutOfOrder(f"{kind.name} of user {user} must be written down, is not")
 
 
-def _run_secagg(server: SecAggServer, present: Present, log: Log) -> Opened:
+def _run_secagg(server: SecAggServer, connections: Connections, log: Log) -> Opened:
     """One message per user and round; a message is taken as it comes, then forgotten."""
-    answers: Iterable[tuple[int, list[bytes]]] = present.first.items()
+    answers: Iterable[tuple[int, list[bytes]]] = connections.first.items()
     while True:
         for party, messages in answers:
             _take(server.receive, party, messages, log)
@@ -175,7 +177,7 @@ def _run_secagg(server: SecAggServer, present: Present, log: Log) -> Opened:
             questions = server.advance()
         elif not (questions := _convict(server, log)):
             return server.finish()
-        answers = present.ask_each(
+        answers = connections.ask_each(
             {u: bytes([Request.DELIVER]) + join([q]) for u, q in questions.items()}
         )
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import Request, answer_bytes
+from train_distributed.flower.connections import Connections
 from train_distributed.flower.documents.federation import BATCH_BYTES, BATCH_USERS
-from train_distributed.flower.present import Present
 from train_distributed.flower.progress import Log
 from train_distributed.flower.share_desk import read_refusal, refusals_bytes
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
@@ -24,7 +24,7 @@ Shares = dict[int, dict[int, bytes]]  # user -> server -> its message
 
 
 def fetched(
-    present: Present,
+    connections: Connections,
     session: Session,
     users: list[int],
     portion: int,
@@ -34,7 +34,7 @@ def fetched(
     """A portion of the users' messages, batch by batch.
 
     Args:
-        present: the parties.
+        connections: the parties.
         session: the session.
         users: whom to ask.
         portion: its number, from 0 on.
@@ -48,7 +48,7 @@ def fetched(
     longest = answer_bytes(*payload.values())
     size = min(BATCH_USERS, max(1, BATCH_BYTES // longest))
     shares: Shares = {}
-    for user, messages in present.ask_each(
+    for user, messages in connections.ask_each(
         dict.fromkeys(users, bytes([Request.NEXT, portion])), longest
     ):
         try:
@@ -106,12 +106,15 @@ def spoken(session: Session, party: int, message: bytes, kind: Kind, payload: in
 
 
 def deliver(
-    present: Present, messages: Mapping[int, list[bytes]], name: Callable[[int], str], log: Log
+    connections: Connections,
+    messages: Mapping[int, list[bytes]],
+    name: Callable[[int], str],
+    log: Log,
 ) -> set[int]:
     """Hands servers messages; logs what they refuse.
 
     Args:
-        present: the parties.
+        connections: the parties.
         messages: server -> messages, of at most one batch.
         name: whose message is at a place of that list.
         log: is told what was refused.
@@ -121,7 +124,7 @@ def deliver(
     """
     requests = {s: bytes([Request.DELIVER]) + join(m) for s, m in messages.items() if m}
     longest = refusals_bytes(max(map(len, messages.values()), default=0))
-    answers = present.ask(requests, longest)
+    answers = connections.ask(requests, longest)
     for server, refused in answers.items():
         note(server, refused, name, log)
     return set(answers) | (messages.keys() - requests.keys())

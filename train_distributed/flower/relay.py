@@ -158,5 +158,5 @@ def open_relay(
     if twice:
         raise ValueError(f"nodes must have distinct keys, got one twice: {sorted(twice)}")
     config = config | {"nodes": [path.read_text() for path in nodes]}
-    with child("hub", config, log) as hub:
+    with child("operator_server", config, log) as hub:
         yield FlowerRelay(hub, keys, seconds, config["largest"])

@@ -6,9 +6,9 @@ from collections import Counter
 
 from train_distributed.flower.blobs import join
 from train_distributed.flower.clerk import Request, answer_bytes
+from train_distributed.flower.connections import Connections
 from train_distributed.flower.documents.federation import BATCH_USERS
 from train_distributed.flower.portions import Shares, deliver, fetched, note, spoken
-from train_distributed.flower.present import Present
 from train_distributed.flower.progress import Log
 from train_distributed.flower.share_desk import refusals_bytes
 from train_distributed.secure_sum.errors import (
@@ -26,30 +26,30 @@ from train_distributed.secure_sum.tally import tally
 from train_distributed.secure_sum.wire import Kind, payload_of
 
 
-def run_replicated(setup: Replicated, present: Present, log: Log) -> Opened:
+def run_replicated(setup: Replicated, connections: Connections, log: Log) -> Opened:
     """One session.
 
     Args:
         setup: the session.
-        present: the parties, the operator's own desk among them.
+        connections: the parties, the operator's own desk among them.
         log: is told who went missing, what was refused, and which server is at fault.
 
     Raises:
         ProtocolError: the sum could not be opened; names the servers at fault, if any are.
     """
     session = setup.session
-    users = sorted(user for user in present.first if user in session.users)
+    users = sorted(user for user in connections.first if user in session.users)
     log.lost(set(session.users) - set(users), "submit")
-    replicas = _Replicas(setup, present, log)
+    replicas = _Replicas(setup, connections, log)
     payload = {server: setup.share_bytes(server) for server in setup.servers}
-    for shares in fetched(present, session, users, 0, payload, log):
+    for shares in fetched(connections, session, users, 0, payload, log):
         if alike := _alike(setup, shares, log):
             replicas.round(alike)
     commits = replicas.commit()
     if len(commits) < len(setup.servers) and setup.witnesses:
         replicas.call_witnesses(users, commits)
     longest = answer_bytes(setup.opening_bytes)
-    opens = present.ask({s: bytes([Request.OPEN]) for s in replicas.live}, longest)
+    opens = connections.ask({s: bytes([Request.OPEN]) for s in replicas.live}, longest)
     openings = {s: messages[0] for s, messages in opens.items() if len(messages) == 1}
     found = tally(setup, next(iter(commits.values())), openings)
     for server, why in found.faults.items():
@@ -76,9 +76,9 @@ def _alike(setup: Replicated, shares: Shares, log: Log) -> Shares:
 class _Replicas:
     """The servers, as long as at most one is lost."""
 
-    def __init__(self, setup: Replicated, present: Present, log: Log) -> None:
+    def __init__(self, setup: Replicated, connections: Connections, log: Log) -> None:
         self._setup, self._session = setup, setup.session
-        self._present, self._log = present, log
+        self._connections, self._log = connections, log
         self._round = 0
         self._users: set[int] = set()
         self.lost: dict[int, str] = {}
@@ -154,7 +154,7 @@ class _Replicas:
             s: [commit for other, commit in sorted(commits.items()) if other != s]
             for s in self.live
         }
-        answered = deliver(self._present, messages, lambda place: "a COMMIT", self._log)
+        answered = deliver(self._connections, messages, lambda place: "a COMMIT", self._log)
         for server in set(self.live) - answered:
             self._lose(server, "did not take the COMMITs")
         return dict(sorted(commits.items()))
@@ -170,7 +170,9 @@ class _Replicas:
         count = 0
         for start in range(0, len(users), BATCH_USERS):
             batch = users[start : start + BATCH_USERS]
-            answers = self._present.ask(dict.fromkeys(batch, request), answer_bytes(DIGEST_BYTES))
+            answers = self._connections.ask(
+                dict.fromkeys(batch, request), answer_bytes(DIGEST_BYTES)
+            )
             words: dict[int, bytes] = {}
             for user, messages in sorted(answers.items()):
                 try:
@@ -184,7 +186,9 @@ class _Replicas:
                     self._log.refuse(name_of(user), f"{type(error).__name__}: {error}")
             names = list(words)
             everyone = {s: list(words.values()) for s in self.live}
-            deliver(self._present, everyone, lambda place, n=names: name_of(n[place]), self._log)
+            deliver(
+                self._connections, everyone, lambda place, n=names: name_of(n[place]), self._log
+            )
             count += len(words)
         if count < self._setup.witnesses:
             raise TooFewUsers(
@@ -213,7 +217,7 @@ class _Replicas:
         return payload
 
     def _ask(self, requests: dict[int, bytes], longest: int) -> dict[int, list[bytes]]:
-        answers = self._present.ask(requests, longest)
+        answers = self._connections.ask(requests, longest)
         for server in requests.keys() - answers.keys():
             self._lose(server, f"did not answer {Request(requests[server][0]).name}")
         return answers

@@ -97,8 +97,10 @@ class SumTask(ABC):
             "session": facts.session,
             "users": len(federation.users),
             "survivors": len(opened.users),
-            "surviving_users": [federation.call(user) for user in sorted(opened.users)],
-            "missing": {federation.call(u): step for u, step in sorted(facts.missing.items())},
+            "surviving_users": [federation.display_name(user) for user in sorted(opened.users)],
+            "missing": {
+                federation.display_name(u): step for u, step in sorted(facts.missing.items())
+            },
             "bytes_per_user": facts.bytes_per_user,
         }
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from train_distributed.flower.chain import Chain, Publish
 from train_distributed.flower.clerk import words
+from train_distributed.flower.connections import Relay
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.present import Relay
 from train_distributed.flower.progress import Log, Progress, to_terminal
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import open_relay

@@ -115,7 +115,7 @@ def test_a_federation_s_commands_load_torch_for_rows_and_sums_alone(tmp_path: Pa
     )
     PublicTransform.fit(rows, clip_norm=1.5).save(tmp_path / "public.safetensors")
     fed = tmp_path / "fed"
-    made = ("window", "--folder", fed, "--adders", "h:1", "h:2", "--out", tmp_path / "window")
+    made = ("window", "--folder", fed, "--aggregators", "h:1", "h:2", "--out", tmp_path / "window")
     after = [made, *(("status", "--folder", folder) for folder in (fed, tmp_path / "a"))]
     after.append(("renew", "--folder", fed))
     joined = json.loads(_run(PROGRAM, json.dumps(parties)))

@@ -50,7 +50,7 @@ def kill_operator(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
     """kill -9, and started again at once."""
     operator.kill()
     operator.wait()
-    field.wait_for(lambda: not [line for line in field.left() if "hub" in line], 30)
+    field.wait_for(lambda: not [line for line in field.left() if "operator_server" in line], 30)
     return field.operator(TIMEOUT)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed, authorities
-from train_distributed.flower.adder_client import Adders
+from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
@@ -30,15 +30,15 @@ from train_distributed.secure_sum.window import Window
 
 @dataclass(frozen=True)
 class MakeWindow:
-    """The operator: agree on a time in which reports are taken, and where the adders listen."""
+    """Operator: agree on when reports are taken, and where the aggregators listen."""
 
     folder: Path
     """Of `init`, with protocol `shares`."""
-    adders: tuple[str, ...]
-    """HOST:PORT of every adder: the operator's own first, then the computation servers' in the
+    aggregators: tuple[str, ...]
+    """HOST:PORT of every aggregator: the operator's own first, then the computation servers' in the
     order of their party files."""
     out: Path
-    """Folder to hand out: adders need all of it, users only window.json."""
+    """Folder to hand out: aggregators need all of it, users only window.json."""
     hours: float = 24.0
     """From now on, in which reports are taken; `collect` may close it earlier."""
 
@@ -64,18 +64,18 @@ class Collect:
     ledger: Path | None = None
     """File that counts what is given away; in the operator's folder if left out; `none`."""
     ca: Path | None = None
-    """Certificates of the authorities of the adders, where they have TLS."""
+    """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
-    """Seconds after which an adder that is gone is an error; then collect again."""
+    """Seconds after which an aggregator that is gone is an error; then collect again."""
     status: bool = False
-    """Only say how many reports each adder holds; nothing is closed."""
+    """Only say how many reports each aggregator holds; nothing is closed."""
 
     def run(self) -> None:
         """Closes for good, unless there are too few reports: then the window goes on.
 
         Raises:
             ValueError: files that do not fit, or fewer reports than the minimum.
-            OSError: an adder is gone, or the model cannot be written.
+            OSError: an aggregator is gone, or the model cannot be written.
         """
         collect(self)
 
@@ -92,9 +92,11 @@ def make_window(options: MakeWindow) -> None:
     now = time.time()
     opens, closes = int(now), int(now + 3600 * options.hours) + 1
     window = window_of(federation, secrets.token_bytes(KEY_BYTES), opens, closes)
-    if len(options.adders) != len(window.servers):
-        raise ValueError(f"adders must be {len(window.servers)}, got {len(options.adders)}")
-    addresses = dict(enumerate(map(split_address, options.adders), FIRST_SERVER))
+    if len(options.aggregators) != len(window.servers):
+        raise ValueError(
+            f"aggregators must be {len(window.servers)}, got {len(options.aggregators)}"
+        )
+    addresses = dict(enumerate(map(split_address, options.aggregators), FIRST_SERVER))
     with new_directory(options.out) as partial:
         made = WindowFile(window=window, addresses=addresses)
         made.save(partial / WINDOW)
@@ -103,7 +105,7 @@ def make_window(options: MakeWindow) -> None:
     print(
         f"{window.enrolled} users, sums of {window.minimum} and more, {window.bits} bits a number"
     )
-    print(f"hand {options.out} to every adder, {options.out / WINDOW} to every user")
+    print(f"hand {options.out} to every aggregator, {options.out / WINDOW} to every user")
 
 
 def collect(options: Collect) -> None:
@@ -113,15 +115,17 @@ def collect(options: Collect) -> None:
 
     Raises:
         ValueError: files that do not fit, or fewer reports than the minimum.
-        OSError: an adder is gone, or the model cannot be written.
+        OSError: an aggregator is gone, or the model cannot be written.
     """
     folder = options.folder.resolve()
     federation = Federation.load(folder / FEDERATION)
     keys, file = own_keys(folder, federation), WindowFile.load(options.window / WINDOW)
     window = agreed(file.window, federation)
-    with Adders(window, file.addresses, authorities(options.ca), options.patience) as adders:
-        for adder, words in adders.status(keys).items():
-            print(f"adder {adder - FIRST_SERVER}: {words}")
+    with Aggregators(
+        window, file.addresses, authorities(options.ca), options.patience
+    ) as aggregators:
+        for aggregator, words in aggregators.status(keys).items():
+            print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
         if options.status:
             return
         from train_distributed.flower.evaluation_task import task_of
@@ -131,7 +135,7 @@ def collect(options: Collect) -> None:
         entry = NextSum.of(options.ledger, folder, task)
         with new_directory(options.out) as partial:
             entry.reserve()
-            opened = adders.open(keys)
+            opened = aggregators.open(keys)
             keep_opened(folder, window)
             missing = dict.fromkeys(set(window.users) - opened.users, "report")
             facts = Facts(
@@ -148,4 +152,4 @@ def collect(options: Collect) -> None:
 
 def _sent_bytes(window: Window) -> int:
     receipts = RECEIPT_BYTES * (len(window.servers) - 1)
-    return receipts + sum(message_bytes(window, adder) for adder in window.servers)
+    return receipts + sum(message_bytes(window, aggregator) for aggregator in window.servers)

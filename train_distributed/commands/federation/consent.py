@@ -83,8 +83,8 @@ def terms(
     rounds = f" and {federation.rounds} of {federation.round_dimension}" if more else ""
     delta = f"delta {rounded_up(privacy.delta)}"
     dishonest = guarantee.min_survivors - guarantee.honest
-    others = [federation.call(p) for p in sorted(federation.verifying) if p >= FIRST_SERVER]
-    yield f"{federation.call(user)} of federation {federation.digest.hex()}"
+    others = [federation.display_name(p) for p in sorted(federation.verifying) if p >= FIRST_SERVER]
+    yield f"{federation.display_name(user)} of federation {federation.digest.hex()}"
     yield f"  {task.kind} by method {task.terms.method}; {len(names)} classes: {', '.join(shown)}"
     yield (
         f"  sent: one vector of {federation.dimension} numbers{rounds}, your noise inside: "

@@ -78,7 +78,7 @@ def run_session(start: "Start") -> int:
     for line in told.refused:
         log.keep(f"refused: {line}")
     for user, step in sorted(told.missing.items()):
-        log.say(f"{federation.call(user)} was lost at: {step}")
+        log.say(f"{federation.display_name(user)} was lost at: {step}")
     for reason in released.report.get("unsuitable_because", ()):
         log.say(f"not suitable for release: {reason}")
     log.say(f"{len(opened.users)} of {len(federation.users)} users in {out}")

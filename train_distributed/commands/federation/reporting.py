@@ -7,7 +7,7 @@ from pathlib import Path
 
 from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.taking_part import OwnRows
-from train_distributed.flower.adder_client import Adders
+from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
@@ -24,7 +24,7 @@ from train_distributed.secure_sum.window import Window
 
 @dataclass(frozen=True)
 class Report:
-    """A user: compute what was agreed, with noise, and report it to the adders of a window."""
+    """User: compute the agreed vector with noise and send it to the aggregators of a window."""
 
     folder: Path
     """Of `join`."""
@@ -41,16 +41,16 @@ class Report:
     ledger: Path | None = None
     """File that counts what is given away; beside the embedding set if left out; `none`."""
     ca: Path | None = None
-    """Certificates of the authorities of the adders, where they have TLS."""
+    """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
-    """Seconds after which an adder that is gone is an error; then report again."""
+    """Seconds after which an aggregator that is gone is an error; then report again."""
 
     def run(self) -> None:
         """Reports; called again, the same report is sent again and counts once.
 
         Raises:
-            ValueError: a file or setting that does not fit, or an adder that refuses the report.
-            OSError: an adder is gone.
+            ValueError: a file or setting does not fit, or an aggregator refuses the report.
+            OSError: an aggregator is gone.
         """
         report(self)
 
@@ -62,14 +62,16 @@ def report(options: Report) -> None:
     """Sends the report that was kept, or draws one, keeps it, and sends it.
 
     Raises:
-        ValueError: a file or setting that does not fit; nothing was drawn. Or an adder refuses.
-        OSError: an adder is gone; the same report can be sent again.
+        ValueError: a file or setting does not fit and nothing was drawn, or a refusal.
+        OSError: an aggregator is gone; the same report can be sent again.
     """
     invitation = Invitation.read(options.invitation, options.accept)
     federation, keys = invitation.federation, read_private(options.folder)
     user = invitation.identify(keys, options.folder)
     if user >= FIRST_SERVER:
-        raise ValueError(f"{options.folder} must be a user's, is of {federation.call(user)}")
+        raise ValueError(
+            f"{options.folder} must be a user's, is of {federation.display_name(user)}"
+        )
     rows = OwnRows.of(options.embeddings, options.ledger, invitation, user)
     assert rows is not None
     file = WindowFile.load(options.window)
@@ -77,22 +79,25 @@ def report(options: Report) -> None:
     account = rows.account(options.folder, federation, options.limits)
     plain = DurableJournal(state_of(options.folder, federation, user))
     journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
-    with Adders(window, file.addresses, authorities(options.ca), options.patience) as adders:
+    with Aggregators(
+        window, file.addresses, authorities(options.ca), options.patience
+    ) as aggregators:
         if journal.detail(window.digest, KEPT) is None:
             _check_time(window)
             consent(rows.task, invitation, user, account, options.accept)
             remember(options.folder, federation, user)
             journal.check()
             encoded = rows.task.encoded(user, rows.rows)
-            adders.connect()
+            aggregators.connect()
             spend_session(journal, federation, window.digest, resume=True)
             made = make_report(window, user, keys, rows.task.noised(encoded))
             journal.claim(window.digest, KEPT, join(made[a] for a in (*first, window.last)))
         kept = split(journal.detail(window.digest, KEPT) or b"")
         parts = dict(zip((*first, window.last), kept, strict=True))
-        for why in adders.report({user: parts}).values():
-            raise ValueError(f"report of {federation.call(user)} must be taken, got: {why}")
-    print(f"reported as {federation.call(user)}: {sum(map(len, kept))} bytes, held by all adders")
+        for why in aggregators.report({user: parts}).values():
+            raise ValueError(f"report of {federation.display_name(user)} must be taken, got: {why}")
+    name, size = federation.display_name(user), sum(map(len, kept))
+    print(f"reported as {name}: {size} bytes, held by all aggregators")
 
 
 def agreed(window: Window, federation: Federation) -> Window:

@@ -61,7 +61,7 @@ def take_part(start: "Start") -> int:
     log = RunLog.begin(start.folder, "start")
     with log.told():
         desk = _Told(_desk(federation, party, keys, journal, user), log)
-        log.say(f"{federation.call(party)} of federation {federation.digest.hex()[:16]}")
+        log.say(f"{federation.display_name(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
         address = start.superlink or invitation.superlink
         carrier, patience = log.directory / CARRIER_LOG, start.patience
@@ -118,10 +118,14 @@ class OwnRows:
         if party >= FIRST_SERVER:
             for name, given in (("embeddings", embeddings), ("ledger", ledger)):
                 if given is not None:
-                    raise ValueError(f"{name} must be left out for {federation.call(party)}")
+                    raise ValueError(
+                        f"{name} must be left out for {federation.display_name(party)}"
+                    )
             return None
         if embeddings is None:
-            raise ValueError(f"embeddings must be given for {federation.call(party)}, got none")
+            raise ValueError(
+                f"embeddings must be given for {federation.display_name(party)}, got none"
+            )
         from embed import EmbeddingSet
         from train_distributed.flower.evaluation_task import task_of
 
@@ -166,7 +170,7 @@ def _status(federation: Federation, party: int, state: Path, what: str) -> dict[
     used = sessions_used(state, federation) if party < FIRST_SERVER else "not counted"
     return {
         "state": what,
-        "party": federation.call(party),
+        "party": federation.display_name(party),
         "federation": federation.digest.hex(),
         "sessions": federation.sessions,
         "sessions used": used,

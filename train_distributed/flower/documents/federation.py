@@ -91,7 +91,7 @@ class Federation:
                 if other != party:
                     raise ValueError(
                         f"every party must have a {what} of its own, got one of "
-                        f"{self.call(other)} and {self.call(party)}"
+                        f"{self.display_name(other)} and {self.display_name(party)}"
                     )
 
     @cached_property
@@ -104,7 +104,7 @@ class Federation:
         """The party with this key; None for a stranger."""
         return next((party for party, key in self.verifying.items() if key == verifying), None)
 
-    def call(self, party: int) -> str:
+    def display_name(self, party: int) -> str:
         """A party as people know it: "user 3 (hospital-a)"."""
         name = self.names.get(party)
         return name_of(party) + (f" ({name})" if name else "")

@@ -94,7 +94,8 @@ class Invitation:
         agreed = federation.nodes.get(party)
         if agreed not in (None, fingerprint(node_key(folder))):
             raise ValueError(
-                f"{folder / NODE_KEY} must be the one registered for {federation.call(party)}, is "
+                f"{folder / NODE_KEY} must be the one registered for "
+                f"{federation.display_name(party)}, is "
                 f"another: was it made anew after the party file was given out?"
             )
         if party > FIRST_SERVER:

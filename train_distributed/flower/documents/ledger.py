@@ -110,7 +110,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
         if party is None:
             raise ValueError(f"{path} must list the keys in {folder}, does not")
         used = sessions_used(path.parent, federation)
-        digest, called = federation.digest.hex(), federation.call(party)
+        digest, called = federation.digest.hex(), federation.display_name(party)
         user = party < FIRST_SERVER
         found.append(
             LedgerEntry(

@@ -1,6 +1,6 @@
-"""A window as a file: what adders need to serve, and users and the operator to reach them.
+"""A window as a file: what aggregators need to serve, and users and the operator to reach them.
 
-An adder gets `window.json` and `roll` (the users' keys, 32 bytes each); a user the first.
+An aggregator gets `window.json` and `roll` (the users' keys, 32 bytes each); a user the first.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFile:
-    """What was agreed, and where the adders listen."""
+    """What was agreed, and where the aggregators listen."""
 
     window: Window
     addresses: Mapping[int, Address]
@@ -51,8 +51,8 @@ class WindowFile:
         """
         document = read_document(path)
         document.only([*_NUMBERS, "nonce", "roll", "context", "adders"])
-        adders = document.list("adders", 100)
-        parts = [adders.part(place) for place in adders.values]
+        aggregators = document.list("adders", 100)
+        parts = [aggregators.part(place) for place in aggregators.values]
         try:
             window = Window(
                 **{n: document.whole(n, 0, most) for n, most in _NUMBERS.items()},
@@ -72,18 +72,18 @@ class WindowFile:
     def save(self, path: Path) -> None:
         """Writes the JSON file, whole or not at all."""
         window = self.window
-        adders = [
+        aggregators = [
             {
                 "verifying": keys.verifying.hex(),
                 "sealing": keys.sealing.hex(),
-                "address": "{}:{}".format(*self.addresses[adder]),
+                "address": "{}:{}".format(*self.addresses[aggregator]),
             }
-            for adder, keys in sorted(window.servers.items())
+            for aggregator, keys in sorted(window.servers.items())
         ]
         stated = {name: getattr(window, name) for name in _NUMBERS}
         stated |= {name: getattr(window, name).hex() for name in ("nonce", "roll", "context")}
         with new_file(path) as partial:
-            partial.write_text(json.dumps(stated | {"adders": adders}, indent=1) + "\n")
+            partial.write_text(json.dumps(stated | {"adders": aggregators}, indent=1) + "\n")
 
     def enrolled(self, folder: Path) -> WindowWithKeys:
         """The window with the roll that lies beside the file.

@@ -54,7 +54,7 @@ def command(request: pytest.FixtureRequest) -> type:
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
-    """Where the operator and all adders should be."""
+    """Where the operator and all aggregators should be."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.0)
         yield server
@@ -69,8 +69,8 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
         fixed = {"users": 3, "servers": 2, "protocol": "shares", "minimum": 2, "port": port}
         home = initiated(**(fixed | settings))
         if not {"rounds", "options"} & set(settings):
-            adders = (f"127.0.0.1:{port}",) * 3
-            MakeWindow(home / "fed", adders, home / "window").run()
+            aggregators = (f"127.0.0.1:{port}",) * 3
+            MakeWindow(home / "fed", aggregators, home / "window").run()
         return home
 
     return make

@@ -84,9 +84,9 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     assert invitation.federation == federation
     assert invitation.superlink == "127.0.0.1:9092"
     assert invitation.agreed.read_bytes() == (home / "public.safetensors").read_bytes()
-    assert federation.call(1) == "user 1 (hospital-1)"
-    assert federation.call(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
-    assert federation.call(FIRST_SERVER) == "operator"
+    assert federation.display_name(1) == "user 1 (hospital-1)"
+    assert federation.display_name(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
+    assert federation.display_name(FIRST_SERVER) == "operator"
     for number, folder in enumerate(["user0", "user1", "user2"]):
         assert invitation.identify(read_private(home / folder), home / folder) == number
     server = home / "server1"

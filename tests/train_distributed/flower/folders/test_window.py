@@ -1,4 +1,4 @@
-"""`window`, `adder`, `report` and `collect` over real lines: from users' folders to the model."""
+"""`window`, `aggregator`, `report` and `collect` over real lines, from folders to the model."""
 
 import json
 import re
@@ -14,8 +14,8 @@ import pytest
 from embed import EmbeddingSet
 from tests.train_distributed.flower.folders.windows import Home, running
 from train_distributed.commands.federation import Status, reporting
-from train_distributed.commands.federation.adding import Add
-from train_distributed.flower.adder_client import Adders
+from train_distributed.commands.federation.aggregating import Aggregate
+from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.blobs import split
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
@@ -42,11 +42,11 @@ def opened(initiated, monkeypatch) -> Iterator[Callable[..., Home]]:
     def make(tls: bool = False, hours: float = 24.0, **settings) -> Home:
         fixed = {"users": 3, "servers": 2, "protocol": "shares", "minimum": 2}
         home = Home(initiated(**(fixed | settings)), hours=hours)
-        for folder in home.adders:
-            add = Add(folder, home.window, tls=home.home / "fed" / "tls" if tls else None)
-            adder = running(add, monkeypatch)
-            adder.__enter__()
-            stops.append(partial(adder.__exit__, None, None, None))
+        for folder in home.aggregators:
+            add = Aggregate(folder, home.window, tls=home.home / "fed" / "tls" if tls else None)
+            aggregator = running(add, monkeypatch)
+            aggregator.__enter__()
+            stops.append(partial(aggregator.__exit__, None, None, None))
         return home
 
     yield make
@@ -108,8 +108,8 @@ def test_every_report_holds_its_noise(opened, monkeypatch) -> None:
         home.report(user).run()
         plain += task.encoded(user, EmbeddingSet.open(home.home / f"user{user}" / "embeddings"))
     assert len(drawn) == 3
-    with Adders(window.window, window.addresses) as adders:
-        opened_sum = adders.open(read_private(home.home / "fed"))
+    with Aggregators(window.window, window.addresses) as aggregators:
+        opened_sum = aggregators.open(read_private(home.home / "fed"))
     total = opened_sum.total - plain
     assert total.tolist() == (drawn[0] + drawn[1] + drawn[2]).tolist()
     spread = total.view(np.int64) / (3**0.5 * task.integers.plan.stds_in_steps)
@@ -220,8 +220,8 @@ def test_the_operator_s_state_says_of_every_window_whether_its_time_is_over(
         assert f" UTC: {words}\n" in capsys.readouterr().out
 
 
-def test_where_an_adder_is_gone_nothing_is_drawn(initiated) -> None:
+def test_where_an_aggregator_is_gone_nothing_is_drawn(initiated) -> None:
     home = Home(initiated(users=3, servers=2, protocol="shares", minimum=2))
-    with pytest.raises(OSError, match=r"adder 0 at 127\.0\.0\.1:\d+ must answer"):
+    with pytest.raises(OSError, match=r"aggregator 0 at 127\.0\.0\.1:\d+ must answer"):
         home.report(0, patience=0.0).run()
     assert home.used(0) == 0

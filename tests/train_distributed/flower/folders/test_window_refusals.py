@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.train_distributed.flower.folders.windows import Home
-from train_distributed.commands.federation.adding import Add
+from train_distributed.__main__ import FEDERATION
+from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
@@ -16,24 +17,24 @@ def test_what_does_not_fit_is_refused_in_one_line(initiated, tmp_path) -> None:
     home = Home(initiated(users=3, servers=2, protocol="shares", minimum=2))
     with pytest.raises(ValueError, match="must be a user's"):
         home.report(0, folder=home.home / "server1").run()
-    with pytest.raises(ValueError, match="must be those of an adder"):
-        Add(home.home / "user0", home.window).run()
+    with pytest.raises(ValueError, match="must be those of an aggregator"):
+        Aggregate(home.home / "user0", home.window).run()
     for given, words in (
-        ({"adders": ("h:1",)}, "adders must be 3, got 1"),
-        ({"adders": ("h:1", "h:2", "h")}, "HOST:PORT"),
-        ({"adders": ("h:1", "h:2", "h:70000")}, "HOST:PORT"),
-        ({"adders": ("h:1", "h:2", "h:3"), "hours": 0.0}, "hours must be > 0"),
+        ({"aggregators": ("h:1",)}, "aggregators must be 3, got 1"),
+        ({"aggregators": ("h:1", "h:2", "h")}, "HOST:PORT"),
+        ({"aggregators": ("h:1", "h:2", "h:70000")}, "HOST:PORT"),
+        ({"aggregators": ("h:1", "h:2", "h:3"), "hours": 0.0}, "hours must be > 0"),
     ):
-        made = MakeWindow(home.home / "fed", given["adders"], tmp_path / "no")
+        made = MakeWindow(home.home / "fed", given["aggregators"], tmp_path / "no")
         with pytest.raises(ValueError, match=words):
             replace(made, **given).run()
         assert not (tmp_path / "no").exists()
     (home.window / "roll").write_bytes(bytes(96))
     with pytest.raises(ValueError, match="roll must have SHA-256"):
-        Add(home.home / "server1", home.window).run()
+        Aggregate(home.home / "server1", home.window).run()
     (home.window / "roll").write_bytes(bytes(95))
     with pytest.raises(ValueError, match="must hold keys of 32 bytes"):
-        Add(home.home / "server1", home.window).run()
+        Aggregate(home.home / "server1", home.window).run()
 
 
 def test_a_window_is_of_shares_without_rounds(initiated) -> None:
@@ -63,3 +64,13 @@ def test_a_file_of_a_window_that_was_damaged_is_refused(initiated, field, value)
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match=str(path)):
         WindowFile.load(path)
+
+
+def test_former_names_of_command_and_option_work(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["window", "--folder", "f", "--adders", "h:1", "h:2", "--out", "o"]
+    assert FEDERATION.parse(typed, "federation") == MakeWindow(Path("f"), ("h:1", "h:2"), Path("o"))
+    assert FEDERATION.parse(
+        ["adder", "--folder", "adder", "--window", "w"], "federation"
+    ) == Aggregate(Path("adder"), Path("w"))
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["--adders is now called --aggregators", "adder is now called aggregator"]

@@ -1,4 +1,4 @@
-"""A federation's folders with a window, and adders that run while a test does."""
+"""A federation's folders with a window, and aggregators that run while a test does."""
 
 import asyncio
 import threading
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.train_distributed.flower.folders.engine import digest_of
-from train_distributed.commands.federation import adding
-from train_distributed.commands.federation.adding import Add
+from train_distributed.commands.federation import aggregating
+from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
 from train_distributed.commands.federation.reporting import Report
-from train_distributed.flower.adder_server import serve
+from train_distributed.flower.aggregator_server import serve
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import read_ledger
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
@@ -25,8 +25,8 @@ from train_distributed.flower.transport.processes import free_port
 
 
 @contextmanager
-def running(options: Add, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An adder in a thread of this process, until the block ends; then its files are let go."""
+def running(options: Aggregate, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An aggregator in a thread of this process; its files are closed when the block ends."""
     loops: list[asyncio.AbstractEventLoop] = []
     tasks: list[asyncio.Task] = []
     listening, failed = threading.Event(), list[BaseException]()
@@ -49,7 +49,7 @@ def running(options: Add, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             failed.append(error)
             listening.set()
 
-    monkeypatch.setattr(adding, "serve", stoppable)
+    monkeypatch.setattr(aggregating, "serve", stoppable)
     thread = threading.Thread(target=work)
     thread.start()
     assert listening.wait(30)
@@ -63,13 +63,13 @@ def running(options: Add, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Home:
-    """The folders of a federation with a window, whose adders run while the test does."""
+    """The folders of a federation with a window, whose aggregators run while the test does."""
 
     def __init__(self, home: Path, **window: float) -> None:
         self.home, self.window = home, home / "window"
         ports = [f"127.0.0.1:{free_port()}" for _ in range(3)]
         MakeWindow(home / "fed", tuple(ports), self.window, **window).run()
-        self.adders = [home / name for name in ("fed", "server1", "server2")]
+        self.aggregators = [home / name for name in ("fed", "server1", "server2")]
 
     def report(self, user: int, **changes) -> Report:
         folder = self.home / f"user{user}"

@@ -46,7 +46,7 @@ _KEY, _SIGNATURE, _TIME = (
 )
 
 
-class Gate:
+class FleetApi:
     """An ASGI application with the eight calls."""
 
     def __init__(

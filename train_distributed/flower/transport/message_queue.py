@@ -24,7 +24,7 @@ class _Question:
     reply: str | None = None  # and of the answer, once the node has announced one
 
 
-class Post:
+class MessageQueue:
     """Sends, collects, forgets."""
 
     def __init__(self, state: Any, largest: int) -> None:

@@ -1,4 +1,4 @@
-"""Adders as processes: any of them killed at any moment, strangers at the door."""
+"""Aggregators as processes: any of them killed at any moment, strangers at the door."""
 
 import argparse
 import asyncio
@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train_distributed.flower import adder_server
-from train_distributed.flower.adder_client import Adders
-from train_distributed.flower.adder_server import REPORT, serve, spread
+from train_distributed.flower import aggregator_server
+from train_distributed.flower.aggregator_client import Aggregators
+from train_distributed.flower.aggregator_server import REPORT, serve, spread
 from train_distributed.flower.transport.frames import LENGTH
 from train_distributed.secure_sum.aggregator import Aggregator
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -32,7 +32,7 @@ def vector(user: int) -> np.ndarray:
 
 
 class Hall:
-    """A window of two adders in threads of this process."""
+    """A window of two aggregators in threads of this process."""
 
     def __init__(self, folder: Path) -> None:
         self.users = [PrivateKeys.generate() for _ in range(USERS)]
@@ -53,19 +53,19 @@ class Hall:
         self.addresses: dict[int, tuple[str, int]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._threads: list[threading.Thread] = []
-        for adder in self.keys:
+        for aggregator in self.keys:
             ready = threading.Event()
-            thread = threading.Thread(target=self._run, args=(adder, folder, ready))
+            thread = threading.Thread(target=self._run, args=(aggregator, folder, ready))
             thread.start()
             self._threads.append(thread)
             assert ready.wait(30)
 
-    def _run(self, adder: int, folder: Path, ready: threading.Event) -> None:
-        holdings = ReportStore(folder / str(adder), self.enrolled, adder)
-        machine = Aggregator(self.enrolled, adder, self.keys[adder], holdings)
+    def _run(self, aggregator: int, folder: Path, ready: threading.Event) -> None:
+        holdings = ReportStore(folder / str(aggregator), self.enrolled, aggregator)
+        machine = Aggregator(self.enrolled, aggregator, self.keys[aggregator], holdings)
 
         def listening(port: int) -> None:
-            self.addresses[adder] = ("127.0.0.1", port)
+            self.addresses[aggregator] = ("127.0.0.1", port)
             ready.set()
 
         async def main() -> None:
@@ -105,21 +105,21 @@ def hall(tmp_path: Path) -> Iterator[Hall]:
 
 
 def test_many_reports_of_one_line_are_answered_in_their_order(hall: Hall) -> None:
-    with Adders(hall.window, hall.addresses, patience=5.0) as adders:
-        adders.connect()
+    with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
+        aggregators.connect()
         reports = hall.reports(range(USERS))
         foreign = make_report(hall.window, 3, PrivateKeys.generate(), vector(3))
-        refused = adders.report(reports | {3: foreign})
+        refused = aggregators.report(reports | {3: foreign})
         assert refused.keys() == {3}
-        assert refused[3].startswith("adder 0: BadSignature")
-        assert adders.report(reports) == {}
-        opened = adders.open(hall.keys[FIRST_SERVER])
+        assert refused[3].startswith("aggregator 0: BadSignature")
+        assert aggregators.report(reports) == {}
+        opened = aggregators.open(hall.keys[FIRST_SERVER])
     plain = np.sum([vector(user) for user in range(USERS)], 0)
     assert opened.total.tolist() == plain.tolist()
 
 
 def test_strangers_are_sent_away_and_the_others_served(hall: Hall, monkeypatch) -> None:
-    monkeypatch.setattr(adder_server, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(aggregator_server, "IDLE_SECONDS", 0.2)
     address = hall.addresses[FIRST_SERVER]
     for sent in (
         LENGTH.pack(2**31),
@@ -132,32 +132,32 @@ def test_strangers_are_sent_away_and_the_others_served(hall: Hall, monkeypatch) 
             assert gone(line, 10)
     with socket.create_connection(address, 10) as slow:
         slow.sendall(LENGTH.pack(100) + b"r")  # and no more
-        with Adders(hall.window, hall.addresses, patience=5.0) as adders:
-            assert adders.report(hall.reports(range(3))) == {}
+        with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
+            assert aggregators.report(hall.reports(range(3))) == {}
             for _ in range(100):
-                adders.connect()
+                aggregators.connect()
                 if gone(slow, 0.2):
                     return
     pytest.fail("a line without a whole request must be closed, is not")
 
 
 def test_whoever_does_not_read_answers_is_sent_away(hall: Hall, monkeypatch) -> None:
-    monkeypatch.setattr(adder_server, "UNREAD_BYTES", 2**12)
-    monkeypatch.setattr(adder_server, "WAITING_BYTES", 2**14)
+    monkeypatch.setattr(aggregator_server, "UNREAD_BYTES", 2**12)
+    monkeypatch.setattr(aggregator_server, "WAITING_BYTES", 2**14)
     with socket.create_connection(hall.addresses[FIRST_SERVER], 10) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)  # with 2**12 TCP may stall
         line.settimeout(20)
         flood = (LENGTH.pack(len(REPORT)) + REPORT) * 2**10
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             _ = [line.sendall(flood) for _ in range(10**5)]
-    with Adders(hall.window, hall.addresses, patience=5.0) as adders:
-        assert adders.report(hall.reports(range(2))) == {}
+    with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
+        assert aggregators.report(hall.reports(range(2))) == {}
 
 
 def test_slices_of_processes_check_as_one(hall: Hall) -> None:
-    adder = FIRST_SERVER
-    check = Checker(hall.enrolled, adder, hall.keys[adder])
-    messages = [parts[adder] for parts in hall.reports(range(7)).values()]
+    aggregator = FIRST_SERVER
+    check = Checker(hall.enrolled, aggregator, hall.keys[aggregator])
+    messages = [parts[aggregator] for parts in hall.reports(range(7)).values()]
     messages[2] = messages[2][:-1]
     messages[5] = b""
     with spread(check, 3) as several:
@@ -172,13 +172,13 @@ def test_slices_of_processes_check_as_one(hall: Hall) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_adders_killed_again_and_again_lose_nothing(
+def test_aggregators_killed_again_and_again_lose_nothing(
     tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`load_shares.py` in small: it raises unless the sum is that of the acknowledged reports."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     options = argparse.Namespace(
-        adders=3,
+        aggregators=3,
         components=20,
         classes=5,
         bits=32,

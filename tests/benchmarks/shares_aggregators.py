@@ -83,7 +83,7 @@ def set_up(
     processes = []
     for name in names:
         own = folder / f"adder{name - FIRST_SERVER}"
-        words = f"federation adder --folder {own} --window {folder}"
+        words = f"federation aggregator --folder {own} --window {folder}"
         words += f" --processes {options.processes}"
         words += f" --tls {folder / 'tls'}" if options.tls else ""
         command = [sys.executable, "-m", "train_distributed", *words.split()]

@@ -2,7 +2,7 @@
 
 It holds the TLS key and the nodes' public keys, but none of the federation's: what passes through
 is signed and encrypted end to end. Of the SuperLink it runs the state and the handlers that nodes
-need; there is no way in but the gate's calls, and no app ever runs.
+need; there is no way in but the calls of `fleet_api`, and no app ever runs.
 
     operator -> hub   configuration (JSON) | ASK node u64, request | FORGET node | WHO
     hub -> operator   READY (JSON: node of each key) | FAILED words | HERE (JSON: nodes) |
@@ -28,9 +28,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 
 from train_distributed.flower.transport import frames
-from train_distributed.flower.transport.door import IDLE_SECONDS, serve
-from train_distributed.flower.transport.gate import Gate
-from train_distributed.flower.transport.post import Post
+from train_distributed.flower.transport.fleet_api import FleetApi
+from train_distributed.flower.transport.limited_http import IDLE_SECONDS, serve
+from train_distributed.flower.transport.message_queue import MessageQueue
 from train_distributed.flower.transport.processes import started
 from train_distributed.flower.transport.sandbox import confine
 
@@ -48,13 +48,13 @@ def main(line: int, parent: int) -> None:
     """
     with started(line, parent) as (operator, config):
         try:
-            Hub(operator, config).run()
+            OperatorServer(operator, config).run()
         except (OSError, ValueError, ssl.SSLError) as error:
             with contextlib.suppress(OSError):
                 frames.send(operator, FAILED, f"{type(error).__name__}: {error}".encode())
 
 
-class Hub:
+class OperatorServer:
     """The SuperLink and the two threads that move messages between it and the operator."""
 
     def __init__(self, operator: socket.socket, config: dict[str, Any]) -> None:
@@ -68,10 +68,10 @@ class Hub:
         self._nodes = {
             key: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in keys
         }
-        self._post = Post(state, self._largest)
-        gate = Gate(state, self._nodes, self._largest, self._post.note)
+        self._queue = MessageQueue(state, self._largest)
+        api = FleetApi(state, self._nodes, self._largest, self._queue.note)
         self._socket = socket.create_server((config["host"], config["port"]), backlog=1024)
-        self._serving = _serving(gate, config)
+        self._serving = _serving(api, config)
         own = Path(os.environ["TMPDIR"])
         self._confined = confine(own, (), 2**31 + 64 * self._largest)
 
@@ -98,16 +98,16 @@ class Hub:
             return
         kind, body = frame[:1], memoryview(frame)[1:]
         if kind == WHO:
-            self._tell(HERE, json.dumps(self._post.here()).encode())
+            self._tell(HERE, json.dumps(self._queue.here()).encode())
         elif kind == FORGET:
-            self._post.forget(*_NODE.unpack(body))
+            self._queue.forget(*_NODE.unpack(body))
         elif kind == ASK:
             (node,) = _NODE.unpack_from(body)
-            self._post.send(node, bytes(body[_NODE.size :]))
+            self._queue.send(node, bytes(body[_NODE.size :]))
 
     def _bring(self) -> None:
         """What nodes have answered since."""
-        for node, answer, words in self._post.collect():
+        for node, answer, words in self._queue.collect():
             if answer is None:
                 self._tell(BAD, _NODE.pack(node), words.encode())
             else:
@@ -122,9 +122,9 @@ def _public(text: str) -> Any:
     return load_ssh_public_key(text.encode())
 
 
-def _serving(gate: Gate, config: dict[str, Any]) -> uvicorn.Config:
+def _serving(api: FleetApi, config: dict[str, Any]) -> uvicorn.Config:
     serving = uvicorn.Config(
-        gate,  # pyright: ignore[reportArgumentType]
+        api,  # pyright: ignore[reportArgumentType]
         http="h11",
         ws="none",
         lifespan="off",

@@ -37,8 +37,8 @@ from flwr.superlink.config_loader import (  # noqa: E402
 )
 
 from train_distributed.flower.transport import envelope  # noqa: E402
-from train_distributed.flower.transport.gate import OVERHEAD, Gate  # noqa: E402
-from train_distributed.flower.transport.post import Post  # noqa: E402
+from train_distributed.flower.transport.fleet_api import OVERHEAD, FleetApi  # noqa: E402
+from train_distributed.flower.transport.message_queue import MessageQueue  # noqa: E402
 
 LARGEST = 10_000
 OPEN = {
@@ -71,8 +71,8 @@ class World:
             self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in public[:2]
         ]
         nodes = dict(zip(public[:2], self.nodes, strict=True))
-        self.post = Post(self.state, LARGEST)
-        self.gate = Gate(self.state, nodes, LARGEST, self.post.note)
+        self.queue = MessageQueue(self.state, LARGEST)
+        self.api = FleetApi(self.state, nodes, LARGEST, self.queue.note)
         self.read, self.proven = 0, list[bytes]()
 
     def signed(self, who: int, **changes: str) -> dict[str, str]:
@@ -106,7 +106,7 @@ class World:
         async def send(event: dict[str, Any]) -> None:
             sent.append(event)
 
-        asyncio.run(self.gate(scope, receive, send))
+        asyncio.run(self.api(scope, receive, send))
         return sent[0]["status"], sent[1]["body"]
 
     def send(self, call: str, request: Any) -> bytes:
@@ -185,8 +185,8 @@ def test_a_node_speaks_for_itself(world: World) -> None:
     assert world.call("/v1/fleet/activate-node", body, world.signed(1))[0] == 401
     assert world.call("/v1/fleet/activate-node", body, world.signed(0))[0] == 200
     assert world.call("/v1/fleet/activate-node", body, world.signed(0))[0] == 409  # is here already
-    assert world.post.here() == [world.nodes[0]]
-    world.post.send(world.nodes[0], b"question")
+    assert world.queue.here() == [world.nodes[0]]
+    world.queue.send(world.nodes[0], b"question")
     assert pull(1, world.nodes[0])[0] == 401
     status, answer = pull(0, world.nodes[0])
     assert status == 200
@@ -194,14 +194,14 @@ def test_a_node_speaks_for_itself(world: World) -> None:
     away = DeactivateNodeRequest(node_id=world.nodes[0]).SerializeToString()
     assert world.call("/v1/fleet/deactivate-node", away, world.signed(1))[0] == 401
     assert world.call("/v1/fleet/deactivate-node", away, world.signed(0))[0] == 200
-    assert world.post.here() == []
+    assert world.queue.here() == []
 
 
 def test_the_last_answer_of_a_node_that_leaves_at_once_arrives(world: World) -> None:
     """Flower gives out no answers of a node that is away."""
     node, send = world.nodes[0], world.send
     send("activate-node", ActivateNodeRequest(public_key=world.public[0], heartbeat_interval=30))
-    world.post.send(node, b"is it over?")
+    world.queue.send(node, b"is it over?")
     pulled = send("pull-messages", PullMessagesRequest(node=Node(node_id=node)))
     asked = PullMessagesResponse.FromString(pulled).messages_list[0].metadata
     message, tree, objects = envelope.wrap(
@@ -230,7 +230,7 @@ def test_the_last_answer_of_a_node_that_leaves_at_once_arrives(world: World) -> 
         )
         send("push-object", part)
     send("deactivate-node", DeactivateNodeRequest(node_id=node))
-    assert world.post.collect() == [(node, b"it is", "")]
+    assert world.queue.collect() == [(node, b"it is", "")]
 
 
 def test_broken_bodies_are_refused(world: World) -> None:

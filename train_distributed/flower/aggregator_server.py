@@ -1,4 +1,4 @@
-"""An adder of a window on the network: frames in, batches to the disk, answers out in their order.
+"""Server of an aggregator of a window: frames in, batches to the disk, answers out in order.
 
     frame     length u32 | content
     request   "r" report, receipts | "o" order
@@ -37,7 +37,7 @@ UNREAD_BYTES = 2**20  # of answers that somebody does not fetch
 
 
 async def serve(
-    adder: Aggregator,
+    aggregator: Aggregator,
     window: Agreement,
     host: str,
     port: int,
@@ -47,7 +47,7 @@ async def serve(
     """Serves until the disk or the clock fails.
 
     Args:
-        adder: what answers.
+        aggregator: what answers.
         window: what was agreed.
         host: address to listen on.
         port: port; 0: any.
@@ -58,19 +58,19 @@ async def serve(
         OSError: the address is taken, or the state cannot be written.
         ValueError: the clock has gone back.
     """
-    post = _Post(adder, 1 + request_bytes(window))
+    queue = _Queue(aggregator, 1 + request_bytes(window))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Line(post), host, port, ssl=tls, backlog=1024)
+    server = await loop.create_server(lambda: _Line(queue), host, port, ssl=tls, backlog=1024)
     async with server:
         ready(server.sockets[0].getsockname()[1])
-        await post.work()
+        await queue.work()
 
 
-class _Post:
-    """Requests in the order of their arrival, and the adder that answers them."""
+class _Queue:
+    """Requests in the order of their arrival, and the aggregator that answers them."""
 
-    def __init__(self, adder: Aggregator, largest: int) -> None:
-        self._adder, self.largest = adder, largest
+    def __init__(self, aggregator: Aggregator, largest: int) -> None:
+        self._aggregator, self.largest = aggregator, largest
         self.lines: set[_Line] = set()
         self._requests: deque[tuple[_Line, bytes]] = deque()
         self._bytes, self._paused = 0, set[_Line]()
@@ -123,12 +123,12 @@ class _Post:
     def _answer(self, batch: list[tuple["_Line", bytes]]) -> None:
         requests = [request[1:] for _, request in batch]
         if batch and batch[0][1][:1] == ORDER:
-            answers = [self._adder.order(requests[0])]
+            answers = [self._aggregator.order(requests[0])]
         elif batch and batch[0][1][:1] != REPORT:
             batch[0][0].transport.abort()
             return
         else:
-            answers = self._adder.take(requests)
+            answers = self._aggregator.take(requests)
         for (line, _), answer in zip(batch, answers, strict=True):
             line.send(answer)
 
@@ -138,34 +138,34 @@ class _Line(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, post: _Post) -> None:
-        self._post, self._content, self._last = post, bytearray(), time.monotonic()
+    def __init__(self, queue: _Queue) -> None:
+        self._queue, self._content, self._last = queue, bytearray(), time.monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Lets it in, or closes it."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._post.lines.add(self)
-        if len(self._post.lines) > MOST_LINES:
+        self._queue.lines.add(self)
+        if len(self._queue.lines) > MOST_LINES:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets it; what it sent whole is taken all the same."""
-        self._post.lines.discard(self)
+        self._queue.lines.discard(self)
 
     def data_received(self, data: bytes) -> None:
         """Hands on whole requests; a length beyond what any request has ends the connection."""
         self._content += data
         while len(self._content) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._content)
-            if not 0 < length <= self._post.largest:
+            if not 0 < length <= self._queue.largest:
                 self.transport.abort()
                 return
             end = LENGTH.size + length
             if len(self._content) < end:
                 return
             self._last = time.monotonic()
-            self._post.put(self, bytes(self._content[LENGTH.size : end]))
+            self._queue.put(self, bytes(self._content[LENGTH.size : end]))
             del self._content[:end]
 
     def send(self, answer: bytes) -> None:
@@ -205,7 +205,7 @@ def _spread(pool: ProcessPoolExecutor, processes: int, messages: Sequence[bytes]
     try:
         slices = list(pool.map(_slice, [messages[p::processes] for p in range(processes)]))
     except BrokenProcessPool as error:
-        raise OSError("all processes of an adder must run, one was killed") from error
+        raise OSError("all processes of an aggregator must run, one was killed") from error
     found = [slices[place % processes].found[place // processes] for place in range(len(messages))]
     total = slices[0].total
     for each in slices[1:]:

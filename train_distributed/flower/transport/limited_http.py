@@ -22,7 +22,7 @@ FILES = 2**16  # that may be open, where the system allows it
 FULL_SECONDS = 0.05  # to wait where no more files can be opened
 
 
-class Door(H11Protocol):
+class LimitedHttp(H11Protocol):
     """HTTP/1.1 on one connection; headers end at 64 KiB."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState, places: Places) -> None:
@@ -70,7 +70,7 @@ class Door(H11Protocol):
         super().connection_lost(exc)
 
     def _prove(self, key: bytes) -> None:
-        """What the gate calls, on `scope["state"]`, once it has seen a registered key sign."""
+        """Notes the registered key that has signed a header; `FleetApi` calls it."""
         self._known = True
         self._places.prove(self, key)
         self._stop()
@@ -105,18 +105,18 @@ async def serve(listening: socket.socket, config: uvicorn.Config, *, keys: int) 
             places.make_room()
             await asyncio.sleep(FULL_SECONDS)
             continue
-        door = Door(config, state, places)
-        door.greeting = loop.create_task(_greet(door, line, config.ssl))
-        door.greeting.add_done_callback(lambda _, door=door: _greeted(door, places))
-        places.enter(door, address)
+        http = LimitedHttp(config, state, places)
+        http.greeting = loop.create_task(_greet(http, line, config.ssl))
+        http.greeting.add_done_callback(lambda _, http=http: _greeted(http, places))
+        places.enter(http, address)
         await asyncio.sleep(0)  # those that are in come first
 
 
-async def _greet(door: Door, line: socket.socket, context: ssl.SSLContext) -> None:
+async def _greet(http: LimitedHttp, line: socket.socket, context: ssl.SSLContext) -> None:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):  # a handshake that failed, or took too long
         await loop.connect_accepted_socket(
-            lambda: door,
+            lambda: http,
             line,
             ssl=context,
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
@@ -124,9 +124,9 @@ async def _greet(door: Door, line: socket.socket, context: ssl.SSLContext) -> No
         )
 
 
-def _greeted(door: Door, places: Places) -> None:
-    if door.transport is None:
-        places.gone(door)
+def _greeted(http: LimitedHttp, places: Places) -> None:
+    if http.transport is None:
+        places.gone(http)
 
 
 def _strangers(registered: int) -> int:

@@ -1,4 +1,4 @@
-"""`federation adder`: the keys, the roll and the state are checked, then reports are taken."""
+"""`federation aggregator`: the keys, the roll and the state are checked, then reports are taken."""
 
 import asyncio
 import ssl
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from train_distributed.flower.adder_server import serve, spread
+from train_distributed.flower.aggregator_server import serve, spread
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
@@ -19,8 +19,8 @@ from train_distributed.secure_sum.reports import Checker
 
 
 @dataclass(frozen=True)
-class Add:
-    """An adder: take users' reports until the window is closed, then open their sum."""
+class Aggregate:
+    """Aggregator: take users' reports until the window is closed, then open their sum."""
 
     folder: Path
     """Of `join --server`, or of `init`: its keys, and the state, never to be lost or copied."""
@@ -40,10 +40,10 @@ class Add:
             ValueError: files that do not fit, a damaged state, a clock that went back.
             OSError: the state or the port is used by another process, or the disk is full.
         """
-        add(self)
+        serve_reports(self)
 
 
-def add(options: Add) -> None:
+def serve_reports(options: Aggregate) -> None:
     """Serves until it is ended, or its disk or clock fails.
 
     Raises:
@@ -53,23 +53,25 @@ def add(options: Add) -> None:
     folder = options.folder.resolve()
     window_file, keys = WindowFile.load(options.window / WINDOW), read_private(folder)
     window, public = window_file.window, keys.public
-    adder = next((a for a, pinned in window.servers.items() if pinned == public), None)
-    if adder is None:
-        raise ValueError(f"keys in {folder} must be those of an adder of the window, are not")
+    aggregator = next((a for a, pinned in window.servers.items() if pinned == public), None)
+    if aggregator is None:
+        raise ValueError(f"keys in {folder} must be those of an aggregator of the window, are not")
     enrolled = window_file.enrolled(options.window)
     tls = None
     if options.tls is not None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(options.tls / "server.pem", options.tls / "server.key")
-    number = adder - FIRST_SERVER
+    number = aggregator - FIRST_SERVER
     state = party_state(window.digest, f"adder{number}", folder / "state")
-    listen = window_file.addresses[adder][1] if options.listen is None else options.listen
+    listen = window_file.addresses[aggregator][1] if options.listen is None else options.listen
     host, port = ("0.0.0.0", listen) if isinstance(listen, int) else split_address(listen)
-    log = RunLog.begin(folder, f"adder{number}")
-    with log.told(), spread(Checker(enrolled, adder, keys), options.processes) as check:
-        holdings = ReportStore(state, enrolled, adder)
-        machine = Aggregator(enrolled, adder, keys, holdings, check=check)
-        log.say(f"adder {number} of window {window.digest.hex()[:16]}, {holdings.count} reports")
+    log = RunLog.begin(folder, f"aggregator{number}")
+    with log.told(), spread(Checker(enrolled, aggregator, keys), options.processes) as check:
+        holdings = ReportStore(state, enrolled, aggregator)
+        machine = Aggregator(enrolled, aggregator, keys, holdings, check=check)
+        log.say(
+            f"aggregator {number} of window {window.digest.hex()[:16]}, {holdings.count} reports"
+        )
         ready = partial(_ready, log)
         with suppress(KeyboardInterrupt):
             asyncio.run(serve(machine, enrolled, host, port, tls, ready))

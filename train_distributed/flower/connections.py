@@ -44,7 +44,7 @@ class Relay(Protocol):
         ...
 
 
-class Present:
+class Connections:
     """The parties of one session.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pretrain.cli.durable import sync_directory
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.round_desk import CHAIN_BYTES
+from train_distributed.flower.round_endpoint import CHAIN_BYTES
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes

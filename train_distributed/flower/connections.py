@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from train_distributed.flower.blobs import split
-from train_distributed.flower.clerk import DONE, Request, answer_bytes, words
-from train_distributed.flower.desk import Desk
 from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.endpoint import Endpoint
 from train_distributed.flower.orders import NONCE_BYTES, read_presence, write_order
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record
+from train_distributed.flower.request_handler import DONE, Request, answer_bytes, words
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -78,7 +78,7 @@ class Connections:
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
-        self._local: dict[int, Desk] = {}
+        self._local: dict[int, Endpoint] = {}
         self.first: dict[int, list[bytes]] = {}
 
     @property
@@ -117,9 +117,9 @@ class Connections:
             if not wanted <= self._node.keys():
                 time.sleep(LOOK_SECONDS)
 
-    def host(self, party: int, desk: Desk) -> None:
-        """A desk in this process."""
-        self._local[party] = desk
+    def host(self, party: int, endpoint: Endpoint) -> None:
+        """An endpoint in this process."""
+        self._local[party] = endpoint
 
     def start(self, users: frozenset[int]) -> None:
         """START to all parties of the session; what they answer is in `first`, until the end.

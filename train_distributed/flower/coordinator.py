@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from train_distributed.flower.blobs import join, split
-from train_distributed.flower.clerk import DONE, words
 from train_distributed.flower.connections import Connections, Relay
-from train_distributed.flower.desk import ComputationDesk, Request
 from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.endpoint import ComputationEndpoint, Request
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import CannotResume, Record
+from train_distributed.flower.request_handler import DONE, words
 from train_distributed.flower.run_replicated import run_replicated
 from train_distributed.flower.run_shares import run_shares
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
@@ -137,8 +137,8 @@ def _run(
         recall = None if record is None else partial(_recalled, record)
         server = SecAggServer(federation.secagg(nonce), keys, journal, absent, recall)
         return _run_secagg(server, connections, log)
-    desk = ComputationDesk(federation, FIRST_SERVER, keys, journal)
-    connections.host(FIRST_SERVER, desk)
+    endpoint = ComputationEndpoint(federation, FIRST_SERVER, keys, journal)
+    connections.host(FIRST_SERVER, endpoint)
     connections.start(users)
     if federation.protocol == "shares-replicated":
         return run_replicated(federation.replicated(nonce), connections, log)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
-from train_distributed.flower.desk import Submission
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms
 from train_distributed.flower.documents.transform import check_transform, read_transform
-from train_distributed.flower.round_desk import WORD, Rounds
+from train_distributed.flower.endpoint import Submission
+from train_distributed.flower.round_endpoint import WORD, Rounds
 from train_distributed.flower.sum_task import Facts, SumTask
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent

@@ -10,11 +10,11 @@ all that a request carries.
 from collections.abc import Callable, Iterator, Mapping
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.clerk import Request, answer_bytes
 from train_distributed.flower.connections import Connections
 from train_distributed.flower.documents.federation import BATCH_BYTES, BATCH_USERS
 from train_distributed.flower.progress import Log
-from train_distributed.flower.share_desk import read_refusal, refusals_bytes
+from train_distributed.flower.request_handler import Request, answer_bytes
+from train_distributed.flower.share_endpoint import read_refusal, refusals_bytes
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.parties import EVERYONE, name_of
 from train_distributed.secure_sum.session import Session

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.cli.json_text import parsed
-from train_distributed.flower.clerk import REFUSED
 from train_distributed.flower.documents.party import node_fingerprint
+from train_distributed.flower.request_handler import REFUSED
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.processes import Child, child
 

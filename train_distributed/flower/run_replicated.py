@@ -5,12 +5,12 @@ import struct
 from collections import Counter
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.clerk import Request, answer_bytes
 from train_distributed.flower.connections import Connections
 from train_distributed.flower.documents.federation import BATCH_USERS
 from train_distributed.flower.portions import Shares, deliver, fetched, note, spoken
 from train_distributed.flower.progress import Log
-from train_distributed.flower.share_desk import refusals_bytes
+from train_distributed.flower.request_handler import Request, answer_bytes
+from train_distributed.flower.share_endpoint import refusals_bytes
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
@@ -31,7 +31,7 @@ def run_replicated(setup: Replicated, connections: Connections, log: Log) -> Ope
 
     Args:
         setup: the session.
-        connections: the parties, the operator's own desk among them.
+        connections: the parties, the operator's own endpoint among them.
         log: is told who went missing, what was refused, and which server is at fault.
 
     Raises:

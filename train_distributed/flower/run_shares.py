@@ -1,9 +1,9 @@
 """The operator's side of `shares`: seeds, then vectors batch by batch, then one opening."""
 
-from train_distributed.flower.clerk import Request, answer_bytes
 from train_distributed.flower.connections import Connections
 from train_distributed.flower.portions import deliver, fetched, spoken
 from train_distributed.flower.progress import Log
+from train_distributed.flower.request_handler import Request, answer_bytes
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, SetMismatch
 from train_distributed.secure_sum.keys import SEAL_BYTES
 from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened, combine, set_bytes
@@ -18,7 +18,7 @@ def run_shares(session: Session, connections: Connections, log: Log) -> Opened:
 
     Args:
         session: the session.
-        connections: the parties, the operator's own desk among them.
+        connections: the parties, the operator's own endpoint among them.
         log: is told who went missing and what was refused.
 
     Raises:

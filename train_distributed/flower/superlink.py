@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train_distributed.flower.chain import Chain, Publish
-from train_distributed.flower.clerk import words
 from train_distributed.flower.connections import Relay
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.progress import Log, Progress, to_terminal
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import open_relay
-from train_distributed.flower.round_desk import round_order
+from train_distributed.flower.request_handler import words
+from train_distributed.flower.round_endpoint import round_order
 from train_distributed.flower.transport.sandbox import hide_memory
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal, Journal

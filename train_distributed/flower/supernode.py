@@ -1,7 +1,7 @@
-"""One party's node: its desk, and a carrier that brings it the operator's requests.
+"""One party's node: its endpoint, and a carrier that brings it the operator's requests.
 
-Keys, rows and the desk are in this process. The carrier is another (`carrier.py`), with the node's
-key alone; between the two runs a socket with questions, answers and a few words of state.
+Keys, rows and the endpoint are in this process. The carrier is another (`carrier.py`), with the
+node's key alone; between the two runs a socket with questions, answers and a few words of state.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_distributed.flower.desk import Desk
 from train_distributed.flower.documents.party import NODE_KEY
+from train_distributed.flower.endpoint import Endpoint
 from train_distributed.flower.escape import safe
 from train_distributed.flower.progress import to_terminal
 from train_distributed.flower.transport import frames
@@ -29,9 +29,9 @@ _CONNECTED = b"connected"
 
 @dataclass(frozen=True)
 class Node:
-    """Where a desk is to be reached, and by whom."""
+    """Where an endpoint is to be reached, and by whom."""
 
-    desk: Desk
+    endpoint: Endpoint
     superlink: str  # host:port
     ca: Path
     keys: Path  # folder with node-key
@@ -43,7 +43,7 @@ class Node:
 def serve(node: Node) -> int:
     """Answers until all agreed sessions are over, or the operator is gone for too long.
 
-    An operator that comes back within the node's patience finds the desk as it left it.
+    An operator that comes back within the node's patience finds the endpoint as it left it.
 
     Returns:
         0: all agreed sessions are over. 1: no contact for `patience` seconds.
@@ -59,20 +59,20 @@ def serve(node: Node) -> int:
         "address": node.superlink,
         "ca": node.ca.read_text(),
         "key": (node.keys / NODE_KEY).read_text(),
-        "largest": node.desk.largest_frame,
-        "poll": node.desk.poll_seconds,
+        "largest": node.endpoint.largest_frame,
+        "poll": node.endpoint.poll_seconds,
     }
     hide_memory()
     contact = _Contact(node.patience)
-    while not node.desk.over and not contact.lost():
+    while not node.endpoint.over and not contact.lost():
         with child("carrier", config, node.log) as carrier:
             try:
                 _answer(node, carrier, contact)
             except (ConnectionError, OSError) as error:
                 node.say(f"the carrier has ended and is started again: {safe(str(error))}")
-        if not node.desk.over and not contact.lost():
+        if not node.endpoint.over and not contact.lost():
             time.sleep(RESTART_SECONDS)
-    if node.desk.over:
+    if node.endpoint.over:
         return 0
     print(f"error: operator at {node.superlink} is gone", file=sys.stderr)
     return 1
@@ -100,14 +100,14 @@ class _Contact:
 
 
 def _answer(node: Node, carrier: Child, contact: _Contact) -> None:
-    """Until the desk is done or patience has ended.
+    """Until the endpoint is done or patience has ended.
 
     Raises:
         ConnectionError: the carrier has ended.
     """
     contact.ends()
-    largest, look = 1 + node.desk.largest_frame, min(LOOK_SECONDS, node.patience / 4)
-    while not node.desk.over and not contact.lost():
+    largest, look = 1 + node.endpoint.largest_frame, min(LOOK_SECONDS, node.patience / 4)
+    while not node.endpoint.over and not contact.lost():
         frame = frames.receive(carrier.line, largest, look)
         if frame is None:
             continue
@@ -116,10 +116,10 @@ def _answer(node: Node, carrier: Child, contact: _Contact) -> None:
             contact.connected = frame[1:] == _CONNECTED
             node.say(safe(frame[1:]))
         elif frame[:1] == _QUESTION:
-            answer = node.desk.answer(frame[1:])
+            answer = node.endpoint.answer(frame[1:])
             contact.made()  # after the answer: to make it may take longer than the patience
             frames.send(carrier.line, _ANSWER, answer)
-    if node.desk.over:
+    if node.endpoint.over:
         _delivered(carrier, largest)
 
 

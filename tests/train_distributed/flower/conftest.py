@@ -157,7 +157,7 @@ def make_field(tmp_path: Path) -> Iterator[Callable[..., Field]]:
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    """Desks without processes, see `fake_relay.py`."""
+    """Endpoints without processes, see `fake_relay.py`."""
     return script("fake_relay")
 
 

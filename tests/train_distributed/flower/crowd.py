@@ -1,4 +1,4 @@
-"""Many users in one process, each with its desk and its own connection to the SuperLink.
+"""Many users in one process, each with its endpoint and its own connection to the SuperLink.
 
 python crowd.py FOLDER PORT
 """
@@ -8,9 +8,9 @@ import threading
 import time
 from pathlib import Path
 
-from train_distributed.flower.desk import UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import NODE_KEY, read_private
+from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.transport.carrier import carry
 from train_distributed.secure_sum.journal import VolatileJournal
 
@@ -35,7 +35,7 @@ def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
     party = folder / f"user{user}"
     vector = plain_vector(user, federation.dimension)
     keys = read_private(party)
-    desk = UserDesk(federation, user, keys, lambda: vector, VolatileJournal())
+    endpoint = UserEndpoint(federation, user, keys, lambda: vector, VolatileJournal())
     config = {
         "address": f"127.0.0.1:{port}",
         "ca": (folder / "tls" / "ca.pem").read_text(),
@@ -43,7 +43,7 @@ def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
         "largest": federation.largest_frame,
         "poll": federation.poll_seconds(user),
     }
-    carry(config, lambda q, _: desk.answer(q), lambda _: None, lambda: not desk.over)
+    carry(config, lambda q, _: endpoint.answer(q), lambda _: None, lambda: not endpoint.over)
 
 
 if __name__ == "__main__":

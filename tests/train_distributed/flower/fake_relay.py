@@ -1,12 +1,12 @@
-"""Desks at numbered nodes, without processes: what the tests of present, record and desk share."""
+"""Endpoints at numbered nodes, without processes, for tests of connections, record, endpoint."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.endpoint import ComputationEndpoint, Endpoint, UserEndpoint
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -38,23 +38,25 @@ class FakeRelay:
     def __init__(self, federation: Federation, journals: Callable[[int], Journal]) -> None:
         self.federation, self.journals = federation, journals
         self.drawn = dict.fromkeys(range(W), 0)
-        self.desks: dict[int, Desk] = {10 + i: self.user(i) for i in range(W)}
+        self.endpoints: dict[int, Endpoint] = {10 + i: self.user(i) for i in range(W)}
         if federation.protocol == "shares":
             server = FIRST_SERVER + 1
-            self.desks[20] = ComputationDesk(federation, server, KEYS[server], journals(server))
+            self.endpoints[20] = ComputationEndpoint(
+                federation, server, KEYS[server], journals(server)
+            )
         self.answered = 0
         self.before: Callable[[int, bytes], None] = lambda node, request: None
         self.after: Callable[[int, bytes, bytes], None] = lambda node, request, answer: None
 
-    def user(self, user: int) -> UserDesk:
+    def user(self, user: int) -> UserEndpoint:
         def draw() -> np.ndarray:
             self.drawn[user] += 1
             return VECTORS[user]
 
-        return UserDesk(self.federation, user, KEYS[user], draw, self.journals(user))
+        return UserEndpoint(self.federation, user, KEYS[user], draw, self.journals(user))
 
     def nodes(self) -> dict[int, str]:
-        return {node: f"{node:064x}" for node in self.desks}
+        return {node: f"{node:064x}" for node in self.endpoints}
 
     def ask_each(
         self, requests: Mapping[int, bytes], seconds: float | None = None
@@ -62,7 +64,7 @@ class FakeRelay:
         for node, request in requests.items():
             assert len(request) <= self.federation.largest_frame
             self.before(node, request)
-            answer = self.desks[node].answer(request)
+            answer = self.endpoints[node].answer(request)
             self.after(node, request, answer)
             yield node, answer
 

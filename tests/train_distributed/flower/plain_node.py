@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.endpoint import ComputationEndpoint, Endpoint, UserEndpoint
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -21,26 +21,28 @@ def plain_vector(identity: int, dimension: int) -> np.ndarray:
     return np.random.default_rng(identity).integers(0, 2**64, dimension, np.uint64)
 
 
-def plain_desk(folder: Path, party: str, keys: str | None = None) -> Desk:
+def plain_endpoint(folder: Path, party: str, keys: str | None = None) -> Endpoint:
     federation = Federation.load(folder / "federation.json")
     private = read_private(folder / (keys or party))
     journal = DurableJournal(party_state(federation.digest, party, folder / "journals"))
     journal.check()
     if party.startswith("server"):
         server = FIRST_SERVER + int(party.removeprefix("server"))
-        return ComputationDesk(federation, server, private, journal)
+        return ComputationEndpoint(federation, server, private, journal)
     user = int(party.removeprefix("user"))
     vector = plain_vector(user, federation.dimension)
-    return UserDesk(federation, user, private, lambda: vector, journal)
+    return UserEndpoint(federation, user, private, lambda: vector, journal)
 
 
 def main() -> int:
     folder, party = Path(sys.argv[1]), sys.argv[2]
     port, patience = sys.argv[3], float(sys.argv[4])
     keys = folder / (sys.argv[5] if len(sys.argv) > 5 else party)
-    desk = plain_desk(folder, party)
+    endpoint = plain_endpoint(folder, party)
     ca = folder / "tls" / "ca.pem"
-    return serve(Node(desk, f"127.0.0.1:{port}", ca, keys, patience, folder / f"{party}.carrier"))
+    return serve(
+        Node(endpoint, f"127.0.0.1:{port}", ca, keys, patience, folder / f"{party}.carrier")
+    )
 
 
 if __name__ == "__main__":

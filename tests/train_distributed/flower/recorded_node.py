@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embed import EmbeddingSet
-from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.endpoint import ComputationEndpoint, Endpoint, UserEndpoint
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal
@@ -33,22 +33,22 @@ def recorded_submission(task: ModelTask, identity: int, embeddings: Path) -> NDA
     return task.noised(task.encoded(identity, EmbeddingSet.open(embeddings)), recorded)
 
 
-class MortalDesk:
+class MortalEndpoint:
     """Answers some requests, then dies as if the power failed."""
 
-    def __init__(self, desk: Desk, die_at: int) -> None:
-        self._desk, self._left = desk, die_at
-        self.largest_frame, self.poll_seconds = desk.largest_frame, desk.poll_seconds
+    def __init__(self, endpoint: Endpoint, die_at: int) -> None:
+        self._endpoint, self._left = endpoint, die_at
+        self.largest_frame, self.poll_seconds = endpoint.largest_frame, endpoint.poll_seconds
 
     @property
     def over(self) -> bool:
-        return self._desk.over
+        return self._endpoint.over
 
     def answer(self, request: bytes) -> bytes:
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self._left -= 1
-        return self._desk.answer(request)
+        return self._endpoint.answer(request)
 
 
 def main() -> int:
@@ -58,13 +58,13 @@ def main() -> int:
     keys, journal = read_private(folder / party), DurableJournal(folder / party / "journal")
     if party.startswith("server"):
         server = FIRST_SERVER + int(party.removeprefix("server"))
-        desk: Desk = ComputationDesk(federation, server, keys, journal)
+        endpoint: Endpoint = ComputationEndpoint(federation, server, keys, journal)
     else:
         identity = int(party.removeprefix("user"))
         task = ModelTask.of(federation, folder / "transform.safetensors")
         sent = recorded_submission(task, identity, folder / party / "embeddings")
-        desk = UserDesk(federation, identity, keys, lambda: sent, journal)
-    mortal = MortalDesk(desk, die_at)
+        endpoint = UserEndpoint(federation, identity, keys, lambda: sent, journal)
+    mortal = MortalEndpoint(endpoint, die_at)
     return serve(Node(mortal, superlink, folder / "tls" / "ca.pem", folder / party, seconds))
 
 

@@ -1,4 +1,4 @@
-"""A relay with the desks of further rounds at its nodes, and its operator."""
+"""A relay with the endpoints of further rounds at its nodes, and its operator."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record
-from train_distributed.flower.round_desk import RoundsDesk
+from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.superlink import Operation, run_rounds
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.opening import Opened
@@ -34,22 +34,24 @@ def publish(opened: Sequence[Opened]) -> bytes:
     return np.array([told, len(opened)], "<f8").tobytes()
 
 
-class Desks:
-    """A relay with the desks of rounds at its nodes."""
+class Endpoints:
+    """A relay with the endpoints of rounds at its nodes."""
 
     def __init__(self, fake: ModuleType, federation: Federation, home: Path) -> None:
         self.fake, self.federation, self.home = fake, federation, home
         self.drawn: dict[tuple[int, Any], int] = {}
-        self.desks = {10 + i: self.user(i) for i in range(fake.W)}
+        self.endpoints = {10 + i: self.user(i) for i in range(fake.W)}
         if federation.protocol == "shares":
             server = FIRST_SERVER + 1
-            self.desks[20] = RoundsDesk(federation, server, fake.KEYS[server], self.journal(server))
+            self.endpoints[20] = RoundsEndpoint(
+                federation, server, fake.KEYS[server], self.journal(server)
+            )
         self.asked, self.dies = 0, -1
 
     def journal(self, party: int) -> Journal:
         return DurableJournal(self.home / f"party{party}")
 
-    def user(self, user: int) -> RoundsDesk:
+    def user(self, user: int) -> RoundsEndpoint:
         def count(what: Any) -> None:
             self.drawn[user, what] = self.drawn.get((user, what), 0) + 1
 
@@ -68,24 +70,24 @@ class Desks:
             return draw
 
         keys = self.fake.KEYS[user]
-        return RoundsDesk(self.federation, user, keys, self.journal(user), first, rounds)
+        return RoundsEndpoint(self.federation, user, keys, self.journal(user), first, rounds)
 
     def nodes(self) -> dict[int, str]:
-        return {node: f"{node:064x}" for node in self.desks}
+        return {node: f"{node:064x}" for node in self.endpoints}
 
     def ask_each(self, requests: Any, seconds: float | None = None) -> Any:
         for node, request in requests.items():
             if self.asked == self.dies:
                 raise Killed
             self.asked += 1
-            yield node, self.desks[node].answer(request)
+            yield node, self.endpoints[node].answer(request)
 
 
-def operate(desks: Desks, log: Log | None = None) -> list[Opened]:
-    state = desks.home / "operator"
+def operate(endpoints: Endpoints, log: Log | None = None) -> list[Opened]:
+    state = endpoints.home / "operator"
     operation = Operation(
-        federation=desks.federation,
-        keys=desks.fake.KEYS[FIRST_SERVER],
+        federation=endpoints.federation,
+        keys=endpoints.fake.KEYS[FIRST_SERVER],
         nodes=(),
         certificates=state,
         host="",
@@ -99,7 +101,7 @@ def operate(desks: Desks, log: Log | None = None) -> list[Opened]:
     told = Log() if log is None else log
     with Record(state) as record:
         journal = DurableJournal(state / "journal")
-        return run_rounds(operation, desks, record, journal, told, Progress(told))
+        return run_rounds(operation, endpoints, record, journal, told, Progress(told))
 
 
 def check(opened: list[Opened], fake: ModuleType) -> None:

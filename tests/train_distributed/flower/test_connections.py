@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.clerk import DONE, Request
 from train_distributed.flower.coordinator import coordinate
-from train_distributed.flower.desk import UserDesk
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.progress import Log
+from train_distributed.flower.request_handler import DONE, Request
 from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -41,7 +41,7 @@ def test_orders_of_anyone_but_the_operator_do_nothing(
     everyone = federation.session(bytes(32)).bitmap(range(fake.W))
     start, present = bytes(32) + everyone, bytes(72)
     journal = DurableJournal(tmp_path / "journal")
-    desk = UserDesk(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
+    endpoint = UserEndpoint(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
     good = _order(fake, federation, Request.START, start, FIRST_SERVER)
     forged = [
         b"\0" + bytes(32),  # what began a session, and spent it, when nobody had to sign
@@ -55,12 +55,12 @@ def test_orders_of_anyone_but_the_operator_do_nothing(
         _order(fake, federation, Request.END, bytes(33), 1),
     ]
     for request in forged:
-        assert desk.answer(request)[:1] != DONE
+        assert endpoint.answer(request)[:1] != DONE
     few = bytes(32) + federation.session(bytes(32)).bitmap([0, 1])
-    refused = desk.answer(_order(fake, federation, Request.START, few, FIRST_SERVER))
+    refused = endpoint.answer(_order(fake, federation, Request.START, few, FIRST_SERVER))
     assert b"users present must be >= 3, got 2" in refused
     without = bytes(32) + federation.session(bytes(32)).bitmap([1, 2, 3])
-    refused = desk.answer(_order(fake, federation, Request.START, without, FIRST_SERVER))
+    refused = endpoint.answer(_order(fake, federation, Request.START, without, FIRST_SERVER))
     assert b"users present must include user 0" in refused
     assert not (tmp_path / "journal").exists()
 
@@ -89,20 +89,20 @@ def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) 
 @pytest.mark.parametrize("protocol", ["secagg", "shares"])
 def test_with_too_few_present_nobody_spends_anything(protocol: str, fake: ModuleType) -> None:
     relay = fake.volatile(fake.agreement(protocol, minimum=4))
-    kept = {node: relay.desks.pop(node) for node in (10, 11)}
+    kept = {node: relay.endpoints.pop(node) for node in (10, 11)}
     log, asked = Log(), []
     relay.before = lambda node, request: asked.append(request[0])
     with pytest.raises(TooFewUsers, match="users present must be >= 4, got 3"):
         _operate(fake, relay, log)
     assert set(asked) <= {Request.PRESENT, Request.END}
     assert log.missing == {0: "be present", 1: "be present"}
-    relay.desks |= kept
+    relay.endpoints |= kept
     assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
 
 
 def test_without_its_computation_server_nothing_starts(fake: ModuleType) -> None:
     relay = fake.volatile(fake.agreement("shares"))
-    del relay.desks[20]
+    del relay.endpoints[20]
     with pytest.raises(OutOfOrder, match="must be present, missing computation server 1"):
         _operate(fake, relay, Log())
     assert set(relay.drawn.values()) == {0}
@@ -125,7 +125,7 @@ def test_a_name_is_bound_to_its_key_not_to_who_comes_first(
     """An insider at a lower node, with its own good keys, claims another's name."""
     federation = fake.agreement(protocol)
     relay = fake.volatile(federation)
-    insider = relay.desks.pop(12)
+    insider = relay.endpoints.pop(12)
 
     def in_anothers_name(request: bytes) -> bytes:
         if request[0] == Request.PRESENT:
@@ -133,7 +133,7 @@ def test_a_name_is_bound_to_its_key_not_to_who_comes_first(
             return honest[:9] + honest[9:].replace(struct.pack(">I", 2), struct.pack(">I", victim))
         return DONE + join([struct.pack(">I", victim)])
 
-    relay.desks = {5: Impostor(in_anothers_name), **relay.desks}
+    relay.endpoints = {5: Impostor(in_anothers_name), **relay.endpoints}
     log = Log()
     opened = _operate(fake, relay, log)
     left = [0, 1, 3, 4]
@@ -155,7 +155,7 @@ def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
 
     earlier.after = keep
     _operate(fake, earlier, Log())
-    relay.desks = {5: Impostor(lambda request: replayed_answer[0]), **relay.desks}
+    relay.endpoints = {5: Impostor(lambda request: replayed_answer[0]), **relay.endpoints}
     log = Log()
     opened = _operate(fake, relay, log)
     assert len(opened.users) == fake.W
@@ -164,7 +164,7 @@ def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
 
 def test_of_two_nodes_with_one_identity_the_first_proven_stays(fake: ModuleType) -> None:
     relay = fake.volatile(fake.agreement("secagg"))
-    relay.desks[30] = relay.user(3)
+    relay.endpoints[30] = relay.user(3)
     log = Log()
     opened = _operate(fake, relay, log)
     assert np.array_equal(opened.total, fake.VECTORS.sum(0))
@@ -176,7 +176,7 @@ def test_a_listed_node_key_is_the_only_way_in(fake: ModuleType) -> None:
     nodes = {3: f"{13:064x}", 4: f"{77:064x}"}
     federation = fake.agreement("secagg", nodes=nodes)
     relay, log = fake.volatile(federation), Log()
-    relay.desks = {5: relay.user(3), **relay.desks}
+    relay.endpoints = {5: relay.user(3), **relay.endpoints}
     opened = _operate(fake, relay, log)
     assert sorted(opened.users) == [0, 1, 2, 3]
     assert sorted(log.refused) == [
@@ -193,7 +193,7 @@ def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
     def again(node: int, request: bytes) -> None:
         for before, asked, answer in given if request[0] != Request.END else []:
             if asked[0] not in (Request.PRESENT, Request.END):
-                assert relay.desks[before].answer(asked) == answer
+                assert relay.endpoints[before].answer(asked) == answer
 
     relay.before = again
     _operate(fake, relay, Log())
@@ -203,7 +203,7 @@ def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
 def test_words_of_the_network_are_shown_escaped(fake: ModuleType) -> None:
     relay = fake.volatile(fake.agreement("secagg"))
     shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
-    relay.desks[9] = Impostor(lambda request: b"\1" + shouted)
+    relay.endpoints[9] = Impostor(lambda request: b"\1" + shouted)
     log = Log()
     _operate(fake, relay, log)
     (text,) = log.refused
@@ -243,7 +243,7 @@ def test_a_full_disk_of_a_user_is_said_at_both_ends(
 
     monkeypatch.setattr(journal, "_open", full)
     relay.journals = lambda party: journal
-    relay.desks[12] = relay.user(2)
+    relay.endpoints[12] = relay.user(2)
     log = Log()
     opened = _operate(fake, relay, log)
     assert sorted(opened.users) == [0, 1, 3, 4]
@@ -258,9 +258,9 @@ def test_a_replayed_session_spends_and_reveals_nothing(protocol: str, fake: Modu
     asked: list[bytes] = []
     relay.after = lambda node, request, answer: asked.append(request) if node == 12 else None
     _operate(fake, relay, Log())
-    for desk in (relay.desks[12], relay.user(2)):  # as it is, and started again
+    for endpoint in (relay.endpoints[12], relay.user(2)):  # as it is, and started again
         for request in asked:
-            answer = desk.answer(request)
+            answer = endpoint.answer(request)
             assert request[0] == Request.PRESENT or answer[:1] != DONE
     assert relay.drawn[2] == 1
     relay.after = lambda node, request, answer: None

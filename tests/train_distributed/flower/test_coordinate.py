@@ -11,8 +11,8 @@ import pytest
 
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log, coordinate
-from train_distributed.flower.desk import DONE, Desk, Request, UserDesk
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.endpoint import DONE, Endpoint, Request, UserEndpoint
 from train_distributed.flower.orders import write_order
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
@@ -34,14 +34,14 @@ class LossyRelay:
     def __init__(
         self, fake: ModuleType, federation: Federation, journals: Callable[[int], Journal]
     ) -> None:
-        self.desks: dict[int, Desk] = fake.FakeRelay(federation, journals).desks
+        self.endpoints: dict[int, Endpoint] = fake.FakeRelay(federation, journals).endpoints
         self.operator: PrivateKeys = fake.KEYS[FIRST_SERVER]
-        self.asked = dict.fromkeys(self.desks, 0)
+        self.asked = dict.fromkeys(self.endpoints, 0)
         self.dies_at: dict[int, int] = {}
         self.garble: Callable[[int, bytes], bytes] = lambda node, answer: answer
 
     def nodes(self) -> dict[int, str]:
-        return {node: f"{node:064x}" for node in self.desks}
+        return {node: f"{node:064x}" for node in self.endpoints}
 
     def ask_each(
         self, requests: Mapping[int, bytes], seconds: float | None = None
@@ -49,7 +49,7 @@ class LossyRelay:
         for node, request in requests.items():
             if self.asked[node] < self.dies_at.get(node, 1000):
                 self.asked[node] += 1
-                yield node, self.garble(node, self.desks[node].answer(request))
+                yield node, self.garble(node, self.endpoints[node].answer(request))
 
 
 def _run(federation: Federation, relay: LossyRelay, log: Log, journal=None):
@@ -151,17 +151,17 @@ def test_a_restarted_user_submits_no_second_time(
         assert sum("all are used up" in text for text in log.refused) == fake.W
 
 
-def test_a_desk_survives_any_request(fake: ModuleType) -> None:
+def test_an_endpoint_survives_any_request(fake: ModuleType) -> None:
     federation = fake.agreement("secagg")
-    desk = UserDesk(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
+    endpoint = UserEndpoint(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
     for request in (b"", b"\xff", b"\0short", bytes([Request.DELIVER]) + join([b"x"]), b"\2"):
-        assert desk.answer(request)[:1] != DONE
+        assert endpoint.answer(request)[:1] != DONE
     body = bytes(32) + federation.session(bytes(32)).bitmap(range(fake.W))
     start = write_order(federation, Request.START, body, fake.KEYS[FIRST_SERVER])
-    assert desk.answer(start)[:1] == DONE
-    assert b"TruncatedMessage" in desk.answer(bytes([Request.DELIVER]) + join([b"x"]))
+    assert endpoint.answer(start)[:1] == DONE
+    assert b"TruncatedMessage" in endpoint.answer(bytes([Request.DELIVER]) + join([b"x"]))
     with pytest.raises(ValueError, match="keys must be those that the federation lists"):
-        UserDesk(federation, 1, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
+        UserEndpoint(federation, 1, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
 
 
 def test_lists_of_bytes_are_read_strictly() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from train_distributed.flower import coordinator, superlink
 from train_distributed.flower.blobs import join, split
-from train_distributed.flower.clerk import DONE, REFUSED, Request
-from train_distributed.flower.desk import UserDesk
+from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record, settle
+from train_distributed.flower.request_handler import DONE, REFUSED, Request
 from train_distributed.flower.superlink import _session
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
@@ -41,21 +41,21 @@ Change = Callable[[Any, bytes], bytes]
 
 
 class Insider:
-    """A user's desk whose messages of one kind are changed and signed again."""
+    """A user's endpoint whose messages of one kind are changed and signed again."""
 
-    def __init__(self, desk: UserDesk, signing: bytes, kind: Kind, change: Change) -> None:
-        self.desk, self.signing, self.kind, self.change = desk, signing, kind, change
+    def __init__(self, endpoint: UserEndpoint, signing: bytes, kind: Kind, change: Change) -> None:
+        self.endpoint, self.signing, self.kind, self.change = endpoint, signing, kind, change
         self.started = 0
 
     def answer(self, request: bytes) -> bytes:
-        answer = self.desk.answer(request)
+        answer = self.endpoint.answer(request)
         if answer[:1] != DONE:
             return answer
         messages = split(answer[1:])
         if not messages or len(messages[0]) < 100 or kind_of(messages[0]) != self.kind.name.lower():
             return answer
         self.started += 1
-        machine: Any = self.desk._user
+        machine: Any = self.endpoint._user
         receiver = EVERYONE if self.kind is Kind.ADVERTISE else SERVER
         payload = self.change(machine, payload_of(messages[0]))
         session = machine._session
@@ -106,8 +106,8 @@ def _run(fake: ModuleType, relay: Any, state: Path, log: Log):
 
 def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) -> Any:
     relay = fake.volatile(fake.agreement("secagg", dropout_fraction=0.2, **changes))
-    insider = Insider(relay.desks[10 + INSIDER], fake.KEYS[INSIDER].signing, kind, change)
-    relay.desks[10 + INSIDER] = insider
+    insider = Insider(relay.endpoints[10 + INSIDER], fake.KEYS[INSIDER].signing, kind, change)
+    relay.endpoints[10 + INSIDER] = insider
     return relay
 
 
@@ -121,7 +121,7 @@ def test_a_dealer_of_garbage_is_named_and_the_others_sum_with_the_vectors_they_d
     assert opened.users == frozenset(honest)
     assert np.array_equal(opened.total, fake.VECTORS[honest].sum(0))
     assert all(relay.drawn[user] == 1 for user in honest)
-    assert relay.desks[10 + INSIDER].started == 1
+    assert relay.endpoints[10 + INSIDER].started == 1
     assert any(f"user {INSIDER}: left out" in line for line in log.refused)
 
 
@@ -136,7 +136,7 @@ def test_a_dealer_of_false_shares_costs_the_others_nothing(
     assert opened.users == frozenset(honest)
     assert np.array_equal(opened.total, fake.VECTORS[honest].sum(0))
     assert max(relay.drawn.values()) == 1
-    assert relay.desks[10 + INSIDER].started == 1
+    assert relay.endpoints[10 + INSIDER].started == 1
     assert any(f"user {INSIDER}: left out" in line for line in log.refused)
     assert log.missing == {INSIDER: "unmask"}
 
@@ -146,7 +146,7 @@ def test_where_a_partner_is_gone_too_it_costs_an_agreed_session(
 ) -> None:
     """Nobody but the partner knows the mask that it shares with the dealer."""
     relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment, sessions=2)
-    relay.desks[10] = Gone(relay.desks[10])
+    relay.endpoints[10] = Gone(relay.endpoints[10])
     opened = _run(fake, relay, tmp_path, Log())
     honest = [user for user in range(fake.W) if user != INSIDER]
     assert opened.users <= frozenset(honest)
@@ -161,7 +161,7 @@ def test_an_operator_killed_before_it_takes_the_masks_off_opens_the_same_sum(
         patched.setattr(SecAggServer, "finish", _killed)
         with pytest.raises(Killed):
             _run(fake, relay, tmp_path, Log())
-    relay.desks.clear()  # what was answered is written down
+    relay.endpoints.clear()  # what was answered is written down
     monkeypatch.setattr(coordinator, "END_SECONDS", 0.0)
     log = Log()
     opened = _run(fake, relay, tmp_path, log)
@@ -171,16 +171,16 @@ def test_an_operator_killed_before_it_takes_the_masks_off_opens_the_same_sum(
 
 
 class Gone:
-    """A desk that is away when dealers are convicted."""
+    """An endpoint that is away when dealers are convicted."""
 
-    def __init__(self, desk: UserDesk) -> None:
-        self.desk = desk
+    def __init__(self, endpoint: UserEndpoint) -> None:
+        self.endpoint = endpoint
 
     def answer(self, request: bytes) -> bytes:
         told = split(request[1:]) if request[:1] == bytes([Request.DELIVER]) else []
         if told and kind_of(told[0]) == Kind.CONVICTED.name.lower():
             return REFUSED + b"away"
-        return self.desk.answer(request)
+        return self.endpoint.answer(request)
 
 
 def test_where_several_sessions_are_agreed_no_noise_is_in_two_of_them(
@@ -240,7 +240,7 @@ def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
     log = Log()
     opened = _run(fake, relay, tmp_path, log)
     assert INSIDER not in opened.users
-    assert relay.desks[10 + INSIDER].started == 1  # it was not asked again
+    assert relay.endpoints[10 + INSIDER].started == 1  # it was not asked again
     assert any(f"user {INSIDER}: left out: " in line for line in log.refused)
     settle(tmp_path)
     with Record(tmp_path) as record:
@@ -261,7 +261,7 @@ def test_who_is_left_out_is_read_strictly(tmp_path: Path) -> None:
 def test_an_operator_that_gives_up_begins_anew(fake: ModuleType, tmp_path: Path) -> None:
     """Too few are left: whoever starts it again decides for himself."""
     relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment)
-    relay.desks[10] = Gone(relay.desks[10])
+    relay.endpoints[10] = Gone(relay.endpoints[10])
     with pytest.raises(ProtocolError, match="users present must be >= 3"):
         _run(fake, relay, tmp_path, Log())
     with Record(tmp_path) as record:
@@ -270,13 +270,13 @@ def test_an_operator_that_gives_up_begins_anew(fake: ModuleType, tmp_path: Path)
 
 def test_an_operator_cannot_start_sessions_until_it_likes_the_graph(fake: ModuleType) -> None:
     relay = fake.volatile(fake.agreement("secagg"))
-    desk, federation = relay.desks[10], relay.federation
+    endpoint, federation = relay.endpoints[10], relay.federation
 
     def start() -> bytes:
         nonce = new_seed()
         body = nonce + federation.session(nonce).bitmap(federation.users)
         keys = fake.KEYS[FIRST_SERVER]
-        return desk.answer(write_order(federation, Request.START, body, keys))
+        return endpoint.answer(write_order(federation, Request.START, body, keys))
 
     assert all(start()[:1] == DONE for _ in range(STARTS))
     refused = start()

@@ -66,8 +66,8 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, lives: list[list[tuple[float, byt
     return started
 
 
-def _node(keys: Path, desk: Any, said: list[str]) -> Node:
-    return Node(desk, "127.0.0.1:9", keys / "ca.pem", keys, PATIENCE, None, said.append)
+def _node(keys: Path, endpoint: Any, said: list[str]) -> Node:
+    return Node(endpoint, "127.0.0.1:9", keys / "ca.pem", keys, PATIENCE, None, said.append)
 
 
 def test_without_an_operator_it_gives_up(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +84,11 @@ def test_patience_counts_from_the_last_contact(keys: Path, monkeypatch: pytest.M
         [(0.4 * PATIENCE, b"q2")],
     ]
     _scripted(monkeypatch, lives)
-    desk, said = Parrot(), list[str]()
+    endpoint, said = Parrot(), list[str]()
     start = time.monotonic()
-    assert serve(_node(keys, desk, said)) == 1
+    assert serve(_node(keys, endpoint, said)) == 1
     assert time.monotonic() - start > 3.2 * PATIENCE
-    assert desk.heard == [b"1", b"2"]
+    assert endpoint.heard == [b"1", b"2"]
     assert "nobody listens" in said
 
 
@@ -140,9 +140,9 @@ def test_a_frame_that_is_too_long_ends_the_carrier(
 ) -> None:
     said: list[str] = []
     _scripted(monkeypatch, [[(0, b"q" + reply)], [(0, b"qend")]])
-    desk = Parrot()
-    assert serve(_node(keys, desk, said)) == 0
-    assert desk.heard == [b"end"]
+    endpoint = Parrot()
+    assert serve(_node(keys, endpoint, said)) == 0
+    assert endpoint.heard == [b"end"]
     assert "frame must be <= 1001 bytes, got 2001" in said[0]
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from train_distributed.flower import coordinator as coordination
-from train_distributed.flower.clerk import Request
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record, settle
+from train_distributed.flower.request_handler import Request
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -88,8 +88,8 @@ def test_killed_twice_and_killed_after_the_end(
             _operate(fake, relay, tmp_path)
     _spare(relay)
     total = _operate(fake, relay, tmp_path).total
-    for node in list(relay.desks):  # it was killed before the model was saved: nobody is needed
-        del relay.desks[node]
+    for node in list(relay.endpoints):  # it was killed before the model was saved: nobody is needed
+        del relay.endpoints[node]
     relay.nodes = lambda: {}
     assert np.array_equal(_operate(fake, relay, tmp_path).total, total)
     settle(tmp_path)
@@ -109,7 +109,7 @@ def test_users_that_die_with_the_operator_are_dropouts(
         _operate(fake, relay, tmp_path)
     _spare(relay)
     for node in range(14, 14 - gone, -1):
-        relay.desks[node] = relay.user(node - 10)  # started again: without its session
+        relay.endpoints[node] = relay.user(node - 10)  # started again: without its session
     log = Log()
     if gone == 1:
         opened = _operate(fake, relay, tmp_path, log)

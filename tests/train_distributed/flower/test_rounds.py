@@ -11,7 +11,7 @@ import pytest
 
 from tests.train_distributed.flower.rounds_relay import (
     D,
-    Desks,
+    Endpoints,
     Killed,
     T,
     check,
@@ -20,9 +20,9 @@ from tests.train_distributed.flower.rounds_relay import (
     vector_at,
 )
 from train_distributed.flower.chain import FILE, Chain, forget
-from train_distributed.flower.clerk import REFUSED, Request
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
+from train_distributed.flower.request_handler import REFUSED, Request
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.wire import words_to_bytes
@@ -31,49 +31,49 @@ PROTOCOLS = ["secagg", "shares"]
 
 
 @pytest.fixture
-def make(fake: ModuleType, tmp_path: Path) -> Callable[..., Desks]:
-    def desks(protocol: str, **changes: Any) -> Desks:
+def make(fake: ModuleType, tmp_path: Path) -> Callable[..., Endpoints]:
+    def endpoints(protocol: str, **changes: Any) -> Endpoints:
         agreed = fake.agreement(protocol, rounds=T, round_dimension=D, **changes)
-        return Desks(fake, agreed, tmp_path)
+        return Endpoints(fake, agreed, tmp_path)
 
-    return desks
+    return endpoints
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_round_sums_what_users_submit_at_the_weights_before(
-    protocol: str, make: Callable[..., Desks], fake: ModuleType
+    protocol: str, make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
-    desks, log = make(protocol), Log()
-    opened = operate(desks, log)
+    endpoints, log = make(protocol), Log()
+    opened = operate(endpoints, log)
     assert len(opened) == 1 + T
     check(opened, fake)
     assert log.refused == []
     assert len(log.sent_after) == 1 + T
-    assert set(desks.drawn.values()) == {1}
-    assert len(desks.drawn) == fake.W * (1 + T)
-    assert all(desk.over for desk in desks.desks.values())
-    assert operate(desks) is not None  # nothing is asked again: it is all on the disk
-    assert set(desks.drawn.values()) == {1}
+    assert set(endpoints.drawn.values()) == {1}
+    assert len(endpoints.drawn) == fake.W * (1 + T)
+    assert all(endpoint.over for endpoint in endpoints.endpoints.values())
+    assert operate(endpoints) is not None  # nothing is asked again: it is all on the disk
+    assert set(endpoints.drawn.values()) == {1}
 
 
-def killed_and_started_again(desks: Desks, fake: ModuleType, at: int) -> bool:
-    desks.dies = at
+def killed_and_started_again(endpoints: Endpoints, fake: ModuleType, at: int) -> bool:
+    endpoints.dies = at
     try:
-        opened = operate(desks)
+        opened = operate(endpoints)
         return False
     except Killed:
-        desks.dies = -1
-        opened = operate(desks)
+        endpoints.dies = -1
+        opened = operate(endpoints)
     assert len(opened) == 1 + T
     check(opened, fake)
-    assert set(desks.drawn.values()) == {1}
+    assert set(endpoints.drawn.values()) == {1}
     return True
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("at", [17, 62])
 def test_an_operator_that_was_killed_goes_on_and_nobody_answers_twice(
-    protocol: str, at: int, make: Callable[..., Desks], fake: ModuleType
+    protocol: str, at: int, make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
     assert killed_and_started_again(make(protocol), fake, at)
 
@@ -87,23 +87,23 @@ def test_killed_at_every_question_it_goes_on(
     while True:
         home = tmp_path / str(at)
         home.mkdir()
-        if not killed_and_started_again(Desks(fake, agreed, home), fake, at):
+        if not killed_and_started_again(Endpoints(fake, agreed, home), fake, at):
             break
         at += 1
     assert at > 80
 
 
 def test_a_user_that_was_started_again_answers_no_round_twice(
-    make: Callable[..., Desks], fake: ModuleType
+    make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
-    desks = make("shares")
-    desks.dies = 60  # somewhere in the rounds
+    endpoints = make("shares")
+    endpoints.dies = 60  # somewhere in the rounds
     with pytest.raises(Killed):
-        operate(desks)
-    desks.desks[11] = desks.user(1)
-    desks.dies = -1
-    opened = operate(desks)
-    assert set(desks.drawn.values()) == {1}
+        operate(endpoints)
+    endpoints.endpoints[11] = endpoints.user(1)
+    endpoints.dies = -1
+    opened = operate(endpoints)
+    assert set(endpoints.drawn.values()) == {1}
     assert np.array_equal(opened[0].total, fake.VECTORS.sum(0))
     for number in range(1, len(opened)):
         weights = np.frombuffer(publish(opened[:number]), "<f8")
@@ -112,10 +112,10 @@ def test_a_user_that_was_started_again_answers_no_round_twice(
 
 
 def test_a_round_that_fails_is_the_last_and_what_was_opened_is_kept(
-    make: Callable[..., Desks], fake: ModuleType
+    make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
-    desks, log = make("shares"), Log()
-    server = desks.desks[20]
+    endpoints, log = make("shares"), Log()
+    server = endpoints.endpoints[20]
 
     class Deaf:
         largest_frame, poll_seconds, over = server.largest_frame, server.poll_seconds, False
@@ -125,22 +125,22 @@ def test_a_round_that_fails_is_the_last_and_what_was_opened_is_kept(
                 return REFUSED + b"no"
             return server.answer(request)
 
-    desks.desks[20] = Deaf()  # pyright: ignore[reportArgumentType]
-    opened = operate(desks, log)
+    endpoints.endpoints[20] = Deaf()  # pyright: ignore[reportArgumentType]
+    opened = operate(endpoints, log)
     assert len(opened) == 2
     assert any("round 2 was the last" in line for line in log.refused)
 
 
-def test_two_sessions_are_two_chains(make: Callable[..., Desks], fake: ModuleType) -> None:
-    desks = make("shares", sessions=2)
-    check(operate(desks), fake)
-    assert not any(desk.over for desk in desks.desks.values())
-    with Record(desks.home / "operator") as record:
+def test_two_sessions_are_two_chains(make: Callable[..., Endpoints], fake: ModuleType) -> None:
+    endpoints = make("shares", sessions=2)
+    check(operate(endpoints), fake)
+    assert not any(endpoint.over for endpoint in endpoints.endpoints.values())
+    with Record(endpoints.home / "operator") as record:
         record.forget()
-    forget(desks.home / "operator")
-    check(operate(desks), fake)
-    assert all(desk.over for desk in desks.desks.values())
-    assert set(desks.drawn.values()) == {2}
+    forget(endpoints.home / "operator")
+    check(operate(endpoints), fake)
+    assert all(endpoint.over for endpoint in endpoints.endpoints.values())
+    assert set(endpoints.drawn.values()) == {2}
 
 
 def test_what_a_chain_keeps_is_what_was_opened(fake: ModuleType, tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.desk import DONE, ComputationDesk, Request, UserDesk
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.endpoint import DONE, ComputationEndpoint, Request, UserEndpoint
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.portions import checked, spoken
-from train_distributed.flower.share_desk import read_refusal
+from train_distributed.flower.share_endpoint import read_refusal
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys
@@ -230,7 +230,7 @@ def test_mutated_messages_are_refused_by_name_and_leave_nothing(name: str, count
 
 @pytest.mark.parametrize("protocol", ["shares", "shares-replicated"])
 @pytest.mark.parametrize("party", [0, FIRST + 1])
-def test_a_desk_answers_any_request(protocol: str, party: int) -> None:
+def test_an_endpoint_answers_any_request(protocol: str, party: int) -> None:
     public = [
         {"verifying": k.verifying.hex(), "sealing": k.sealing.hex()} for k in SERVERS.values()
     ]
@@ -242,10 +242,10 @@ def test_a_desk_answers_any_request(protocol: str, party: int) -> None:
         servers=tuple(public),
     )
     journal, keys = VolatileJournal(), KEYS[party]
-    desk = (
-        ComputationDesk(federation, party, keys, journal)
+    endpoint = (
+        ComputationEndpoint(federation, party, keys, journal)
         if party >= FIRST
-        else UserDesk(federation, party, keys, lambda: VECTOR, journal)
+        else UserEndpoint(federation, party, keys, lambda: VECTOR, journal)
     )
     draw = np.random.default_rng(1)
     body = join([b"", *(target.message for target in list(TARGETS.values())[:4])])
@@ -253,9 +253,9 @@ def test_a_desk_answers_any_request(protocol: str, party: int) -> None:
         if number == 1000:
             order = NONCE + federation.session(NONCE).bitmap(USERS)
             start = write_order(federation, Request.START, order, KEYS[FIRST])
-            assert desk.answer(start)[:1] == DONE
+            assert endpoint.answer(start)[:1] == DONE
         request = list(Request)[int(draw.integers(len(Request)))]
-        assert desk.answer(bytes([request]) + _mutated(draw, body))[:1] in (DONE, b"\1")
+        assert endpoint.answer(bytes([request]) + _mutated(draw, body))[:1] in (DONE, b"\1")
 
 
 @pytest.mark.parametrize("decode", ["holding", "users"])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_distributed.commands.federation.consent import consent
-from train_distributed.flower.desk import REFUSED, ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account, BudgetedJournal, remember
@@ -14,8 +13,9 @@ from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.sessions import sessions_used
+from train_distributed.flower.endpoint import REFUSED, ComputationEndpoint, Endpoint, UserEndpoint
 from train_distributed.flower.escape import safe
-from train_distributed.flower.round_desk import RoundsDesk
+from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.fields import gaussian_fields, row_fields
@@ -60,12 +60,12 @@ def take_part(start: "Start") -> int:
     journal.check()
     log = RunLog.begin(start.folder, "start")
     with log.told():
-        desk = _Told(_desk(federation, party, keys, journal, user), log)
+        endpoint = _Told(_endpoint(federation, party, keys, journal, user), log)
         log.say(f"{federation.display_name(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
         address = start.superlink or invitation.superlink
         carrier, patience = log.directory / CARRIER_LOG, start.patience
-        node = Node(desk, address, invitation.ca, start.folder, patience, carrier, log.say)
+        node = Node(endpoint, address, invitation.ca, start.folder, patience, carrier, log.say)
         code = serve(node)
     state_of = "over" if code == 0 else "the operator is gone"
     status = _status(federation, party, state, state_of)
@@ -75,18 +75,18 @@ def take_part(start: "Start") -> int:
 
 
 class _Told:
-    """A desk that says what it refuses, once, to the party whose it is."""
+    """An endpoint that says what it refuses, once, to the party whose it is."""
 
-    def __init__(self, desk: Desk, log: RunLog) -> None:
-        self._desk, self._log = desk, log
+    def __init__(self, endpoint: Endpoint, log: RunLog) -> None:
+        self._endpoint, self._log = endpoint, log
         self._said: set[bytes] = set()
-        self.largest_frame, self.poll_seconds = desk.largest_frame, desk.poll_seconds
-        self.over = desk.over
+        self.largest_frame, self.poll_seconds = endpoint.largest_frame, endpoint.poll_seconds
+        self.over = endpoint.over
 
     def answer(self, request: bytes) -> bytes:
-        """The desk's answer."""
-        answer = self._desk.answer(request)
-        self.over = self._desk.over
+        """The endpoint's answer."""
+        answer = self._endpoint.answer(request)
+        self.over = self._endpoint.over
         if answer[:1] == REFUSED and answer not in self._said and len(self._said) < MOST_SAID:
             self._said.add(answer)
             self._log.say(f"refused what the operator asked: {safe(answer[1:])}")
@@ -147,11 +147,11 @@ class OwnRows:
         return Account(folder, federation, entry, ledger, limits)
 
 
-def _desk(
+def _endpoint(
     federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: OwnRows | None
-) -> Desk:
+) -> Endpoint:
     if user is None:
-        kind = RoundsDesk if federation.rounds else ComputationDesk
+        kind = RoundsEndpoint if federation.rounds else ComputationEndpoint
         return kind(federation, party, keys, journal)
     task, encoded = user.task, user.task.encoded(party, user.rows)
 
@@ -162,8 +162,8 @@ def _desk(
         if not isinstance(task, ModelTask):
             raise ValueError("rounds must be of a model, got those of an evaluation")
         rounds = task.rounds_of(party, user.rows)
-        return RoundsDesk(federation, party, keys, journal, first, rounds)
-    return UserDesk(federation, party, keys, first, journal)
+        return RoundsEndpoint(federation, party, keys, journal, first, rounds)
+    return UserEndpoint(federation, party, keys, first, journal)
 
 
 def _status(federation: Federation, party: int, state: Path, what: str) -> dict[str, object]:

@@ -128,14 +128,14 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     assert _party(home, "server1").run() == 0
     assert "computation server 1 (adder-1)" in capsys.readouterr().err
     user, server = engine.nodes
-    told: Any = user.desk
-    assert isinstance(told._desk._journal, BudgetedJournal)
+    told: Any = user.endpoint
+    assert isinstance(told._endpoint._journal, BudgetedJournal)
     assert (user.superlink, user.keys) == ("127.0.0.1:9092", home / "user2")
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
     status = json.loads((_run(home / "server1") / "status.json").read_text())
     assert status["party"] == "computation server 1 (adder-1)"
     assert "2147483649" not in json.dumps(status)
-    assert server.desk.answer(b"")[:1] == b"\1"  # refused, and said so
+    assert server.endpoint.answer(b"")[:1] == b"\1"  # refused, and said so
     assert "refused what the operator asked" in (_run(home / "server1") / "log.txt").read_text()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -69,8 +70,7 @@ def test_a_file_of_a_window_that_was_damaged_is_refused(initiated, field, value)
 def test_former_names_of_command_and_option_work(capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["window", "--folder", "f", "--adders", "h:1", "h:2", "--out", "o"]
     assert FEDERATION.parse(typed, "federation") == MakeWindow(Path("f"), ("h:1", "h:2"), Path("o"))
-    assert FEDERATION.parse(
-        ["adder", "--folder", "adder", "--window", "w"], "federation"
-    ) == Aggregate(Path("adder"), Path("w"))
+    typed = ["adder", "--folder", "adder", "--window", "w"]
+    assert FEDERATION.parse(typed, "federation") == Aggregate(Path("adder"), Path("w"))
     said = capsys.readouterr().err.splitlines()
     assert said == ["--adders is now called --aggregators", "adder is now called aggregator"]

@@ -11,8 +11,14 @@ from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log, coordinate
-from train_distributed.flower.desk import DONE, ComputationDesk, Desk, Request, UserDesk
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.endpoint import (
+    DONE,
+    ComputationEndpoint,
+    Endpoint,
+    Request,
+    UserEndpoint,
+)
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -30,20 +36,20 @@ class Trial:
     """A federation and an honest relay: node 10 + i is user i, node 20 + j server j."""
 
     federation: Federation
-    desks: dict[int, Desk]
+    endpoints: dict[int, Endpoint]
     vectors: NDArray[np.uint64]
     keys: dict[int, PrivateKeys]
     hooks: dict[int, Hook] = field(default_factory=dict)
     log: Log = field(default_factory=Log)
 
     def nodes(self) -> dict[int, str]:
-        return dict.fromkeys(self.desks, "")
+        return dict.fromkeys(self.endpoints, "")
 
     def ask_each(
         self, requests: Mapping[int, bytes], seconds: float | None = None
     ) -> Iterator[tuple[int, bytes]]:
         for node, request in requests.items():
-            answer: bytes | None = self.desks[node].answer(request)
+            answer: bytes | None = self.endpoints[node].answer(request)
             if node in self.hooks and answer[:1] == DONE:
                 changed = self.hooks[node](Request(request[0]), split(answer[1:]))
                 answer = None if changed is None else DONE + join(changed)
@@ -71,13 +77,13 @@ def make_trial(fake: ModuleType) -> Callable[..., Trial]:
     def make(protocol: str, servers: int, **changes: Any) -> Trial:
         federation, journal = fake.agreement(protocol, servers, **changes), VolatileJournal
         vectors, keys = fake.VECTORS, fake.KEYS
-        desks: dict[int, Desk] = {
-            10 + i: UserDesk(federation, i, keys[i], lambda i=i: vectors[i], journal())
+        endpoints: dict[int, Endpoint] = {
+            10 + i: UserEndpoint(federation, i, keys[i], lambda i=i: vectors[i], journal())
             for i in range(fake.W)
         }
         for j in range(1, servers):
             server = FIRST_SERVER + j
-            desks[20 + j] = ComputationDesk(federation, server, keys[server], journal())
-        return Trial(federation, desks, vectors, keys)
+            endpoints[20 + j] = ComputationEndpoint(federation, server, keys[server], journal())
+        return Trial(federation, endpoints, vectors, keys)
 
     return make

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train_distributed.flower.desk import ComputationDesk
+from train_distributed.flower.endpoint import ComputationEndpoint
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -53,12 +53,12 @@ def test_servers_look_for_questions_as_often_however_many_users_there_are(
     assert crowd.poll_seconds(0) == 20.0
     assert crowd.poll_seconds(server) == federation.poll_seconds(server) == 0.2
     assert crowd.longest_poll == 20.0
-    desk = ComputationDesk(crowd, server, trial.keys[server], VolatileJournal())
-    assert desk.poll_seconds == 0.2
+    endpoint = ComputationEndpoint(crowd, server, trial.keys[server], VolatileJournal())
+    assert endpoint.poll_seconds == 0.2
 
 
 def test_a_session_starts_without_one_server(make_trial: Callable) -> None:
     trial = make_trial("shares-replicated", 3)
-    del trial.desks[21]
+    del trial.endpoints[21]
     assert len(trial.run().users) == 5
     assert any("computation server 1: left out" in text for text in trial.log.refused)

@@ -10,7 +10,7 @@ import pytest
 from train_distributed.flower import portions
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log
-from train_distributed.flower.desk import Request
+from train_distributed.flower.endpoint import Request
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, ServersDisagree
 from train_distributed.secure_sum.parties import FIRST_SERVER, name_of
 from train_distributed.secure_sum.wire import payload_of
@@ -99,7 +99,7 @@ def test_replicas_survive_one_silent_server_and_not_two(
 
 def test_a_server_that_denies_a_user_leaves_it_out_and_says_so(make_trial: Callable) -> None:
     trial = make_trial("shares-replicated", 3)
-    honest = trial.desks[21]
+    honest = trial.endpoints[21]
 
     class Denier:
         def answer(self, request: bytes) -> bytes:
@@ -107,7 +107,7 @@ def test_a_server_that_denies_a_user_leaves_it_out_and_says_so(make_trial: Calla
                 request = request[:1] + join(split(request[1:])[1:])
             return honest.answer(request)
 
-    trial.desks[21] = Denier()
+    trial.endpoints[21] = Denier()
     opened = trial.run()
     assert np.array_equal(opened.total, trial.vectors[1:].sum(0))
     assert trial.log.missing == {0: "shares"}

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train_distributed.flower.desk import Request
-from train_distributed.flower.share_desk import Submitter
+from train_distributed.flower.endpoint import Request
+from train_distributed.flower.share_endpoint import Submitter
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER

@@ -68,7 +68,7 @@ def test_killed_after_any_answer_it_opens_the_same_session(
     for answers in range(0, 200, 5):
         trial, state = make_trial(protocol, servers), tmp_path / str(answers)
         if lost:
-            del trial.desks[21]
+            del trial.endpoints[21]
         plain, left = trial.ask_each, _kill_after(trial, answers)
         try:
             opened = _operate(trial, state)

@@ -8,8 +8,8 @@ import pytest
 
 from train_distributed.flower import portions
 from train_distributed.flower.coordinator import Log, coordinate
-from train_distributed.flower.desk import ComputationDesk, Desk, UserDesk
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.endpoint import ComputationEndpoint, Endpoint, UserEndpoint
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -25,9 +25,9 @@ class LeavingUsers:
 
     def __init__(self, federation: Federation) -> None:
         self._federation, self._gone = federation, set[int]()
-        self._users: dict[int, Desk] = {}
-        self._servers: dict[int, Desk] = {
-            1000 + j: ComputationDesk(federation, s, KEYS[s], VolatileJournal())
+        self._users: dict[int, Endpoint] = {}
+        self._servers: dict[int, Endpoint] = {
+            1000 + j: ComputationEndpoint(federation, s, KEYS[s], VolatileJournal())
             for j, s in enumerate(sorted(KEYS)[-3:])
             if j
         }
@@ -43,7 +43,7 @@ class LeavingUsers:
             if node in self._gone:
                 continue
             if node not in self._servers and node not in self._users:
-                self._users[node] = UserDesk(
+                self._users[node] = UserEndpoint(
                     self._federation, node, KEYS[node], lambda: VECTOR, VolatileJournal()
                 )
             answer = (self._servers | self._users)[node].answer(request)

@@ -1,4 +1,4 @@
-"""A party's desk: requests from the relay in, answers out. Keys and data never leave it.
+"""A party's endpoint: requests from the relay in, answers out. Keys and data never leave it.
 
 A request is one byte (what to do) and a body; an answer is one byte (done or refused) and a body: a
 list of messages, or the refusal in words. The relay is not trusted: everything that matters in a
@@ -12,10 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import split
-from train_distributed.flower.clerk import DONE, REFUSED, Clerk, Handlers, Request, words
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.sessions import free_session, no_session_left, spend_session
-from train_distributed.flower.share_desk import Machine, Submitter, close, receive_all, settle
+from train_distributed.flower.request_handler import (
+    DONE,
+    REFUSED,
+    Handlers,
+    Request,
+    RequestHandler,
+    words,
+)
+from train_distributed.flower.share_endpoint import Machine, Submitter, close, receive_all, settle
 from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import Journal
@@ -24,12 +31,12 @@ from train_distributed.secure_sum.replicated_server import ReplicaServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.shares import SeedServer, VectorServer
 
-__all__ = ["DONE", "REFUSED", "ComputationDesk", "Desk", "Request", "UserDesk", "words"]
+__all__ = ["DONE", "REFUSED", "ComputationEndpoint", "Endpoint", "Request", "UserEndpoint", "words"]
 
 Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: called once a session
 
 
-class Desk(Protocol):
+class Endpoint(Protocol):
     """Whoever answers the relay."""
 
     @property
@@ -52,7 +59,7 @@ class Desk(Protocol):
         ...
 
 
-class UserDesk(Clerk):
+class UserEndpoint(RequestHandler):
     """A user's: submits one vector per session, in as many sessions as were agreed.
 
     Where one session was agreed, a vector may be masked again in another session of `secagg`, as
@@ -164,7 +171,7 @@ class UserDesk(Clerk):
         raise AlreadyOpened(f"sessions started must be <= {most}, got one more")
 
 
-class ComputationDesk(Clerk):
+class ComputationEndpoint(RequestHandler):
     """A computation server's, protocol A with or without replicas."""
 
     def __init__(

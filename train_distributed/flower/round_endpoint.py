@@ -1,4 +1,4 @@
-"""A party's desk in a federation of several rounds: which one is under way, at which weights.
+"""A party's endpoint in a federation of several rounds: which one is under way, at which weights.
 
     ROUND   chain 32 | number u32 | weights, d K float64      signed by the operator
 
@@ -21,11 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import join
-from train_distributed.flower.clerk import DONE, REFUSED, Request, words
-from train_distributed.flower.desk import ComputationDesk, Desk, Submission, UserDesk
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.sessions import free_session, spend_session
+from train_distributed.flower.endpoint import (
+    ComputationEndpoint,
+    Endpoint,
+    Submission,
+    UserEndpoint,
+)
 from train_distributed.flower.orders import NONCE_BYTES, read_order, write_order
+from train_distributed.flower.request_handler import DONE, REFUSED, Request, words
 from train_distributed.secure_sum.errors import AlreadyOpened, MalformedMessage
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -46,12 +51,12 @@ def round_order(
     return write_order(federation, Request.ROUND, body, keys)
 
 
-class RoundsDesk:
+class RoundsEndpoint:
     """A user's or a computation server's, for the first sum and all further rounds.
 
     Args:
         federation: what was agreed.
-        party: whose desk it is.
+        party: whose endpoint it is.
         keys: its own.
         journal: of the party, durable.
         first: of a user: makes what it submits first; None: a computation server.
@@ -71,8 +76,8 @@ class RoundsDesk:
             raise ValueError("first and rounds must be given for users, and for no server")
         self._federation, self._party = federation, party
         self._keys, self._journal, self._rounds = keys, journal, rounds
-        self._base = self._desk(federation, first)
-        self._now: Desk = self._base
+        self._base = self._endpoint(federation, first)
+        self._now: Endpoint = self._base
         self._under_way: tuple[int, bytes, bytes] | None = None
         self.largest_frame = self._base.largest_frame
         self.poll_seconds = self._base.poll_seconds
@@ -85,7 +90,7 @@ class RoundsDesk:
         return self._now.over and self._count(self._federation.rounds) >= self._federation.sessions
 
     def answer(self, request: bytes) -> bytes:
-        """A ROUND is answered here, the rest by the desk of the round under way."""
+        """A ROUND is answered here, the rest by the endpoint of the round under way."""
         if request[:1] != bytes([Request.ROUND]):
             return self._answer(request)
         try:
@@ -124,13 +129,13 @@ class RoundsDesk:
         )
         self._claim(number, chain, weights)
         submission = None if drawn is None else lambda: self._paid(number, drawn)
-        self._now = self._desk(federation.at(number, chain, weights), submission)
+        self._now = self._endpoint(federation.at(number, chain, weights), submission)
         self._under_way = (number, chain, weights)
 
-    def _desk(self, federation: Federation, submission: Submission | None) -> Desk:
+    def _endpoint(self, federation: Federation, submission: Submission | None) -> Endpoint:
         if submission is None:
-            return ComputationDesk(federation, self._party, self._keys, self._journal)
-        return UserDesk(federation, self._party, self._keys, submission, self._journal)
+            return ComputationEndpoint(federation, self._party, self._keys, self._journal)
+        return UserEndpoint(federation, self._party, self._keys, submission, self._journal)
 
     def _claim(self, number: int, chain: bytes, weights: bytes) -> None:
         """Notes at which weights of which chain a round is, before it begins.

@@ -1,4 +1,4 @@
-"""What every desk does: proves its presence, begins and ends sessions, says the same thing twice.
+"""Duties of every endpoint: prove presence, begin and end sessions, repeat an answer exactly.
 
 An answer that was given is kept until its session ends, and an identical request gets it again: so
 an operator that was killed can ask again, and learns nothing that it was not told before.
@@ -30,7 +30,7 @@ class Request(IntEnum):
     PRESENT = 5  # who is here? answer: a signed name
     END = 6  # a session is over
     NEXT = 8  # user, both kinds of shares; body: number of the portion of its messages, one byte
-    ROUND = 10  # a further round begins, at these weights (`round_desk.py`), signed as well
+    ROUND = 10  # a further round begins, at these weights (`round_endpoint.py`), signed as well
     SETTLE = 9  # replicated server: end a round; body: lost servers, and the others' messages
 
 
@@ -40,8 +40,8 @@ _ITEM = len(join([b""])) - len(join([]))  # bytes that a list adds to each of it
 Handlers = Mapping[Request, Callable[[bytes], list[bytes]]]
 
 
-class Clerk(ABC):
-    """One party's desk without its protocol.
+class RequestHandler(ABC):
+    """One party's endpoint without its protocol.
 
     Raises:
         ValueError: keys that are not those of that party.

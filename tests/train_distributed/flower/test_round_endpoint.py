@@ -7,12 +7,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.train_distributed.flower.rounds_relay import D, Desks, T, vector_at
+from tests.train_distributed.flower.rounds_relay import D, Endpoints, T, vector_at
 from train_distributed.flower.blobs import split
-from train_distributed.flower.clerk import DONE, REFUSED, Request
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import write_order
-from train_distributed.flower.round_desk import RoundsDesk, round_order
+from train_distributed.flower.request_handler import DONE, REFUSED, Request
+from train_distributed.flower.round_endpoint import RoundsEndpoint, round_order
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
@@ -24,27 +24,27 @@ def words_of(answer: bytes) -> str:
 
 
 def test_a_user_refuses_rounds_that_were_not_agreed_on(fake: ModuleType, tmp_path: Path) -> None:
-    desks = Desks(fake, fake.agreement("shares", rounds=T, round_dimension=D), tmp_path)
-    desk, agreed, keys = desks.desks[10], desks.federation, fake.KEYS[FIRST_SERVER]
+    endpoints = Endpoints(fake, fake.agreement("shares", rounds=T, round_dimension=D), tmp_path)
+    endpoint, agreed, keys = endpoints.endpoints[10], endpoints.federation, fake.KEYS[FIRST_SERVER]
     chain, weights = new_seed(), np.zeros(D, "<f8").tobytes()
     for number in (0, T + 1, 2**31):
         order = round_order(agreed, chain, number, weights, keys)
-        assert f"round must be from 1 to {T} as agreed" in words_of(desk.answer(order))
+        assert f"round must be from 1 to {T} as agreed" in words_of(endpoint.answer(order))
     order = round_order(agreed, chain, 1, weights, fake.KEYS[1])
-    assert "BadSignature" in words_of(desk.answer(order))
+    assert "BadSignature" in words_of(endpoint.answer(order))
     order = round_order(agreed, chain, 1, weights + weights, keys)
-    assert "MalformedMessage" in words_of(desk.answer(order))
+    assert "MalformedMessage" in words_of(endpoint.answer(order))
     order = round_order(agreed, chain, 1, np.full(D, np.nan, "<f8").tobytes(), keys)
-    assert "weights must be finite" in words_of(desk.answer(order))
-    assert desks.drawn == {}
+    assert "weights must be finite" in words_of(endpoint.answer(order))
+    assert endpoints.drawn == {}
     order = round_order(agreed, chain, 1, weights, keys)
-    assert desk.answer(order)[:1] == DONE
-    assert desk.answer(order)[:1] == DONE
+    assert endpoint.answer(order)[:1] == DONE
+    assert endpoint.answer(order)[:1] == DONE
     others = round_order(agreed, chain, 1, np.ones(D, "<f8").tobytes(), keys)
-    assert "round 1 must be at the weights published for it" in words_of(desk.answer(others))
+    assert "round 1 must be at the weights published for it" in words_of(endpoint.answer(others))
     another = round_order(agreed, new_seed(), 1, weights, keys)
-    assert "sessions must be <= 1, got round 1 of one more" in words_of(desk.answer(another))
-    again = desks.user(0)  # another process of the same user knows it too
+    assert "sessions must be <= 1, got round 1 of one more" in words_of(endpoint.answer(another))
+    again = endpoints.user(0)  # another process of the same user knows it too
     assert "must be at the weights" in words_of(again.answer(others))
     assert again.answer(order)[:1] == DONE
 
@@ -82,21 +82,21 @@ def test_a_user_that_comes_late_spends_its_session_before_a_round(fake: ModuleTy
     agreed = fake.agreement("shares", rounds=T, round_dimension=D)
     keys, chain, drawn = fake.KEYS[FIRST_SERVER], new_seed(), []
 
-    def at_desk(journal: Journal) -> bytes:
+    def at_endpoint(journal: Journal) -> bytes:
         def rounds(weights: np.ndarray) -> Callable[[], np.ndarray]:
             return lambda: drawn.append(1) or vector_at(0, weights)
 
-        desk = RoundsDesk(agreed, 0, fake.KEYS[0], journal, lambda: fake.VECTORS[0], rounds)
+        endpoint = RoundsEndpoint(agreed, 0, fake.KEYS[0], journal, lambda: fake.VECTORS[0], rounds)
         weights = np.zeros(D, "<f8").tobytes()
-        desk.answer(round_order(agreed, chain, 2, weights, keys))
+        endpoint.answer(round_order(agreed, chain, 2, weights, keys))
         of_round, nonce = agreed.at(2, chain, weights), new_seed()
         bitmap = of_round.session(nonce).bitmap(range(fake.W))
-        started = desk.answer(write_order(of_round, Request.START, nonce + bitmap, keys))
+        started = endpoint.answer(write_order(of_round, Request.START, nonce + bitmap, keys))
         assert started[:1] == DONE
-        return desk.answer(bytes([Request.NEXT, 0]))
+        return endpoint.answer(bytes([Request.NEXT, 0]))
 
     journal = Spending()
-    assert len(split(at_desk(journal)[1:])) == 1
+    assert len(split(at_endpoint(journal)[1:])) == 1
     assert journal.steps.index("session0") < len(journal.steps)
     assert "session0" in journal.steps
     assert drawn == [1]
@@ -107,7 +107,7 @@ def test_a_user_that_comes_late_spends_its_session_before_a_round(fake: ModuleTy
                 raise ValueError("budget must be >= 2, got 1")
             super().claim(session, step, detail)
 
-    assert "budget must be" in words_of(at_desk(Empty()))
+    assert "budget must be" in words_of(at_endpoint(Empty()))
     assert drawn == [1]
 
 

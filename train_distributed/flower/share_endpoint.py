@@ -1,4 +1,4 @@
-"""What parties of both kinds of `shares` do at their desks, beside the protocol's own steps."""
+"""What parties of both kinds of `shares` do at their endpoints, beside the protocol's own steps."""
 
 import itertools
 import struct
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.flower.blobs import split
-from train_distributed.flower.clerk import answer_bytes
 from train_distributed.flower.documents.federation import BATCH_USERS, Federation
+from train_distributed.flower.request_handler import answer_bytes
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, ProtocolError
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys

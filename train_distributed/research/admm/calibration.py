@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from dp_accounting.pld import common, privacy_loss_distribution
 
 from pretrain import check
 from train_distributed import accounting
@@ -116,9 +115,11 @@ def compose(alphas: Sequence[float], delta: float) -> Composed:
     counts = Counter(alphas)
     # One value alone has all its losses on a grid of its own size: nothing is rounded.
     interval = alphas[0] if len(counts) == 1 else max(min(counts) / 20, pure / 1e6)
+    pld = check.installed("dp_accounting.pld", "ADMM", package="dp-accounting", extra="baselines")
+    losses, common = pld.privacy_loss_distribution, pld.common
     together = None
     for alpha, count in counts.items():
-        one = privacy_loss_distribution.from_privacy_parameters(
+        one = losses.from_privacy_parameters(
             common.DifferentialPrivacyParameters(alpha, 0.0), value_discretization_interval=interval
         ).self_compose(count)
         together = one if together is None else together.compose(one)

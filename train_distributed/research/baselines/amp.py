@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from dp_accounting.pld import common, privacy_loss_distribution
 from torch import Tensor
 
 from heads import HuberSVMHead
 from heads.rows import check_norms, row_norms
+from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.model import Release
 from train_distributed.privacy.guarantee import ROUND_UP
@@ -173,17 +173,17 @@ def minimise(
 @cache
 def per_machine(epsilon: float, delta: float, machines: int) -> tuple[float, float]:
     """(ε₀, δ₀) of which K compose to (ε, δ), optimally; half of δ pays for the K δ₀."""
+    pld = check.installed("dp_accounting.pld", "amp", package="dp-accounting", extra="baselines")
     share = delta / (2 * machines)
 
     def composed(each: float) -> float:
         asked = accounting.discretised_delta(delta, machines)
-        if (
-            each > LARGEST_LOSS or asked <= delta / 2
-        ):  # e^ε₀ overflows, or δ₀ takes all that is left
+        # e^ε₀ overflows, or δ₀ takes all that is left.
+        if each > LARGEST_LOSS or asked <= delta / 2:
             return machines * each
-        parameters = common.DifferentialPrivacyParameters(each, share)
+        parameters = pld.common.DifferentialPrivacyParameters(each, share)
         # All losses are multiples of ε₀, so a grid of that size rounds none of them.
-        loss = privacy_loss_distribution.from_privacy_parameters(parameters, each)
+        loss = pld.privacy_loss_distribution.from_privacy_parameters(parameters, each)
         return loss.self_compose(machines).get_epsilon_for_delta(asked)
 
     low, high = epsilon / machines, epsilon  # adding up is always right

@@ -11,12 +11,11 @@ import warnings
 from functools import cache
 from typing import Any
 
-import dp_accounting
 import torch
-from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.model import Release
 from train_distributed.research.baselines.task import Task
@@ -179,9 +178,10 @@ def account(
     Poisson-sampled Gaussians that is never less than what dp-accounting finds for replacement
     itself (tests compare them).
     """
-    accountant = PLDAccountant(value_discretization_interval=grid)
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+    dpa = check.installed("dp_accounting", "dp-fl", package="dp-accounting", extra="baselines")
+    accountant = dpa.pld.PLDAccountant(value_discretization_interval=grid)
+    gaussian = dpa.GaussianDpEvent(noise_multiplier)
+    accountant.compose(dpa.PoissonSampledDpEvent(rate, gaussian), steps)
     asked = accounting.discretised_delta(delta, steps)
     if not asked > 0:
         raise ValueError(f"delta must be > {delta - asked:.3g} for {steps} steps, got {delta}")

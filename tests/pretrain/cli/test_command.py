@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from embed.__main__ import MENU
+from pretrain.__main__ import MENU
 from pretrain.cli.command import Command, run_command
 
 ROOMS = {
@@ -82,12 +82,13 @@ def test_help_may_be_left_unread() -> None:
 
 def test_an_option_without_a_default_shows_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        MENU.parse(["run", "--help"], "embed")
+        MENU.parse(["simclr", "--help"], "pretrain")
     shown = capsys.readouterr().out
     assert "(default: None)" not in shown
-    assert "(default: float32)" in shown
+    assert "(default: adamw)" in shown
 
 
 def test_a_value_out_of_range_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: MENU.parse(["run", "--data", "x", "--shard", "3/3"], "embed")) == 2
-    assert capsys.readouterr().err == "error: shard i/n must have 0 <= i < n, got 3/3\n"
+    words = ["simclr", "--data", "x", "--config.epochs", "0"]
+    assert run_command(lambda: MENU.parse(words, "pretrain")) == 2
+    assert capsys.readouterr().err == "error: epochs must be >= 1, got 0\n"

@@ -51,7 +51,7 @@ class Card:
         known: dict[str, Any] = {
             "name": self.model.resolve().name,
             "files": files,
-            "command": _command(release.report),
+            "command": _command(release.report.configuration),
             "ledger": self._spent(release.report.get("ledger")),
             "evaluation": self._evaluated(files[MODEL]),
         }
@@ -111,9 +111,8 @@ class Card:
         return found
 
 
-def _command(report: dict[str, Any]) -> str | None:
-    """Command that made this model, where its report keeps the configuration of `run`."""
-    configuration = report.get("configuration")
-    if not isinstance(configuration, dict):
+def _command(configuration: dict[str, Any] | None) -> str | None:
+    """Command that made a model, where its report keeps the configuration of `run`."""
+    if configuration is None:
         return None
     return command_line("blind-averaging run", Run, configuration)

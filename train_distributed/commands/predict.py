@@ -153,7 +153,7 @@ class Predict:
         from train_distributed.one_shot.metrics import brief
         from train_distributed.one_shot.probabilities import UNKNOWN
 
-        read = released.report.get("probabilities", UNKNOWN)
+        read = released.report.probabilities or UNKNOWN
         facts = {"model": self.model.name, "probabilities": read}
         text = json.dumps(facts | metrics, indent=2, allow_nan=False)
         (partial / "metrics.json").write_text(text + "\n")

@@ -1,8 +1,8 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet, PublicTransform
     from train_distributed.ledger.reservation import LedgerReservation
     from train_distributed.one_shot.model import Release
+    from train_distributed.one_shot.report_file import Report
     from train_distributed.partition import Partition
 
 SPARE = 1 << 22  # bytes of report and pictures
@@ -109,7 +110,7 @@ class Run:
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.defaults import Circumstances
         from train_distributed.one_shot.intake import known_classes
-        from train_distributed.one_shot.report import class_names, with_reason
+        from train_distributed.one_shot.report import class_names
         from train_distributed.research.baselines.learn import learn
 
         settings = self._settings()
@@ -162,12 +163,10 @@ class Run:
             )
         if self.scheme in BY_LABEL:
             why = "a simulation: users were given rows by their labels, which no promise covers"
-            released.report.update(with_reason(released.report, why))
-        released.report["ledger"] = counted.report()
+            released = replace(released, report=released.report.with_reason(why))
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
-        released.report["configuration"] = jsonable(
-            asdict(self) | used | {"options": settings.options}
-        )
+        configuration = jsonable(asdict(self) | used | {"options": settings.options})
+        released = released.with_report(ledger=counted.report(), configuration=configuration)
         self._write(released, partial, settings.method)
         return counted
 
@@ -271,11 +270,11 @@ class Run:
         for name in (*shown, "unsuitable_because", "users", "rows", *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
-        if metrics := released.report.get("test_metrics"):
-            for name, value in brief(metrics):
+        if (metrics := released.report.test_metrics) is not None:
+            for name, value in brief(released.report["test_metrics"]):
                 print(f"{name:22} {value}")
-            if (counts := metrics.get("confusion")) is not None:  # of up to 100 classes
-                draw_confusion(counts, released.class_names, partial / "confusion.png")
+            if metrics.confusion is not None:  # of up to 100 classes
+                draw_confusion(metrics.confusion, released.class_names, partial / "confusion.png")
 
 
 def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:
@@ -285,14 +284,14 @@ def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:
     return tensors + 8 * transform.dim * classes + SPARE
 
 
-def draw_rounds(report: dict[str, Any], panel: "Axes") -> None:
-    """What the rounds of a run promise, as a panel of its picture: ε of one and of all of them."""
-    names = {
-        "epsilon_per_iteration": "one iteration",
-        "epsilon_composed": f"all {report['rounds']} rounds",
-        "epsilon_composed_pure": "all rounds, δ = 0",
+def draw_rounds(report: "Report", panel: "Axes") -> None:
+    """Draws ε of one round and of all rounds, as a panel of the figure of a run."""
+    losses = {
+        "one iteration": report.epsilon_per_iteration,
+        f"all {report.rounds} rounds": report.epsilon_composed,
+        "all rounds, δ = 0": report.epsilon_composed_pure,
     }
-    shown = {label: report[name] for name, label in names.items() if name in report}
+    shown = {label: epsilon for label, epsilon in losses.items() if epsilon is not None}
     bars = panel.bar(list(shown), list(shown.values()))
     panel.bar_label(bars, fmt="%.3g")
-    panel.set(ylabel=f"ε at δ = {report['delta']:g}", yscale="log")
+    panel.set(ylabel=f"ε at δ = {report.delta:g}", yscale="log")

@@ -38,9 +38,13 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Answer:
-    """What the parties found of the model."""
+    """Report of the evaluation."""
 
     report: dict[str, Any]
+
+    def with_report(self, **more: Any) -> "Answer":
+        """Answer whose report has these keys too."""
+        return Answer(self.report | more)
 
     def write(self, directory: Path) -> None:
         """Writes evaluation.json into a directory that exists."""

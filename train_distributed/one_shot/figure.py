@@ -1,36 +1,36 @@
-"""One release as a figure that can be read without the text beside it."""
+"""Figures of a release: its promise, its accuracy by class, its confusion matrix."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from train_distributed import accounting
+from train_distributed.one_shot.report_file import Report
 
 NAMED, NUMBERED, LONG = 50, 20, 24  # classes with names and with counts; letters of a name
 
 
 def draw_release(
-    report: dict[str, Any],
+    report: Report,
     path: Path,
-    promise: Callable[[dict[str, Any], Axes], None] | None = None,
+    promise: Callable[[Report, Axes], None] | None = None,
 ) -> None:
-    """What one release promises and what it can do: a panel on privacy, and accuracy per class.
+    """Draws the promise of a release, and its accuracy by class where that is known.
 
     Args:
         report: of the release.
         path: of the PNG.
         promise: draws a private release's panel; its privacy curve if left out.
     """
-    per_class = report.get("test_accuracy_per_class")
+    per_class = report.test_accuracy_per_class
     figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
     panels = figure.subplots(1, 1 + bool(per_class), squeeze=False)[0]
-    if report["private"]:
+    if report.private:
         (promise or _privacy_curve)(report, panels[0])
-        panels[0].set_title(report["neighbouring"].split(";")[0])
+        panels[0].set_title(report.neighbouring.split(";")[0])
     else:
         panels[0].text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
         panels[0].set_axis_off()
@@ -38,9 +38,9 @@ def draw_release(
         names = list(map(_called, per_class))
         values = [100 * value for value in per_class.values()]
         panels[1].bar(range(len(names)), values, tick_label=names)
-        panels[1].axhline(100 * report["test_accuracy"], color="grey", linestyle="--")
+        panels[1].axhline(100 * (report.test_accuracy or 0), color="grey", linestyle="--")
         words = "test accuracy / % (dashed: all classes"
-        if (baseline := report.get("majority_baseline")) is not None:
+        if (baseline := report.majority_baseline) is not None:
             panels[1].axhline(100 * baseline, color="C3", linestyle=":")
             words += "; dotted: always the most frequent"
         panels[1].set(ylabel=words + ")", xlabel="class")
@@ -85,13 +85,12 @@ def _called(name: str) -> str:
     return kept.replace("$", r"\$")
 
 
-def _privacy_curve(report: dict[str, Any], panel: Axes) -> None:
-    epsilon, delta = report["epsilon"], report["delta"]
-    if report.get("privacy_curve") == "gaussian":  # others promise a point, not a curve
+def _privacy_curve(report: Report, panel: Axes) -> None:
+    epsilon, delta = report.epsilon, report.delta
+    if report.privacy_curve == "gaussian":  # others promise a point, not a curve
         curve = np.geomspace(epsilon / 10, 2 * epsilon, 100)
-        values = [
-            accounting.delta(e, report["noise_multiplier"], report["compositions"]) for e in curve
-        ]
+        multiplier, compositions = report.noise_multiplier, report.compositions
+        values = [accounting.delta(e, multiplier, compositions) for e in curve]
         shown = [(e, d) for e, d in zip(curve, values, strict=True) if d > 1e-300]
         panel.plot(*zip(*shown, strict=True))
     panel.plot(

@@ -1,6 +1,6 @@
-"""The two files of a release, read with suspicion: whoever sent them may have sent anything."""
+"""The files of a release, checked as they are read: anybody may have made them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,29 +17,16 @@ PREFIX = "transform."  # of the public transform's tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a directory holds, its parts in order with one another."""
+    """Content of model.safetensors, whose parts fit one another."""
 
     weights: Tensor  # (d, K) float64, finite
     transform: PublicTransform  # whose rows are of dimension d
     class_names: tuple[str, ...]  # K distinct ones
-    metadata: dict[str, str]  # of model.safetensors
-    report: dict[str, Any]
-
-
-def read_directory(directory: Path | str) -> Stored:
-    """Reads model.safetensors and report.json.
-
-    Raises:
-        ValueError: naming the file that is missing, damaged or does not fit.
-    """
-    path = Path(directory)
-    if not path.is_dir():
-        raise ValueError(f"release must be an existing directory, got {path}")
-    return replace(read_model(path / MODEL), report=read_object(path / REPORT))
+    metadata: dict[str, str]
 
 
 def read_model(model: Path) -> Stored:
-    """Reads model.safetensors alone, without a report.
+    """Reads model.safetensors.
 
     Raises:
         ValueError: naming the file that is missing, damaged or does not fit.
@@ -69,7 +56,6 @@ def read_model(model: Path) -> Stored:
         transform=transform,
         class_names=names,
         metadata=metadata,
-        report={},
     )
 
 

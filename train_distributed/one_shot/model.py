@@ -2,9 +2,9 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,33 +20,40 @@ from train_distributed.one_shot.files import (
     MODEL,
     PREFIX,
     REPORT,
-    Stored,
-    read_directory,
     read_field,
     read_model,
 )
 from train_distributed.one_shot.probabilities import probabilities, reading
+from train_distributed.one_shot.report_file import Report
 
 BLOCK = 2048  # rows scored at a time, the same wherever they come from
 
 
 @dataclass(frozen=True)
 class Release:
-    """A model that may be shown to anybody, as far as its report says so."""
+    """A model with its report, which says whether it may be shown to anybody."""
 
     weights: Tensor  # (d, K) float64, constant row first
     transform: PublicTransform
     class_names: tuple[str, ...]
-    report: dict[str, Any] = field(default_factory=dict)
-    opened: Tensor | None = None  # (D,) float64: what the sums showed to whoever opened them
+    report: Report = field(default_factory=Report)  # `of` is called of another mapping
+    opened: Tensor | None = None  # (D,) float64 noised sums, as whoever opened them saw them
     encoding: Encoding | None = None  # how pictures became the embeddings; None: unknown
     image_shape: tuple[int, ...] | None = None  # (3, h, w) of those pictures; None: unknown
     temperature: float = 1.0  # T > 0: probabilities are the softmax of scores / T
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.report, Report):
+            object.__setattr__(self, "report", Report.of(self.report))
+
     @property
     def method(self) -> str | None:
-        """The name of what learned it, where its report says so."""
-        return self.report.get("method")
+        """Name of the method that learned it, where its report says so."""
+        return self.report.method
+
+    def with_report(self, **more: Any) -> Self:
+        """Release whose report has these keys too, or these values for its own."""
+        return replace(self, report=self.report | more)
 
     def scores(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n, K) float64 scores of raw (n, p) embeddings, which pass the public transform first.
@@ -69,7 +76,7 @@ class Release:
     def predict_proba(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n, K) float64 probabilities of raw (n, p) embeddings.
 
-        What they are worth depends on the method: the report says so under "probabilities".
+        How well they are calibrated depends on the method: `report.probabilities` says it.
         """
         return probabilities(self.scores(embeddings), self.temperature)
 
@@ -99,24 +106,24 @@ class Release:
 
     @classmethod
     def load(cls, directory: Path | str) -> "Release":
-        """Reads what `save` wrote; of an older directory it stays unknown what encoder it needs.
+        """Reads a directory that `save` wrote; an older one does not name its encoder.
 
         Raises:
             ValueError: naming the file that is missing, damaged or does not fit.
         """
-        return cls._of(read_directory(directory), Path(directory) / MODEL)
+        path = Path(directory)
+        if not path.is_dir():
+            raise ValueError(f"release must be an existing directory, got {path}")
+        return replace(cls.load_file(path / MODEL), report=Report.read(path / REPORT))
 
     @classmethod
-    def load_file(cls, path: Path) -> "Release":
+    def load_file(cls, where: Path) -> "Release":
         """Reads model.safetensors alone: a model without its report.
 
         Raises:
             ValueError: naming the file that is missing, damaged or does not fit.
         """
-        return cls._of(read_model(path), path)
-
-    @classmethod
-    def _of(cls, stored: Stored, where: Path) -> "Release":
+        stored = read_model(where)
         fields = {
             name: read_field(stored.metadata, name, where)
             for name in ("image_shape", "temperature")
@@ -135,7 +142,6 @@ class Release:
             weights=stored.weights,
             transform=stored.transform,
             class_names=stored.class_names,
-            report=stored.report,
             encoding=Encoding.in_metadata(stored.metadata, where),
             image_shape=None if shape is None else tuple(shape),
             temperature=temperature,
@@ -165,12 +171,11 @@ class Release:
         }
         if self.method is not None:
             metadata["method"] = self.method
-        if (prior := self.report.get("class_prior")) is not None:
-            metadata["class_prior"] = json.dumps(prior)
+        if self.report.class_prior is not None:
+            metadata["class_prior"] = json.dumps(self.report.class_prior)
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
         if self.image_shape is not None:
             metadata["image_shape"] = json.dumps(self.image_shape)
         write_tensors(directory / MODEL, tensors, metadata)
-        text = json.dumps(self.report, indent=2, allow_nan=False)
-        (directory / REPORT).write_text(text + "\n")
+        self.report.write(directory / REPORT)

@@ -14,6 +14,7 @@ from embed.store import TEST
 from train_distributed.ledger.ledger import NONE
 from train_distributed.one_shot.model import BLOCK, Release
 from train_distributed.one_shot.probabilities import reading
+from train_distributed.one_shot.report_file import Report
 from train_distributed.privacy.promise import Privacy
 
 Noise = Literal["discrete", "float"]
@@ -35,7 +36,7 @@ def reported(
         embeddings: the set that was learned from; its test split, if it has one, gives the
             accuracy, and what it says of its encoder is what the model says.
     """
-    report = {**facts, **verdict, "ledger": NONE, "versions": versions()}
+    report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions()}
     made = released.transform.encoding if embeddings is None else embeddings.encoding
     made = made or released.transform.encoding
     report |= {"encoding": made and made.to_json(), "probabilities": reading(facts.get("method"))}
@@ -44,7 +45,7 @@ def reported(
     if embeddings is not None and (embeddings.split == TEST).any():
         report |= accuracy_report(released, embeddings)
     shape = None if embeddings is None else image_shape(embeddings.meta)
-    return replace(released, report=report, encoding=made, image_shape=shape)
+    return replace(released, report=Report.of(report), encoding=made, image_shape=shape)
 
 
 def image_shape(meta: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -78,12 +79,6 @@ def suitability(
     why = [reason for reason, holds in reasons.items() if holds]
     why += [*([] if rehearsed is None else [rehearsed]), *others]
     return {"suitable_for_release": not why} | ({"unsuitable_because": why} if why else {})
-
-
-def with_reason(report: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """The report of a model that may not be released, for this reason too."""
-    why = [*report.get("unsuitable_because", ()), reason]
-    return {**report, "suitable_for_release": False, "unsuitable_because": why}
 
 
 def versions() -> dict[str, str]:

@@ -63,7 +63,8 @@ class Report(Mapping[str, Any]):
     """Report of a release: `report.epsilon` is typed, `report["epsilon"]` is as in the file.
 
     The fields are what this project reads. Where a file leaves one out, its default promises
-    nothing. As a mapping the report has every key of the file, known or not, in the file's order.
+    nothing. As a mapping the report has every key of the file, known or not, in the file's order;
+    `dict(report)` is ready for JSON.
     """
 
     written: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -134,12 +135,12 @@ class Report(Mapping[str, Any]):
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Self:
-        """Report with these keys and values.
+        """Report with these keys and values, and with a version.
 
         Raises:
             ValueError: a known key with a value of another kind.
         """
-        kept = dict(written)
+        kept = {"report_version": VERSION, **written}
         return converted(kept | {"written": kept}, cls, "report must be what a release writes")
 
     @classmethod
@@ -163,6 +164,11 @@ class Report(Mapping[str, Any]):
         """Raises ValueError unless the file has all of these keys."""
         if missing := [name for name in names if name not in self]:
             raise ValueError(f"report must be what a release writes, got one without {missing[0]}")
+
+    def with_reason(self, reason: str) -> Self:
+        """Report of a model that is unsuitable for release for this reason too."""
+        why = [*self.unsuitable_because, reason]
+        return self | {"suitable_for_release": False, "unsuitable_because": why}
 
     def __or__(self, more: Mapping[str, Any]) -> Self:
         """Report with more keys, or with other values for its own."""

@@ -189,7 +189,7 @@ def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
     kept = jsonable(asdict(parsed))
     used = {"method": kept["method"] or "least-squares"} if parsed.config is None else {}
     given = {k: v for k, v in kept["options"].items() if v is not None}  # as `run` keeps them
-    command = _command({"configuration": kept | used | {"options": given}})
+    command = _command(kept | used | {"options": given})
     assert command is not None
     program, *again = shlex.split(command)
     assert program == "blind-averaging"
@@ -200,9 +200,9 @@ def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
 
 def test_files_elsewhere_are_called_by_name_alone() -> None:
     configuration = jsonable(asdict(Run(Path("/somewhere/secret/rows"), public=Path("../p"))))
-    command = _command({"configuration": configuration})
+    command = _command(configuration)
     assert command == "blind-averaging run --embeddings rows --epsilon 1.0 --delta 1e-05 --public p"
 
 
 def test_a_federation_has_no_such_command() -> None:
-    assert _command({"federation": "ab"}) is None
+    assert _command(None) is None

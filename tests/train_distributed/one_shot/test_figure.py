@@ -5,6 +5,7 @@ import pytest
 
 from train_distributed import Privacy
 from train_distributed.one_shot.figure import draw_confusion, draw_release
+from train_distributed.one_shot.report_file import Report
 
 LONG = "a name that goes on, " * 20
 NAMES = {
@@ -24,5 +25,5 @@ def test_any_classes_can_be_drawn(kind: str, tmp_path) -> None:
         "test_accuracy": 0.5,
         "test_accuracy_per_class": {name: k / len(names) for k, name in enumerate(names)},
     }
-    draw_release(report, tmp_path / "privacy.png")
+    draw_release(Report.of(report), tmp_path / "privacy.png")
     assert len(list(tmp_path.iterdir())) == 2

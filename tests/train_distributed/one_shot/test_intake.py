@@ -249,5 +249,5 @@ def test_a_row_of_the_largest_numbers_is_a_row_like_another(method: str) -> None
     x[11] = 3e38
     released = release(rows(embeddings=x), method, PROMISE, transform=fitted(rows(1)))
     assert released.weights.isfinite().all()
-    json.dumps(released.report, allow_nan=False)
+    json.dumps(dict(released.report), allow_nan=False)
     learn(rows(embeddings=x), "admm-dual", PROMISE, transform=fitted(rows(1)), iterations=1)

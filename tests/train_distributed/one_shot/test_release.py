@@ -56,7 +56,7 @@ def test_every_method_learns_at_large_epsilon(method: str, noise: str):
     assert released.report["suitable_for_release"] is (noise == "discrete")
     assert released.report["noise"] == noise
     assert "replace one record" in released.report["neighbouring"]
-    json.dumps(released.report, allow_nan=False)
+    json.dumps(dict(released.report), allow_nan=False)
 
 
 @pytest.mark.parametrize("method", METHODS)

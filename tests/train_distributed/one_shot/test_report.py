@@ -13,7 +13,8 @@ from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot import Rehearsal
-from train_distributed.one_shot.report import class_names, reported, suitability, with_reason
+from train_distributed.one_shot.report import class_names, reported, suitability
+from train_distributed.one_shot.report_file import Report
 
 PROMISE = Privacy(1.0, 1e-5)
 TRANSFORM = PublicTransform.identity(2)
@@ -35,6 +36,7 @@ def test_facts_come_first_and_keep_their_places() -> None:
     verdict = suitability(PROMISE, "float", seeded=True)
     report = reported(released, {"users": 6, "versions": {}, "noise": "float"}, verdict).report
     assert list(report) == [
+        "report_version",
         "users",
         "versions",
         "noise",
@@ -50,7 +52,7 @@ def test_facts_come_first_and_keep_their_places() -> None:
     measured = ["test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"]
     verdict_keys = ["suitable_for_release", "unsuitable_because", "ledger", "versions"]
     read = ["encoding", "probabilities"]
-    assert list(whole) == ["users", *verdict_keys, *read, *measured]
+    assert list(whole) == ["report_version", "users", *verdict_keys, *read, *measured]
     assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report
 
 
@@ -112,8 +114,8 @@ def test_every_reason_makes_a_model_unsuitable(
     verdict = suitability(privacy, noise, **arguments)
     assert verdict["suitable_for_release"] is (not why)
     assert verdict.get("unsuitable_because", []) == why
-    assert with_reason(verdict, "another")["unsuitable_because"] == [*why, "another"]
-    assert with_reason(verdict, "another")["suitable_for_release"] is False
+    worse = Report.of(verdict).with_reason("another")
+    assert (worse.unsuitable_because, worse.suitable_for_release) == ([*why, "another"], False)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
 from train_distributed import Release
 from train_distributed.one_shot.probabilities import reading
+from train_distributed.one_shot.report_file import Report
 
 NAMES = ("cat", "dog", "owl")
 
@@ -23,13 +24,15 @@ def make_release(dim: int = 6, components: int = 4, seed: int = 0, scale: float 
         weights=torch.from_numpy(weights),
         transform=transform,
         class_names=NAMES,
-        report={
-            "epsilon": 1.0,
-            "delta": 1e-5,
-            "method": "class-sums",
-            "private": True,
-            "probabilities": reading("class-sums"),
-        },
+        report=Report.of(
+            {
+                "epsilon": 1.0,
+                "delta": 1e-5,
+                "method": "class-sums",
+                "private": True,
+                "probabilities": reading("class-sums"),
+            }
+        ),
         encoding=Encoding(
             encoder="simclr-small",
             encoder_hash="0" * 64,

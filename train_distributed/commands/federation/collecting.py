@@ -141,8 +141,7 @@ def collect(options: Collect) -> None:
             facts = Facts(
                 session=window.digest.hex(), bytes_per_user=_sent_bytes(window), missing=missing
             )
-            released = task.released(opened, facts)
-            released.report["ledger"] = entry.report()
+            released = task.released(opened, facts).with_report(ledger=entry.report())
             released.write(partial)
         entry.spend()
     for reason in released.report.get("unsuitable_because", ()):

@@ -70,7 +70,7 @@ def run_session(start: "Start") -> int:
             opening.reserve()
             (opened, *further), told = operate(operation)
         released = task.released(opened, _facts(federation, told), further)
-        released.report["ledger"] = opening.report()
+        released = released.with_report(ledger=opening.report())
         released.write(partial)
     opening.spend()
     settle(operation.state)

@@ -59,7 +59,7 @@ def card(
     Raises:
         ValueError: a report or an evaluation that lacks a key, or has a value of another kind.
     """
-    report = Report.of(release.report)
+    report = release.report
     report.need(*NEEDED)
     template = _environment(markup).get_template("card.jinja")
     text = template.render(

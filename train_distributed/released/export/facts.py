@@ -1,4 +1,4 @@
-"""What every exported file says of itself."""
+"""Facts that every exported file carries."""
 
 from typing import Any
 
@@ -15,5 +15,5 @@ def facts(released: Release) -> dict[str, Any]:
         "method": released.method,
         **{name: report[name] for name in kept if name in report},
         "encoding": None if released.encoding is None else released.encoding.to_json(),
-        "probabilities": report.get("probabilities", UNKNOWN),
+        "probabilities": report.probabilities or UNKNOWN,
     }

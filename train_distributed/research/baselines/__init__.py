@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import with_reason
 from train_distributed.research.baselines import (
     amp,
     central,
@@ -50,8 +49,8 @@ def train(task: Task, options: Mapping[str, Any]) -> Release:
         ) from error
     report = released.report | admitted.report
     for reason in admitted.unsuitable:
-        if reason not in report.get("unsuitable_because", ()):
-            report = with_reason(report, reason)
+        if reason not in report.unsuitable_because:
+            report = report.with_reason(reason)
     return replace(released, report=report)
 
 

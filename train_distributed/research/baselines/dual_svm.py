@@ -16,7 +16,6 @@ from torch import Tensor
 from heads import HuberSVMHead
 from train_distributed.one_shot.blind_averaging import BlindAveraging
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import with_reason
 from train_distributed.one_shot.users import Chunk
 from train_distributed.research.baselines.task import Task
 
@@ -97,9 +96,8 @@ def train(task: Task, *, l2_reg: float = 1.0) -> Release:
     )  # for c and Λ, which hinge loss shares with it
     method = DualSVM(head=head, dim=task.transform.dim)
     released = task.release(method)
-    report = with_reason(
-        released.report,
-        "the promise holds only where liblinear has converged, which it does not certify",
+    report = released.report.with_reason(
+        "the promise holds only where liblinear has converged, which it does not certify"
     )
-    report["simulation_only"] = {"users_not_converged": len(method.unfinished)}
-    return replace(released, report=report)
+    unfinished = {"users_not_converged": len(method.unfinished)}
+    return replace(released, report=report | {"simulation_only": unfinished})

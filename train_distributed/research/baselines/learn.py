@@ -1,7 +1,6 @@
 """One model from all users' rows by any method: ours, or one that we compare with."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,8 +81,9 @@ def learn(
         released = task.release(built)
     else:
         released = baselines.train(task, options)
-    report: dict[str, Any] = released.report | {"method": method, "probabilities": reading(method)}
-    if not report["suitable_for_release"]:  # how long it took depends on the rows
-        seconds = {"seconds": time.perf_counter() - started}
-        report["simulation_only"] = report.get("simulation_only", {}) | seconds
-    return replace(released, report=report)
+    released = released.with_report(method=method, probabilities=reading(method))
+    if released.report.suitable_for_release:
+        return released
+    seconds = {"seconds": time.perf_counter() - started}  # how long it took depends on the rows
+    simulated = released.report.get("simulation_only", {}) | seconds
+    return released.with_report(simulation_only=simulated)

@@ -146,7 +146,7 @@ class Task:
             rehearsal=self.rehearsal,
             reserve=self.reserve,
         )
-        return replace(released, report=released.report | report)
+        return released.with_report(**report)
 
     def finish(
         self, weights: Tensor, report: dict[str, Any], opened: Tensor | None = None

@@ -27,8 +27,8 @@ def guess(report: dict[str, Any]) -> float:
 
 
 def words(report: dict[str, Any]) -> str:
-    report = {"users": 3, "suitable_for_release": True} | report
-    made = Release(torch.zeros(3, 2).double(), PublicTransform.identity(2), ("a", "b"), report)
+    whole = Report.of({"users": 3, "suitable_for_release": True} | report)
+    made = Release(torch.zeros(3, 2).double(), PublicTransform.identity(2), ("a", "b"), whole)
     return card(made, markup="markdown").partition("## The promise")[2].partition("\n## ")[0]
 
 

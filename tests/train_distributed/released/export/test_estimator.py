@@ -13,6 +13,7 @@ from skops import io
 
 from embed import PublicTransform
 from train_distributed import Release
+from train_distributed.one_shot.report_file import Report
 from train_distributed.released.export.estimator import (
     ABOUT,
     load_sklearn,
@@ -32,7 +33,7 @@ def make(p: int, q: int, classes: int, constant: float, temperature: float = 1.0
     )
     weights = torch.from_numpy(30 * rng.standard_normal((q + 1, classes)))
     names = tuple(f"class {k}" for k in range(classes))
-    report = {"epsilon": 0.5, "delta": 1e-5, "method": "svm"}
+    report = Report.of({"epsilon": 0.5, "delta": 1e-5, "method": "svm"})
     return Release(weights, transform, names, report, temperature=temperature)
 
 

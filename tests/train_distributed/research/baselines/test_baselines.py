@@ -55,7 +55,7 @@ def arguments(rows) -> dict:
 def test_every_baseline_learns_and_reports(method: str, rows, arguments):
     promise = Privacy(math.inf if method in NOT_PRIVATE else EPSILON.get(method, 100.0), 1e-5)
     released = learn(rows, method, promise, noise="float", **arguments, **OPTIONS.get(method, {}))
-    report = json.loads(json.dumps(released.report, allow_nan=False))
+    report = json.loads(json.dumps(dict(released.report), allow_nan=False))
     assert report["test_accuracy"] > 0.9
     assert report["private"] is (method not in NOT_PRIVATE)
     assert "replace one record" in report["neighbouring"]

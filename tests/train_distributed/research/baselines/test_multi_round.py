@@ -62,7 +62,7 @@ def test_every_method_reports_its_privacy_and_its_bits(method, classes):
         assert report["bits_per_user"] > report["payload_bits_per_user"]
         if method == "charter-sum":
             assert report["payload_bits_per_user"] == 64 * 8 * (6 * problems + 1)
-    json.dumps(report, allow_nan=False)
+    json.dumps(dict(report), allow_nan=False)
 
 
 @pytest.mark.parametrize("method", ["admm-dual", "charter-sum"])
@@ -76,7 +76,7 @@ def test_without_noise_they_learn_and_say_not_private(method):
     assert released.report["epsilon"] == "not private"
     assert "epsilon_composed" not in released.report
     assert released.report["noise"] == "none"
-    json.dumps(released.report, allow_nan=False)
+    json.dumps(dict(released.report), allow_nan=False)
 
 
 def test_a_run_from_the_system_is_discrete_and_hides_what_depends_on_rows():

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import ConfigRecord, Error, Metadata, RecordDict
-from flwr.app.message import Message
-from flwr.app.message.message import make_message
-from flwr.supercore.inflatable.inflatable_object import (
+from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
+
+from train_distributed.flower.transport.flower_internals import (
     get_all_nested_objects,
     get_object_tree,
     get_object_type_from_object_content,
+    inflate_object_from_contents,
+    make_message,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 RECORD, FIELD, QUERY = "secure-sum", "message", "query"
 _UNIQUE = "unique"  # 16 random bytes: no two messages share an object, whose life Flower would mix

@@ -10,28 +10,27 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    PullObjectRequest,
-    PushObjectRequest,
-)
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from train_distributed.flower.transport import causes
 from train_distributed.flower.transport.envelope import QUERY, Foreign, unwrap, wrap
+from train_distributed.flower.transport.flower_internals import (
+    SUPERLINK_NODE_ID,
+    ActivateNodeRequest,
+    ConfirmMessageReceivedRequest,
+    DeactivateNodeRequest,
+    ErrorCode,
+    FleetHttpClient,
+    Node,
+    NodeAuthHttpInterceptor,
+    PullMessagesRequest,
+    PullObjectRequest,
+    PushMessagesRequest,
+    PushObjectRequest,
+    SendNodeHeartbeatRequest,
+    message_to_proto,
+    public_key_to_bytes,
+    remove_content_from_message,
+)
 from train_distributed.flower.transport.frames import Beat
 
 HEARTBEAT_SECONDS = 10.0  # Flower's least; a node is away after two without

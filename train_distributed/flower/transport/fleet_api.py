@@ -15,23 +15,25 @@ from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from typing import Any
 
-from flwr.common.constant import TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.proto.fleet_pb2 import (
+from train_distributed.flower.transport.flower_internals import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
     ActivateNodeRequest,
+    ConfirmMessageReceivedRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
-    PushMessagesRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
     PullObjectRequest,
+    PushMessagesRequest,
     PushObjectRequest,
+    SendNodeHeartbeatRequest,
+    bytes_to_public_key,
+    fleet_handlers,
+    verify_signature,
 )
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from flwr.superlink.servicer.fleet import fleet_handlers as handlers
 
+handlers = fleet_handlers()
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -6,11 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-
 from train_distributed.flower.transport.envelope import unwrap, wrap
+from train_distributed.flower.transport.flower_internals import (
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    TaskType,
+    remove_content_from_message,
+)
 
 COLLECT_SECONDS = 0.05
 BEAT_SECONDS = 10

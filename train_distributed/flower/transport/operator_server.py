@@ -22,13 +22,15 @@ from typing import Any
 
 import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.fleet_api import FleetApi
+from train_distributed.flower.transport.flower_internals import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    memory_state,
+    public_key_to_bytes,
+)
 from train_distributed.flower.transport.limited_http import IDLE_SECONDS, serve
 from train_distributed.flower.transport.message_queue import MessageQueue
 from train_distributed.flower.transport.processes import started
@@ -60,10 +62,7 @@ class OperatorServer:
     def __init__(self, operator: socket.socket, config: dict[str, Any]) -> None:
         self._operator, self._largest = operator, int(config["largest"])
         self._line = threading.Lock()
-        _, factory = get_objectstore_linkstate_factories(
-            FLWR_IN_MEMORY_DB_NAME, get_federation_manager()
-        )
-        state = factory.state()
+        state = memory_state()
         keys = [public_key_to_bytes(_public(text)) for text in config["nodes"]]
         self._nodes = {
             key: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in keys

@@ -9,8 +9,8 @@ from torch import Tensor
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_intervals import (
     FEW,
+    ClassRecalls,
     Interval,
-    Shares,
     absolute_sum,
     proportion,
 )
@@ -123,7 +123,7 @@ def estimate(
     wrong = raw.sum(1) - raw.diagonal()
     misses = ((classes - 1) * by_class[:, 0] + wrong) / classes
     variances = (noise_std**2 / 2, noise_std**2 * (classes - 1) / classes)
-    shares = Shares.of(
+    shares = ClassRecalls.of(
         hits.numpy(), misses.numpy(), variances, confidence=confidence, design_effect=effect
     )
     error, bins = None, ()

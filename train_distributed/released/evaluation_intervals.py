@@ -63,7 +63,7 @@ def proportion(
 
 
 @dataclass(frozen=True)
-class Shares:
+class ClassRecalls:
     """The shares hits/(hits + misses) of several classes, where both are noisy.
 
     Fieller (1954): a share r is possible where (1 − r) hits − r misses, zero on average, is not too
@@ -89,7 +89,7 @@ class Shares:
         *,
         confidence: float,
         design_effect: float = 1.0,
-    ) -> "Shares":
+    ) -> "ClassRecalls":
         """Of (k,) right and (k,) wrong answers with noise of these variances a and b."""
         hit, rows = np.asarray(hits, float), np.add(hits, misses, dtype=float)
         a, b = variances

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binomtest
 
 from train_distributed.released.evaluation_intervals import (
+    ClassRecalls,
     Interval,
-    Shares,
     absolute_sum,
     proportion,
 )
@@ -55,7 +55,7 @@ def test_noise_and_clusters_widen_an_interval() -> None:
 
 def drawn(
     sizes: Sequence[int], recalls: Sequence[float], noise: float, count: int, seed: int = 0
-) -> list[Shares]:
+) -> list[ClassRecalls]:
     """Rows of random classes, right or wrong by the recalls, counted with noise."""
     draw, classes, rows = np.random.default_rng(seed), len(sizes), sum(sizes)
     a, b = noise**2 / 2, noise**2 * (classes - 1) / classes
@@ -65,7 +65,7 @@ def drawn(
         hits = draw.binomial(own, recalls)
         seen = hits + a**0.5 * draw.standard_normal(classes)
         missed = own - hits + b**0.5 * draw.standard_normal(classes)
-        found.append(Shares.of(seen, missed, (a, b), confidence=CONFIDENCE))
+        found.append(ClassRecalls.of(seen, missed, (a, b), confidence=CONFIDENCE))
     return found
 
 
@@ -105,7 +105,7 @@ def test_intervals_are_no_wider_than_needed() -> None:
 
 
 def test_of_drowned_classes_nothing_is_said() -> None:
-    shares = Shares.of([30.0, 5.0], [10.0, -4.0], (9.0, 9.0), confidence=CONFIDENCE)
+    shares = ClassRecalls.of([30.0, 5.0], [10.0, -4.0], (9.0, 9.0), confidence=CONFIDENCE)
     known, drowned = shares.intervals()
     assert known.estimate is not None
     assert drowned == Interval(0.0, 1.0, None)

@@ -112,6 +112,8 @@ def test_modules_that_are_named_exist(page):
 
 @each_page
 def test_commands_and_their_options_exist(page):
+    if page.name == "CHANGELOG.md":
+        pytest.skip("names commands and options of earlier versions")
     for module, words in commands(page.read_text()):
         depth = 2 if words[0] in ("federation", "ledger") else 1
         path, rest = words[:depth], words[depth:]

@@ -119,7 +119,7 @@ class Aggregators:
         return refused, receipts
 
     def status(self, keys: PrivateKeys) -> dict[int, str]:
-        """What each aggregator says of itself; `keys` are the operator's."""
+        """Status line of each aggregator; `keys` are the operator's."""
         return {a: safe(self._ordered(a, STATUS, (), keys)) for a in sorted(self._window.servers)}
 
     def open(self, keys: PrivateKeys) -> Opened:

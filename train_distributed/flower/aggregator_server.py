@@ -184,7 +184,7 @@ class _Line(asyncio.Protocol):
 
 @contextmanager
 def spread(check: Checker, processes: int) -> Iterator[Check]:
-    """The same check over processes, each of which looks at a slice of the messages.
+    """Spreads a check over processes, each of which takes a slice of the messages.
 
     Raises:
         ValueError: processes < 1.

@@ -253,7 +253,7 @@ class Connections:
 
 
 def _stage(requests: dict[int, bytes]) -> str:
-    """What is asked, by the first request: its kind, or that of the message it delivers."""
+    """Names the question by its first request: its kind, or that of the message in it."""
     request = next(iter(requests.values()), bytes([Request.DELIVER]))
     name = Request(request[0]).name.lower()
     if request[0] != Request.DELIVER:

@@ -1,4 +1,4 @@
-"""What the operator signs to a party, and what a party signs to be counted as present.
+"""Orders that the operator signs to a party, and a party's signature that it is present.
 
     PRESENT   challenge 32 | nonce 32 | node u64       who is here, and takes part in that session?
     START     nonce 32 | who is present, a bitmap      the session begins

@@ -18,7 +18,7 @@ STATUS = "status.json"
 
 @dataclass
 class Log:
-    """What went wrong on the way; identities and words, nothing of anyone's data."""
+    """Faults of a session: identities and words, nothing of anyone's data."""
 
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
     refused: list[str] = field(default_factory=list)

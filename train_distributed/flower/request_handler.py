@@ -20,7 +20,7 @@ from train_distributed.secure_sum.wire import OVERHEAD
 
 
 class Request(IntEnum):
-    """What the relay may ask; PRESENT, START, END are signed by the operator (`orders.py`)."""
+    """Requests of the relay; PRESENT, START, END are signed by the operator (`orders.py`)."""
 
     START = 0  # a session begins; answer: a user's first messages
     DELIVER = 1  # body: messages for this party; answer: its messages, or refusals in words
@@ -78,7 +78,7 @@ class RequestHandler(ABC):
 
     @abstractmethod
     def _handlers(self) -> Handlers:
-        """What the protocol answers, once a session is under way."""
+        """Handlers of the protocol's requests, once a session is under way."""
 
     @abstractmethod
     def _start(self, nonce: bytes) -> list[bytes]:

@@ -125,7 +125,7 @@ class _Replicas:
         self._round += 1
 
     def commit(self) -> dict[int, bytes]:
-        """Server -> its COMMIT, of those that signed the set of most; told to all.
+        """Server -> its COMMIT, of those that signed the set of most; sent to all.
 
         Raises:
             TooFewUsers: fewer than the session's minimum.

@@ -1,4 +1,4 @@
-"""What parties of both kinds of `shares` do at their endpoints, beside the protocol's own steps."""
+"""Endpoint steps of both kinds of `shares`, in addition to the protocol's own."""
 
 import itertools
 import struct

@@ -25,7 +25,7 @@ JOURNAL, HUB_LOG = "journal", "hub.log"
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """What the operator runs, and where."""
+    """Federation that the operator runs, and where it keeps its files."""
 
     federation: Federation
     keys: PrivateKeys

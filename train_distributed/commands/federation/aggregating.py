@@ -23,7 +23,7 @@ class Aggregate:
     """Aggregator: take users' reports until the window is closed, then open their sum."""
 
     folder: Path
-    """Of `join --server`, or of `init`: its keys, and the state, never to be lost or copied."""
+    """Folder of `join --server` or `init`: its keys, and its state, never to be lost or copied."""
     window: Path
     """The folder that `federation window` has made."""
     listen: str | None = None

@@ -33,7 +33,7 @@ class MakeWindow:
     """Operator: agree on when reports are taken, and where the aggregators listen."""
 
     folder: Path
-    """Of `init`, with protocol `shares`."""
+    """Folder of `init`, with protocol `shares`."""
     aggregators: tuple[str, ...]
     """HOST:PORT of every aggregator: the operator's own first, then the computation servers' in the
     order of their party files."""
@@ -56,7 +56,7 @@ class Collect:
     """The operator: close the window, open the sum, write the model."""
 
     folder: Path
-    """Of `init`."""
+    """Folder of `init`."""
     window: Path
     """The folder that `federation window` has made."""
     out: Path

@@ -1,4 +1,4 @@
-"""What a user agrees to: the terms are shown, held against its own limits, and accepted by it."""
+"""A user's consent: the terms are shown, compared with its own limits, and accepted."""
 
 import sys
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def consent(
 def terms(
     task: "ModelTask | EvaluationTask", invitation: Invitation, user: int, account: Account
 ) -> Iterator[str]:
-    """What a user gives away to whom, line by line; every ε and δ is rounded up."""
+    """Lines that say what a user gives away to whom; every ε and δ is rounded up."""
     from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.flower.sum_task import SUMS
     from train_distributed.one_shot.report import class_names

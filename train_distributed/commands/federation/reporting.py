@@ -27,7 +27,7 @@ class Report:
     """User: compute the agreed vector with noise and send it to the aggregators of a window."""
 
     folder: Path
-    """Of `join`."""
+    """Folder of `join`."""
     invitation: Path
     """The folder that the operator handed out."""
     window: Path
@@ -113,7 +113,7 @@ def agreed(window: Window, federation: Federation) -> Window:
 
 
 def authorities(ca: Path | None) -> ssl.SSLContext | None:
-    """What certificates are checked with."""
+    """TLS context that trusts these authorities; None without any."""
     return None if ca is None else ssl.create_default_context(cafile=str(ca))
 
 

@@ -112,7 +112,7 @@ def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Pa
 def _agreed(
     folder: Path, init: "Init", users: list[Party]
 ) -> tuple[Terms | EvaluationTerms, int, int, int]:
-    """What is computed, the numbers of a submission, further rounds and the numbers of theirs.
+    """Terms, numbers of a submission, count of further rounds and numbers of each.
 
     Writes the file that all need for it.
     """
@@ -210,7 +210,7 @@ def _method(folder: Path, terms: Terms) -> "Method":
 
 
 def _checked(folder: Path, federation: Federation) -> "SumTask":
-    """What every party will check, before anything is handed out."""
+    """Checks what every party will check, before anything is handed out."""
     from train_distributed.flower.evaluation_task import task_of
 
     task = task_of(federation, folder / agreed_file(federation.task))

@@ -95,7 +95,7 @@ class _Told:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """What a user computes, on what rows."""
+    """Task of a user, and the rows that it is computed on."""
 
     task: "ModelTask | EvaluationTask"
     rows: "EmbeddingSet"
@@ -133,7 +133,7 @@ class OwnRows:
         return cls(task, EmbeddingSet.open(embeddings), embeddings, ledger)
 
     def account(self, folder: Path, federation: Federation, limits: Limits) -> Account:
-        """What is given away, counted in the ledger beside the rows unless another is named."""
+        """Account that counts ε in the ledger next to the rows, unless another is named."""
         entry = Entry.of(
             self.task.guarantee.privacy,
             row_fields(self.rows, self.task.part),

@@ -1,4 +1,4 @@
-"""What was agreed, who is who, and what was given away: files, written whole, read without trust.
+"""Files of a federation: terms, parties, spent sessions; written whole, read without trust.
 
 A *party* gives out one signed file; the operator makes a *federation* of them, whose `task` holds
 the *terms*, and hands out an *invitation*. `document` is how a stranger's JSON is read, `key_files`

@@ -137,7 +137,7 @@ def read_file(path: Path, largest: int = SMALL) -> bytes:
 
 
 def load_file(path: Path, load: Callable[[Path], T], what: str) -> T:
-    """What `load` makes of a file from elsewhere, which may be as long as `LARGE`.
+    """Loads a file from elsewhere, of at most `LARGE` bytes.
 
     Raises:
         ValueError: naming the file and what it must be, whatever it holds.

@@ -27,7 +27,7 @@ _REQUIRED = (
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTerms:
-    """What was agreed on, by type."""
+    """Agreed terms of an evaluation."""
 
     model: str  # SHA-256 of the released model's file, hexadecimal
     bins: int  # of confidence
@@ -80,7 +80,7 @@ class EvaluationTerms:
 
 
 def read_terms(task: dict[str, Any], users: set[int], path: Path) -> Terms | EvaluationTerms:
-    """What a federation has agreed on, of either kind.
+    """Terms of a federation, of either kind.
 
     Raises:
         ValueError: naming file, field, rule and value.

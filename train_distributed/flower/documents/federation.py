@@ -1,4 +1,4 @@
-"""What all parties of a federation have agreed on: one JSON file, the same copy at every party."""
+"""Agreement of all parties of a federation: one JSON file, the same copy at every party."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What the operator hands to every party: one folder, and who a party is in it."""
+"""Invitation: the folder that the operator hands to every party, and who a party is in it."""
 
 import json
 import re

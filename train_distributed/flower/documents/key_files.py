@@ -94,7 +94,7 @@ def fingerprint(text: str) -> str:
 
 
 def parsed(path: Path, rule: str, parse: Callable[[], T]) -> T:
-    """What `parse` makes of a file; what the library cannot read is refused by name.
+    """Parses a file; what the library cannot read is refused by name.
 
     Raises:
         ValueError: naming file and rule.

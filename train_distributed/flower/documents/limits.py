@@ -1,4 +1,4 @@
-"""What a user takes part in at most, whatever an operator wishes: options of its commands."""
+"""Limits of a user on what it takes part in, whatever an operator asks: command options."""
 
 import math
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ _DOMAIN = b"blind averaging, party file, version 1\n"
 
 @dataclass(frozen=True)
 class Party:
-    """What a party gives out, signed by itself: nobody can offer another's keys as his own."""
+    """Public file of a party, signed by it: nobody can offer another's keys as his own."""
 
     name: str
     role: Literal["user", "server"]  # "server": a computation server
@@ -122,7 +122,7 @@ def read_private(folder: Path) -> PrivateKeys:
 
 
 def public_keys(keys: PublicKeys) -> dict[str, str]:
-    """As they stand in a federation."""
+    """Public keys as the JSON of a federation has them."""
     return {"verifying": keys.verifying.hex(), "sealing": keys.sealing.hex()}
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind, success or not: a directory with log.txt and status.json."""
+"""Log of a run, success or not: a directory with log.txt and status.json."""
 
 import json
 import sys

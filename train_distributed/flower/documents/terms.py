@@ -24,7 +24,7 @@ _REQUIRED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What was agreed on, by type; whether it can be computed, `ModelTask.of` finds out."""
+    """Agreed terms of a model; `ModelTask.of` checks whether it can be computed."""
 
     method: MethodName
     options: dict[str, Any]  # those of `MethodOptions` that were set

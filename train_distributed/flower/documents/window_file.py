@@ -37,7 +37,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFile:
-    """What was agreed, and where the aggregators listen."""
+    """Agreed window, and addresses of the aggregators."""
 
     window: Window
     addresses: Mapping[int, Address]

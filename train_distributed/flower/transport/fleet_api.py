@@ -1,4 +1,4 @@
-"""What of the SuperLink the world can reach: eight calls of registered nodes, and nothing else.
+"""SuperLink's public calls: eight of registered nodes, and nothing else.
 
 Flower's own server answers nodes, apps and `flwr` on one port. This one has Flower's handlers of
 eight fleet calls and no others: no control interface, no runtime interface, no app to fetch. A

@@ -105,7 +105,7 @@ class OperatorServer:
             self._queue.send(node, bytes(body[_NODE.size :]))
 
     def _bring(self) -> None:
-        """What nodes have answered since."""
+        """Sends the operator what nodes have answered since."""
         for node, answer, words in self._queue.collect():
             if answer is None:
                 self._tell(BAD, _NODE.pack(node), words.encode())

@@ -75,7 +75,7 @@ def child(module: str, config: dict[str, Any], log: Path | None = None) -> Itera
 
 @contextmanager
 def started(line: int, parent: int) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
-    """What a child does first: ties itself to its parent, and takes its configuration.
+    """Ties a child to its parent and yields its configuration: its first step.
 
     Args:
         line: file descriptor of the socket to the parent.

@@ -1,4 +1,4 @@
-"""What a process that talks to the network gives up before it does.
+"""Rights that a process gives up before it talks to the network.
 
 On Linux: it dies with its parent, gains no privileges, writes no core dumps, and Landlock (kernel
 5.13 and later) takes away every file but the programs', the configuration's and its own directory,

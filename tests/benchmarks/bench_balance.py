@@ -1,9 +1,9 @@
-"""`select` on small imbalanced two-class tasks, beside the best setting found by looking.
+"""`select` on small imbalanced two-class tasks, and the best setting found by looking.
 
 python tests/benchmarks/bench_balance.py --public DIR --private DIR
 
 100 users hold 40 rows each of two groups of private classes, 1:2 and 1:9. `select` sees public rows
-alone and is not told the shares; "best" is the setting, of its candidates and of others, with the
+alone and does not know the shares; "best" is the setting, of its candidates and of others, with the
 best mean balanced accuracy over all groupings and seeds on the private test rows.
 """
 
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def name_of(setting: MethodConfig | Result) -> str:
-    """What a setting is, in short."""
+    """Short name of a setting."""
     heavy = " heavy" if setting.options.get("alpha") else ""
     return f"{setting.method} {setting.transform}{heavy}"
 

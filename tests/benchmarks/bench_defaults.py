@@ -6,7 +6,7 @@ python tests/benchmarks/bench_defaults.py digits --methods softmax class-sums
 `fit` plays runs through on public classes (`simulation.rehearsal`) over components and Λ, and
 prints the mean and largest loss of every rule against the best setting of each run. `digits` trains
 all methods of `run` on the digits that a dependency ships, through simclr-small, with nothing but
-ε: beside the best setting of a search that looks at the test rows, as the rule may not.
+ε: against the best setting of a search that looks at the test rows, as the rule may not.
 """
 
 import argparse

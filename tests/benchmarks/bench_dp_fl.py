@@ -1,4 +1,4 @@
-"""DP-FL at w = 1 beside a plain Opacus script with the same settings, on real embeddings.
+"""DP-FL at w = 1 and a plain Opacus script with the same settings, on real embeddings.
 
 python tests/benchmarks/bench_dp_fl.py --embeddings DIR --public DIR --output results/dp_fl
 """
@@ -30,7 +30,7 @@ LEARNING_RATE, CLIP, EPOCHS, BATCH, DELTA = 4.0, 0.1, 40, 1024, 1e-5
 
 
 def plain(x: Tensor, y: Tensor, classes: int, noise: float, seed: int) -> Tensor:
-    """What the documentation of Opacus says to write; (d, K) weights."""
+    """Training as in the documentation of Opacus; (d, K) weights."""
     import opacus
 
     torch.manual_seed(seed)

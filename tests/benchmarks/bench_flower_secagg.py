@@ -1,4 +1,4 @@
-"""What Flower's own SecAgg+ costs with as many neighbours as ours: bytes, seconds, one process.
+"""Cost of Flower's own SecAgg+ with as many neighbours as ours: bytes, seconds, one process.
 
     python tests/benchmarks/bench_flower_secagg.py --users 10 100 --write FILE
 

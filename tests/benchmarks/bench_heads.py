@@ -1,4 +1,4 @@
-"""Seconds and peak memory of the solvers beside a plain autograd loop and beside the roofline.
+"""Seconds and peak memory of the solvers against a plain autograd loop and the roofline.
 
     python tests/benchmarks/bench_heads.py [--json FILE]
 
@@ -215,7 +215,7 @@ def bandwidth() -> float:
 
 
 def distance(case: Case, x: Tensor, y: Tensor) -> float:
-    """Of the plain loop's weights to ours, both solved far below the default tolerance."""
+    """Distance of the plain loop's weights to ours, both solved far below the default tolerance."""
     if case.epochs is None:
         tolerance = default_tolerance(case.head, case.n)
         ours = fit_exact(case.head, x, y, tolerance=tolerance / 100).weights

@@ -1,4 +1,4 @@
-"""Nanoseconds a draw of discrete Gaussian noise beside OpenDP's, and how well many draws fit.
+"""Nanoseconds a draw of discrete Gaussian noise against OpenDP's, and the fit of many draws.
 
     python tests/benchmarks/bench_noise.py [--draws 10000000] [--json FILE]      (extra: bench)
 
@@ -99,7 +99,7 @@ class Law:
         return range(0, max(1, math.floor(math.log2(self.std)) - 4), 4)
 
     def counts(self, draws: int) -> Counts:
-        """How many of so many draws fell into which bin, and of their pairs into which two."""
+        """Counts of draws by bin, and of their pairs by two bins."""
         seen = {name: np.zeros(len(p), np.int64) for name, p in self.expected.items()}
         bins = len(self.expected["size"])
         seen["pairs"] = np.zeros(bins * bins, np.int64)
@@ -114,14 +114,14 @@ class Law:
         return seen
 
     def p_values(self, seen: Counts) -> dict[str, float]:
-        """Of Pearson's statistic, for every kind of bins."""
+        """P-value of Pearson's statistic, for every kind of bins."""
         size = self.expected["size"]
         expected = self.expected | {"pairs": np.outer(size, size).ravel()}
         return {name: p_value(seen[name], of) for name, of in expected.items()}
 
 
 def p_value(seen: NDArray[np.int64], mass: NDArray[np.float64]) -> float:
-    """Of counts against probabilities; bins where fewer than 20 are expected count as one."""
+    """P-value of counts; bins where fewer than 20 are expected count as one."""
     expected = mass * seen.sum()
     often = expected >= 20
     rest = [expected[~often].sum(), seen[~often].sum()]

@@ -1,4 +1,4 @@
-"""How often the intervals of a private evaluation cover the truth, and how wide they are.
+"""Coverage and width of the intervals of a private evaluation.
 
 python tests/benchmarks/bench_private_evaluation.py --model DIR --embeddings DIR --output DIR
 
@@ -53,7 +53,7 @@ class Pool:
         )
 
     def truth(self) -> dict[str, float]:
-        """What there is to be covered: counted, without noise."""
+        """True values, counted without noise."""
         method = Evaluation(num_classes=len(self.release.class_names))
         sent = method.submit(
             torch.zeros(len(self.rows), dtype=torch.int64),
@@ -113,7 +113,7 @@ def repeated(
 
 
 def summary(listed: list[Interval], truth: float) -> dict[str, Any]:
-    """How often intervals hold the truth, and how wide they are."""
+    """Coverage and width of intervals."""
     halves = [(each.high - each.low) / 2 for each in listed]
     return {
         "repetitions": len(listed),

@@ -21,7 +21,7 @@ FRACTIONS = ((0.1, 0.2), (0.1, 0.1), (0.2, 0.1), (0.3, 0.05))
 
 
 def main() -> None:
-    """Prints the table; writes it only when told."""
+    """Prints the table; writes it with --write."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()

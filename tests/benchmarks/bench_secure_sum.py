@@ -1,4 +1,4 @@
-"""What a secure sum costs: bytes and seconds per client and server, and the server's memory.
+"""Cost of a secure sum: bytes and seconds per client and server, and the server's memory.
 
     python tests/benchmarks/bench_secure_sum.py
     python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000 --dropped 0 0.19
@@ -216,7 +216,7 @@ def server_memory(users: int, dimension: int) -> dict:
 
 
 def machine() -> dict:
-    """What the numbers were made with, and how much ran beside."""
+    """Versions, hardware and load of the measurement."""
     return provenance() | {
         "cryptography": cryptography.__version__,
         "openssl": backend.openssl_version_text(),
@@ -226,7 +226,7 @@ def machine() -> dict:
 
 
 def main() -> None:
-    """Prints the table row by row; writes it only when told."""
+    """Prints the table row by row; writes it with --write."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--users", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--dimension", type=int, default=61_450)

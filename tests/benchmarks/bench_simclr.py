@@ -1,4 +1,4 @@
-"""Images/s of our SimCLR step beside lightly's, same backbone and batch, in one run.
+"""Images/s of our SimCLR step against lightly's, same backbone and batch, in one run.
 
     python tests/benchmarks/bench_simclr.py --reference-data DIR [--steps 20] [--json FILE]
 
@@ -39,7 +39,7 @@ BAR, ROUND = 2.2, 5  # times lightly's rate; steps between turns
 
 
 class Views(Dataset[list[Tensor]]):
-    """What lightly's loader reads: pictures, transformed one by one."""
+    """Set for lightly's loader: pictures, transformed one by one."""
 
     def __init__(self, images: Tensor, transform: Any) -> None:
         self.images, self.transform = images, transform
@@ -118,7 +118,7 @@ def signal_workers(number: signal.Signals) -> None:
 
 
 def images_per_second(images: Tensor, steps: int, half: bool) -> dict[str, float]:
-    """Of both, in turns."""
+    """Measures both in turns."""
     sides = {"lightly": Lightly(images, half), "ours": Ours(images, half)}
     seconds = dict.fromkeys(sides, 0.0)
     for side in sides.values():

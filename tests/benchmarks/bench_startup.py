@@ -1,4 +1,4 @@
-"""What every command costs before it works: CPU seconds, and which packages they go to.
+"""CPU seconds of every command before it works, by package.
 
     python tests/benchmarks/bench_startup.py
     python tests/benchmarks/bench_startup.py --only account --times 5
@@ -27,7 +27,7 @@ SHOWN = 3  # packages
 
 
 def command_lines() -> dict[str, list[str]]:
-    """What is typed, as the arguments of the interpreter."""
+    """Arguments of the interpreter for a command."""
     lines = {f"{PROGRAM} --help": ["-c", LISTING, "--help"]}
     lines |= _typed(MENU.name, "", SOLVE)
     for menu in (MENU, PRETRAIN, EMBED):

@@ -150,7 +150,7 @@ def _of_adders(processes: list[Process]) -> dict[str, Any]:
 
 
 def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
-    """What adders take that are started with so many reports on their disks, and open them."""
+    """Cost of adders that start with reports on their disks and open their sum."""
     folder = Path(tempfile.mkdtemp(prefix="load-shares-", dir=options.folder))
     file, processes = set_up(folder, options, os.urandom(KEY_BYTES * users))
     enrolled, found = file.enrolled(folder), []

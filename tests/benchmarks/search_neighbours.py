@@ -40,7 +40,7 @@ TRAINED = METHODS[3:]
 
 @dataclass
 class Tally:
-    """What was tried, and the largest share of a claim that was reached."""
+    """Number of trials, and the largest share of a claim that was reached."""
 
     tried: dict[str, int] = field(default_factory=dict)
     most: dict[str, float] = field(default_factory=dict)

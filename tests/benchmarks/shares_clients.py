@@ -37,7 +37,7 @@ def vector_of(user: int, components: int, classes: int) -> NDArray[np.uint64]:
 
 @dataclass
 class Sent:
-    """What a client process did."""
+    """Result of a client process."""
 
     total: NDArray[np.uint64]
     users: list[int] = field(default_factory=list)  # acknowledged by all
@@ -94,6 +94,6 @@ def _chunk(
 
 
 def share(counter: "Synchronized[int]") -> None:
-    """What a client process counts its users in."""
+    """Sets the counter of users that client processes share."""
     global progress
     progress = counter

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pretrain import check
 from pretrain.cli.output import default_directory, new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.choices import Noise, PrivateMethodName
@@ -106,7 +107,11 @@ class Audit:
 
     def _compare_neighbours(self, data: str, out: Path) -> int:
         from pretrain.sources import open_images
-        from train_distributed.research.audit.pipeline.neighbours import PipelineAudit, checks, told
+        from train_distributed.research.audit.pipeline.neighbours import (
+            PipelineAudit,
+            as_text,
+            checks,
+        )
         from train_distributed.research.audit.pipeline.records import records_of
 
         images = open_images(data, layout=self.layout)
@@ -117,7 +122,7 @@ class Audit:
             pipeline = PipelineAudit(records, images.class_names, Path(scratch), encoder)
             for group in itertools.groupby(checks(pipeline), key=lambda c: (c.command, c.where)):
                 found += (group := list(group[1]))
-                lines.append(told(group))
+                lines.append(as_text(group))
                 print(lines[-1], flush=True)
         broken = sum(check.broken for check in found)
         lines.append(f"{broken} of {len(found)} comparisons broken")
@@ -136,8 +141,7 @@ class Audit:
 
         if self.method == "all":
             return standing()
-        if self.releases < 1:
-            raise ValueError(f"releases must be >= 1, got {self.releases}")
+        check.at_least(1, releases=self.releases)
         self.privacy.validate()
         rows = ROWS_OF_CUTS if self.method in CUTS else ROWS
         kind = AnswersCase if self.method == "evaluation" else WorstCase

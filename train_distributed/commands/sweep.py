@@ -74,7 +74,7 @@ class Sweep:
         identity = self._identity(private, public)
         journal = Checkpoint.beside(out, identity)
         # A hash of private rows stays in the journal: who knows all but one could try that one.
-        configuration = {name: told for name, told in identity.items() if name != "embeddings"}
+        configuration = {name: value for name, value in identity.items() if name != "embeddings"}
         result = {
             **provenance(),
             "experiment": self.experiment,
@@ -127,7 +127,7 @@ class Sweep:
     def _identity(
         self, private: "EmbeddingSet | None", public: "EmbeddingSet | None"
     ) -> dict[str, Any]:
-        """What must be equal for a sweep to be the same one."""
+        """Values that two runs of one sweep share."""
         return {
             "experiment": self.experiment,
             "embeddings": private and private.content_hash(),

@@ -1,4 +1,4 @@
-"""What a learner of many rounds starts from."""
+"""Training rows of learners of many rounds."""
 
 from dataclasses import dataclass
 

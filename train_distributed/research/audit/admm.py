@@ -1,4 +1,4 @@
-"""How much an observer can really tell: exact privacy losses of ADMM's messages.
+"""Audit of ADMM: exact privacy losses of ADMM's messages.
 
 One node is watched; its neighbours' messages are held at zero, which an adversary may choose. The
 noise density is known in closed form, so the log-likelihood ratio of two data sets, the best test

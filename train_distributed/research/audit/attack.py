@@ -10,6 +10,7 @@ from scipy.stats import norm
 from torch import Tensor
 from tqdm import tqdm
 
+from pretrain import check
 from train_distributed.research.audit.lower_bound import (
     epsilon_of_test,
     gaussian_epsilon,
@@ -26,7 +27,7 @@ CUTS = 201  # thresholds to choose from
 
 @dataclass(frozen=True)
 class Finding:
-    """What an attack proves, beside what was promised."""
+    """Lower bounds that an attack proves, with the promise they are compared with."""
 
     claim: Claim
     clopper_pearson: float  # ε at δ is at least this, whatever the mechanism
@@ -66,10 +67,8 @@ def attack(target: Attacked, *, trials: int, confidence: float = 0.9999) -> Find
     Raises:
         ValueError: an argument out of range, or a release that refuses its settings.
     """
-    if trials < 8:
-        raise ValueError(f"trials must be >= 8, got {trials}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    check.at_least(8, trials=trials)
+    check.within("(0, 1)", confidence=confidence)
     target.federation.validate()
     if not target.federation.privacy.private:
         raise ValueError("epsilon must be finite for an audit, got inf")

@@ -1,4 +1,4 @@
-"""How much an observer of one client's learning messages can really tell."""
+"""Audit of Charter: privacy loss of one client's learning messages."""
 
 import math
 from dataclasses import dataclass, replace

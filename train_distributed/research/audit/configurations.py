@@ -1,4 +1,4 @@
-"""What `audit --method all` attacks: every method, float and discrete, in all kinds of promises."""
+"""Targets of `audit --method all`: every method, float and discrete, in all kinds of promises."""
 
 from dataclasses import replace
 

@@ -95,7 +95,7 @@ class EvaluationTarget:
         return self._summed(data, replace(self.federation.privacy, epsilon=math.inf)).opened
 
     def claim(self, data: EmbeddingSet) -> Claim:
-        """What the report says."""
+        """Promise in the report."""
         report = self._summed(data, self.federation.privacy).report
         return Claim(report["epsilon"], report["delta"], report["privacy_curve"] == "gaussian")
 

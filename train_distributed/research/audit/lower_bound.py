@@ -1,4 +1,4 @@
-"""What samples prove about a guarantee: ε is at least this much."""
+"""Lower bounds of ε that samples prove."""
 
 import math
 

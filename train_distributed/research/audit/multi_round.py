@@ -1,4 +1,4 @@
-"""What an observer of a whole run can really tell, beside what was promised.
+"""Audit of a whole run of many rounds: the privacy loss against the promise.
 
 python -m train_distributed.research.audit.multi_round --output results/rounds_audit
 """

@@ -21,11 +21,11 @@ from train_distributed.research.baselines.learn import learn
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
 SEEDS = 10  # in the mean of releases of several rounds
-CONSTANT = 0.125  # a: small beside the features' norm of 1, which a record can turn about
+CONSTANT = 0.125  # a: small against the features' norm of 1, which a record can turn about
 
 
 class Attacked(Protocol):
-    """What an attack must be able to ask: what two neighbours show, and what was promised."""
+    """Release under attack: the sums that two neighbours open, and the promise."""
 
     @property
     def federation(self) -> WorstCase:
@@ -41,7 +41,7 @@ class Attacked(Protocol):
         ...
 
     def claim(self, data: EmbeddingSet) -> "Claim":
-        """What was promised."""
+        """The promise."""
         ...
 
 
@@ -81,7 +81,7 @@ class Target:
         return torch.cat([_opened(self._release(data, promise)) for promise in bare])
 
     def claim(self, data: EmbeddingSet) -> "Claim":
-        """What the reports of the releases say, composed."""
+        """Promises in the reports of the releases, composed."""
         reports = [self._release(data, promise).report for promise in self._promises()]
         delta = self.federation.privacy.delta
         gaussian = all(report.get("privacy_curve") == "gaussian" for report in reports)

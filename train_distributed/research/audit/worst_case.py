@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embed import EmbeddingSet
+from pretrain import check
 from train_distributed.privacy.promise import Privacy, honest_users
 
 FAR = 1e3  # raw features this many times longer than what the clip lets through
@@ -44,9 +45,8 @@ class WorstCase:
         Raises:
             ValueError: naming the field, its rule and its value.
         """
-        for name, least in {"users": 1, "rows": 1, "features": 1, "num_classes": 2}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        check.at_least(1, users=self.users, rows=self.rows, features=self.features)
+        check.at_least(2, num_classes=self.num_classes)
         honest = honest_users(self.users, self.privacy.fraction(self.users), self.min_survivors)
         units = honest if self.privacy.unit == "user" else honest * self.rows
         if self.privacy.group_size > units:

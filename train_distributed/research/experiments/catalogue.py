@@ -21,7 +21,7 @@ from train_distributed.research.experiments.work import Sets, Work, in_order, on
 from train_distributed.simulation.scenario import Scenario
 
 MORE_DATA = 67  # Table 2 of the paper
-CENTRAL_DELTA = 2e-8  # Fig. 8 of the paper, beside 1e-5
+CENTRAL_DELTA = 2e-8  # Fig. 8 of the paper, next to 1e-5
 
 
 def _compare(
@@ -131,7 +131,7 @@ def cost(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) ->
 
 
 def rivals(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """One sum beside ADMM and Charter, for each number of features and of users."""
+    """One sum against ADMM and Charter, for each number of features and of users."""
     return Work(*rival_jobs(conditions, private, public), in_order)
 
 

@@ -1,8 +1,9 @@
-"""Under which conditions an experiment is run."""
+"""Conditions of an experiment."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from pretrain import check
 from train_distributed.privacy.promise import Privacy
 
 ExperimentName = Literal[
@@ -54,20 +55,13 @@ class Conditions:
 
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
-        for name in ("seeds", "tasks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.rounds < 0:
-            raise ValueError(f"rounds must be >= 0, got {self.rounds}")
+        check.at_least(1, seeds=self.seeds, tasks=self.tasks, rows_per_user=self.rows_per_user)
+        check.at_least(0, rounds=self.rounds)
+        check.at_least(2, folds=self.folds)
         for name in ("users", "schemes", "lineup", "components"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")
-        if min(self.users) < 1:
-            raise ValueError(f"users must be >= 1, got {min(self.users)}")
-        if self.rows_per_user is not None and self.rows_per_user < 1:
-            raise ValueError(f"rows_per_user must be >= 1, got {self.rows_per_user}")
-        if self.folds is not None and self.folds < 2:
-            raise ValueError(f"folds must be >= 2, got {self.folds}")
+        check.at_least(1, users=min(self.users))
         if not self.epsilons:
             raise ValueError("epsilons must not be empty")
         for promise in self.promises:

@@ -1,4 +1,4 @@
-"""What one release costs: seconds of users and server, memory, bytes, rounds."""
+"""Cost of one release: seconds of users and server, memory, bytes, rounds."""
 
 import math
 import time

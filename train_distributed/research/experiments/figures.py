@@ -1,4 +1,4 @@
-"""What a sweep's JSON says, as a figure and as a table: everything is drawn from the rows alone."""
+"""Figure and table of a sweep, drawn from the rows of its JSON alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ def tell(result: Mapping[str, Any]) -> str:
 
 
 def margins(cells: Sequence[Result]) -> str:
-    """What was chosen on public data, beside the best rivals on the test rows, in per cent."""
+    """Choices on public data against the best rivals on the test rows, in per cent."""
     by = ("users", "scheme", "epsilon")
     paper = summarise([cell for cell in cells if cell.transform == RAW], by)
     grid = summarise([cell for cell in cells if cell.transform != RAW and cell.label != CHOSEN], by)

@@ -1,4 +1,4 @@
-"""Figures that can be read without the text beside them."""
+"""Figures of accuracy against ε or users, readable without their text."""
 
 from collections.abc import Sequence
 from pathlib import Path

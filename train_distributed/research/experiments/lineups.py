@@ -1,4 +1,4 @@
-"""What experiments compare: blind averaging as published, and a few fixed settings of ours."""
+"""Methods that experiments compare: blind averaging as published, a few fixed settings of ours."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from embed.transform_options import TransformOptions
 from train_distributed.simulation.plan import MethodConfig
 
 PAPER_QUANTILE = 0.955
-PAPER_CONSTANT = 1 / 32  # the published 1 beside c = 34.854, in units of c
+PAPER_CONSTANT = 1 / 32  # the published 1 at c = 34.854, in units of c
 RAW = "raw"
 PAPER_L2_REGS = {"softmax": (0.003, 0.01, 0.03, 0.1, 0.3), "svm": (0.01, 0.03, 0.1, 0.3)}
 PAPER_RADII = (0.5, 1.0, 2.0, 3.0, 10.0)

@@ -23,7 +23,7 @@ from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.simulation.runner import accuracies
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
-CONSTANT = 0.5  # the constant column beside features of norm 1
+CONSTANT = 0.5  # the constant column next to features of norm 1
 ONE_SUM = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
 LEARNERS = {name: name for name in ONE_SUM} | {
     "ADMM, no noise": "admm-dual",
@@ -53,7 +53,7 @@ class LearnerBenchmark:
     seed: int
 
     def measure(self, name: str, promise: Privacy) -> dict[str, Any]:
-        """What a learner reaches and costs; ε composed, None without noise."""
+        """Accuracy and cost of a learner; ε composed, None without noise."""
         learn = self._one_shot if LEARNERS[name] in METHODS else self._many_rounds
         began = time.perf_counter()
         try:
@@ -192,5 +192,5 @@ def _accuracy(group: Sequence[dict[str, Any]]) -> tuple[float, float]:
 
 
 def _label(row: dict[str, Any]) -> str:
-    """Of a bar; a learner without noise has a name that says so."""
+    """Label of a bar; a learner without noise has a name that says so."""
     return row["learner"] if row["promised"] is None else f"{row['learner']}, ε {row['promised']:g}"

@@ -1,4 +1,4 @@
-"""Accuracy against further rounds, at several ε, beside DP-SGD with all rows in one place."""
+"""Accuracy against further rounds, at several ε, and DP-SGD with all rows in one place."""
 
 from collections.abc import Sequence
 from typing import IO, Any
@@ -60,8 +60,8 @@ def tell(rows: Sequence[dict[str, Any]]) -> str:
     heads = [*(f"T = {t}" for t in ROUNDS), CENTRAL]
     lines = [f"{'eps':>6}  " + "  ".join(f"{head:>16}" for head in heads)]
     for epsilon, curve, central in _curves(rows):
-        told = [f"{100 * s.mean:.2f} ± {100 * s.std:.2f}" for s in (*curve, central)]
-        lines.append(f"{epsilon:6g}  " + "  ".join(f"{each:>16}" for each in told))
+        shown = [f"{100 * s.mean:.2f} ± {100 * s.std:.2f}" for s in (*curve, central)]
+        lines.append(f"{epsilon:6g}  " + "  ".join(f"{each:>16}" for each in shown))
     return "\n".join(lines)
 
 

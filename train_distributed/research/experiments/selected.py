@@ -166,7 +166,7 @@ class SelectionStudy:
 
     @property
     def prefix(self) -> str:
-        """Of the keys of rehearsals."""
+        """Prefix of the keys of rehearsals."""
         return f"{REHEARSAL}{self.label}: " if self.label else REHEARSAL
 
     def work(self, stages: Sequence[Stage]) -> Work:

@@ -1,4 +1,4 @@
-"""Cells summarised over seeds, as text."""
+"""Results summarised over seeds, as text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -18,10 +18,10 @@ from train_distributed.research.audit.pipeline import neighbours
 from train_distributed.research.audit.pipeline.neighbours import (
     PipelineAudit,
     aligned,
+    as_text,
     checks,
     of_draws,
     of_rows,
-    told,
 )
 from train_distributed.research.audit.pipeline.records import Record, records_of, replacements
 from train_distributed.research.audit.pipeline.sources import ARRAYS, SOURCES
@@ -85,7 +85,7 @@ def test_faults_on_the_way_to_the_rows_are_found(
     monkeypatch.setattr(choice, "filled_up", fault)
     found = list(of_rows(pipeline, "class folders", "", batch_size=16))
     assert any(check.broken for check in found)
-    assert "BROKEN by" in told(found)
+    assert "BROKEN by" in as_text(found)
 
 
 def test_a_draw_by_places_is_found(pipeline: PipelineAudit) -> None:

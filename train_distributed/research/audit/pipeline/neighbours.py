@@ -1,4 +1,4 @@
-"""What changes where one record is replaced: other rows, sums before noise, reports."""
+"""Changes where one record is replaced: other rows, sums before noise, reports."""
 
 import contextlib
 import math
@@ -133,7 +133,7 @@ def checks(pipeline: PipelineAudit) -> Iterator[Check]:
     yield from sorted(found, key=lambda check: (check.command, check.where))
 
 
-def told(group: Sequence[Check]) -> str:
+def as_text(group: Sequence[Check]) -> str:
     """One line for the comparisons of one command in one place, and one for each that is broken."""
     first, worst = group[0], max(check.moved for check in group)
     of = "of the claim" if first.command in ("run", "evaluate") else "row(s)"
@@ -258,15 +258,15 @@ def _sums_check(
     claim: float,
     reports: Sequence[Mapping[str, Any]],
 ) -> Check:
-    """The sum moves by the claim at most, and what stands beside it is the same."""
-    moved, told = float((opened[0] - opened[1]).norm()), differing(reports[0], reports[1])
+    """The sum moves by the claim at most, and the reports are equal."""
+    moved, changed = float((opened[0] - opened[1]).norm()), differing(reports[0], reports[1])
     return Check(
         command=command,
         where=where,
         kind=kind,
         moved=moved / claim,
-        broken=moved > claim or bool(told),
-        found=f"sum moved by {moved:.4g} of {claim:.4g}; report differs in {told or 'nothing'}",
+        broken=moved > claim or bool(changed),
+        found=f"sum moved by {moved:.4g} of {claim:.4g}; report differs in {changed or 'nothing'}",
     )
 
 

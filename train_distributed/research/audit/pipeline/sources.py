@@ -1,4 +1,4 @@
-"""The same records in every format that `embed run` reads."""
+"""Writes records in every format that `embed run` reads."""
 
 import csv
 import io

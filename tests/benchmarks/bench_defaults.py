@@ -23,9 +23,11 @@ import torch
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from train_distributed import Privacy
-from train_distributed.one_shot.defaults import OTHERS, RULES, Circumstances, Rule
+from train_distributed.one_shot.defaults import PublicFacts, rule_of
+from train_distributed.one_shot.registry import Rule
 from train_distributed.partition import split
-from train_distributed.research.baselines.learn import ALL_METHODS, learn
+from tests.train_distributed.research.learning import learn
+from train_distributed.research.baselines.learn import ALL_METHODS
 from train_distributed.simulation.digits import load_digits, split_digits
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
@@ -63,9 +65,9 @@ def fit(public: str, method: str, rows: int) -> None:
     data = EmbeddingSet.open(public)
     kept = np.random.default_rng(0).permutation(len(data))[:rows]
     found = rehearsed(data.subset(np.sort(kept)), method)
-    many = RULES[method].one_vs_rest
+    many = rule_of(method).one_vs_rest
     exponents = (1.0, 0.75, 0.5)
-    regularisers = (4, 8, 16, 32, 64) if RULES[method].l2_reg else (None,)
+    regularisers = (4, 8, 16, 32, 64) if rule_of(method).l2_reg else (None,)
     table = []
     for exponent, width, l2_reg in product(exponents, (10, 15, 20, 25, 30, 40, 50), regularisers):
         b = width * 0.01**exponent  # so many directions at t = .01
@@ -75,7 +77,7 @@ def fit(public: str, method: str, rows: int) -> None:
     print("mean loss  largest    b       e     a      points of accuracy, over", len(found), "runs")
     for mean, largest, *values in sorted(table, key=lambda row: row[0])[:5]:
         print(f"{mean:9.2f}  {largest:7.2f}  ", "  ".join(f"{v or 0:5.3g}" for v in values))
-    rule = RULES[method]
+    rule = rule_of(method)
     losses = [max(grid.values()) - reached(rule, run, grid) for run, grid in found.items()]
     print(f"{np.mean(losses):9.2f}  {np.max(losses):7.2f}   the rule that is built in")
 
@@ -83,12 +85,12 @@ def fit(public: str, method: str, rows: int) -> None:
 def rehearsed(public: EmbeddingSet, method: str) -> dict[Run, Grid]:
     """Accuracy in per cent of every setting in every run, two tasks each."""
     transforms = {f"q={q}": TransformOptions(components=q) for q in WIDTHS}
-    options = [{"l2_reg": l2_reg} for l2_reg in L2_REGS] if RULES[method].l2_reg else [{}]
+    options = [{"l2_reg": l2_reg} for l2_reg in L2_REGS] if rule_of(method).l2_reg else [{}]
     settings = [MethodConfig(method, method, name, each) for name in transforms for each in options]
     promises = [Privacy(epsilon, DELTA) for epsilon in (0.3, 1.0, 3.0, 10.0)]
     found: dict[Run, dict[tuple[int, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for classes in (2, 5, 10, 20):
-        federations = FEDERATIONS["heads" if RULES[method].l2_reg else "sums"]
+        federations = FEDERATIONS["heads" if rule_of(method).l2_reg else "sums"]
         sizes = [Sizes(users=w, rows_per_user=n, num_classes=classes) for w, n in federations]
         candidates = Candidates(tuple(settings), transforms)
         for _, cells in rehearse(public, sizes, promises, candidates, tasks=2, seeds=1):
@@ -106,7 +108,7 @@ def reached(rule: Rule, run: Run, grid: Grid) -> float:
     """The accuracy of a rule, between the settings of the grid by their logarithms."""
     classes, users, rows, epsilon = run
     sizes = torch.full((users,), rows)
-    known = Circumstances(sizes=sizes, num_classes=classes, privacy=Privacy(epsilon, DELTA))
+    known = PublicFacts(sizes=sizes, num_classes=classes, privacy=Privacy(epsilon, DELTA))
     noise = known.noise(rule)
     regularisers = sorted({l2_reg for _, l2_reg in grid})
     wanted = math.log(rule.components / noise**rule.exponent)
@@ -127,7 +129,7 @@ def on_digits(methods: Sequence[str], epsilon: float, seeds: int) -> None:
     for method in methods:
         promise = Privacy(math.inf if method.startswith("non-private") else epsilon, DELTA)
         sizes = torch.full((USERS,), len(labels) // USERS)
-        known = Circumstances(sizes=sizes, num_classes=10, privacy=promise)
+        known = PublicFacts(sizes=sizes, num_classes=10, privacy=promise)
 
         def accuracy(
             q: int,
@@ -156,7 +158,7 @@ def on_digits(methods: Sequence[str], epsilon: float, seeds: int) -> None:
 
         default = known.components(method, public.dim), 0.1, None
         left_out = accuracy(*default)
-        best, setting = searched(accuracy, RULES.get(method, OTHERS).l2_reg is not None)
+        best, setting = searched(accuracy, rule_of(method).l2_reg is not None)
         regulariser = known.options(method, {}).get("l2_reg")
         print(
             f"{method:22}{left_out:9.1f}{max(best, left_out):7.1f}   q {default[0]}"

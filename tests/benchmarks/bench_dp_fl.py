@@ -22,9 +22,9 @@ from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy
 from train_distributed.partition import split
-from train_distributed.research.baselines.learn import learn
 
 LEARNING_RATE, CLIP, EPOCHS, BATCH, DELTA = 4.0, 0.1, 40, 1024, 1e-5
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from embed import PublicTransform
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, release
-from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.float_noise import gaussian
 
@@ -156,11 +156,11 @@ def measure(name: str, count: int) -> tuple[float, float, float | None, float]:
         expected = torch.cat([expected, users.closed_statistics()[1][row, column]])
     assert released.opened is not None
     std = released.report["local_noise_std"] * math.sqrt(count)
-    noise = released.opened - expected * built.scale
+    noise = released.opened - expected * built.statistic.scale
     error = None
     if not integers:
         drawn = gaussian(len(expected), std, torch.Generator().manual_seed(count))
-        error = ((noise - drawn).norm() / (expected * built.scale).norm()).item()
+        error = ((noise - drawn).norm() / (expected * built.statistic.scale).norm()).item()
     return seconds, peak, error, (noise.square().mean().sqrt() / std).item()
 
 

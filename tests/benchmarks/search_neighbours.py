@@ -28,7 +28,7 @@ from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, accounting
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.one_shot.release import Rehearsal, release
+from train_distributed.one_shot.release import FaultInjection, release
 from train_distributed.privacy.composition import ROUND_UP, Cost
 from train_distributed.research.audit.pipeline.neighbours import COMPUTED, PipelineAudit, of_rows
 from train_distributed.research.audit.pipeline.records import Record, as_png
@@ -133,7 +133,7 @@ def sums(draw: np.random.Generator, tally: Tally) -> None:
             transform=transform,
             noise="float" if shuffled else "discrete",
             generator=torch.Generator().manual_seed(seed) if shuffled else None,
-            rehearsal=Rehearsal(known_noise=range(len(sizes))),
+            faults=FaultInjection(known_noise=range(len(sizes))),
             reserve=claims.update,
             **options,
         ).opened

@@ -1,16 +1,14 @@
-"""Names that options offer. What they stand for is loaded when a command runs, not for `--help`."""
+"""Names that options offer. What they stand for is loaded when a command runs, not for `--help`.
 
-from typing import Literal
+Methods of one sum are those of the registry when this module is loaded: who adds one does so before
+the command is parsed.
+"""
 
-Noise = Literal["discrete", "float"]
-Scheme = Literal["own", "iid", "one-class", "dirichlet"]
-PrivateMethodName = Literal[
-    "discriminant",
-    "class-sums",
-    "least-squares",
-    "softmax",
-    "svm",
-    "logistic",
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from train_distributed.one_shot.registry import METHODS
+
+RIVALS = (
     "dp-fl",
     "output-perturbation",
     "gradient-perturbation",
@@ -18,10 +16,17 @@ PrivateMethodName = Literal[
     "amp",
     "centralised-softmax",
     "centralised-svm",
-    "admm-dual",
-    "admm-primal",
-    "charter",
-    "charter-sum",
-]
-MethodName = PrivateMethodName | Literal["non-private-softmax", "non-private-svm"]
+)
+MANY_ROUNDS = ("admm-dual", "admm-primal", "charter", "charter-sum")
+NOT_PRIVATE = ("non-private-softmax", "non-private-svm")
+Noise = Literal["discrete", "float"]
+Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 Cost = Literal["megabits", "seconds"]
+if TYPE_CHECKING:
+    OneSumMethodName: TypeAlias = str
+    PrivateMethodName: TypeAlias = str
+    MethodName: TypeAlias = str
+else:
+    OneSumMethodName = Literal[tuple(METHODS)]
+    PrivateMethodName = Literal[(*METHODS, *RIVALS, *MANY_ROUNDS)]
+    MethodName = Literal[(*METHODS, *RIVALS, *MANY_ROUNDS, *NOT_PRIVATE)]

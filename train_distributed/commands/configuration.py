@@ -14,7 +14,7 @@ from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.one_shot.defaults import Circumstances
+    from train_distributed.one_shot.defaults import PublicFacts
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Chosen:
             raise ValueError(f"config must be what select wrote, got {path}: {error}") from error
 
     def filled_in(
-        self, known: "Circumstances", class_names: Sequence[str], *, width: int | None
+        self, known: "PublicFacts", class_names: Sequence[str], *, width: int | None
     ) -> "Chosen":
         """The same with what was left out, by the public rule, and the shares that a file holds.
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
-from train_distributed.commands.choices import MethodName, Noise, Scheme
+from train_distributed.commands.choices import MANY_ROUNDS, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import Chosen, jsonable
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet, PublicTransform
     from train_distributed.ledger.reservation import LedgerReservation
     from train_distributed.one_shot.model import Release
+    from train_distributed.one_shot.release import ReleaseRequest
     from train_distributed.one_shot.report_file import Report
     from train_distributed.partition import Partition
 
@@ -108,10 +110,10 @@ class Run:
         from train_distributed.ledger.fields import hash_of
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
-        from train_distributed.one_shot.defaults import Circumstances
+        from train_distributed.one_shot.defaults import PublicFacts
         from train_distributed.one_shot.intake import known_classes
+        from train_distributed.one_shot.release import ReleaseRequest
         from train_distributed.one_shot.report import class_names
-        from train_distributed.research.baselines.learn import learn
 
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
@@ -119,7 +121,7 @@ class Run:
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         partition = self._partition(private, generator)
         classes = known_classes(private, self.num_classes)
-        known = Circumstances(
+        known = PublicFacts(
             sizes=partition.counts,
             num_classes=classes,
             privacy=self.privacy,
@@ -147,10 +149,10 @@ class Run:
             users=None if self.scheme == "own" else divided,
         )
         with counted.explain_interrupt(), reserved(partial, _size(transform, private)):
-            released = learn(
-                private,
-                settings.method,
-                self.privacy,
+            request = ReleaseRequest(
+                embeddings=private,
+                method=settings.method,
+                privacy=self.privacy,
                 transform=transform,
                 num_classes=self.num_classes,
                 partition=partition,
@@ -159,8 +161,9 @@ class Run:
                 min_survivors=self.min_survivors,
                 vouch_for_transform=self.vouch_for_transform,
                 reserve=counted.reserve,
-                **settings.options,
+                options=settings.options,
             )
+            released = self._released(request, settings.method)
         if self.scheme in BY_LABEL:
             why = "a simulation: users were given rows by their labels, which no promise covers"
             released = replace(released, report=released.report.with_reason(why))
@@ -249,20 +252,25 @@ class Run:
 
     def _noise(self, method: str) -> Noise | None:
         """As asked for; None: discrete, or the only one that a method of many rounds has."""
-        from train_distributed.one_shot.methods import METHODS
-        from train_distributed.research.baselines import multi_round
-
-        if self.noise is not None or method in multi_round.METHODS:
+        if self.noise is not None or method in MANY_ROUNDS:
             return self.noise
         return None if method in METHODS and self.seed is None else "float"
+
+    @staticmethod
+    def _released(request: "ReleaseRequest", method: str) -> "Release":
+        """By one secure sum; research is loaded for the methods that we compare with."""
+        if method in METHODS:
+            return request.release()
+        from train_distributed.research.baselines.learn import run_rival
+
+        return run_rival(request, method)
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
         from train_distributed.one_shot.figure import draw_confusion, draw_release
         from train_distributed.one_shot.metrics import brief
-        from train_distributed.research.baselines import multi_round
 
         released.write(partial)
-        promise = draw_rounds if method in multi_round.METHODS else None
+        promise = draw_rounds if method in MANY_ROUNDS else None
         draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
         accuracies = ("test_accuracy", "majority_baseline")

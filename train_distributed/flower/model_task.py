@@ -22,27 +22,21 @@ from train_distributed.flower.sum_task import Facts, SumTask
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.intake import admit, provenance
-from train_distributed.one_shot.methods import (
-    build_method,
-    method_report,
-    model_of,
-    prior_report,
-    submissions,
-)
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import (
     Part,
     advanced,
     check_zeta,
-    further_rounds,
     parts_of,
     promise_report,
     round_dimension,
     rounds_report,
     zeta_of,
 )
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import class_names, reported, suitability
-from train_distributed.one_shot.statistic import Method
+from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.summation import Integers
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
@@ -92,7 +86,7 @@ class ModelTask(SumTask):
                 seen, a label out of range, or a transform that does not say what it has seen.
         """
         chunk = self._rows(identity, embeddings)
-        (submission,) = submissions(self.method, chunk, self.integers.grid)
+        (submission,) = submissions(self.method.statistic, chunk, self.integers.grid)
         return self.integers.encode(submission.numpy())
 
     def rounds_of(self, identity: int, embeddings: EmbeddingSet) -> Rounds:
@@ -162,22 +156,23 @@ class ModelTask(SumTask):
     def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Release:
         """The model, from the sum of the survivors, and those of further rounds."""
         total, rows, std = self._decoded(self.integers, opened)
+        noised = self.method.opened(total, rows, std)
         if self.further is None:
-            weights, temperature = model_of(self.method, total, rows, std)
+            fitted = self.method.fit(noised)
+            weights, temperature = fitted.weights, fitted.temperature
         else:
             weights, temperature = self._descent([opened, *further]).released, 1.0
         names = class_names(self.terms.class_names, self.method.num_classes)
         report = promise_report(self.guarantee, self.integers, self.sums[1:])
         report |= self.integers.report() | {"rows": rows} | rounds_report(self.sums)
-        report |= method_report(self.method)
-        report |= prior_report(self.method, total, rows, std, names)
+        report |= self.method.report() | self.method.prior_report(noised, names)
         if self.further is not None:  # a round that failed was the last
             report |= {"rounds_agreed": report["rounds"], "rounds": 1 + len(further)}
             report |= {"bytes_per_round": list(facts.bytes_per_round)}
         report |= self._sum(opened, facts) | self._all_sessions()
         report |= {"holds_against": self.holds_against}
         report |= provenance(self.transform)
-        odd = self._unreachable(opened, self.method, self.integers)
+        odd = self._unreachable(opened, self.method.statistic, self.integers)
         for each in further:
             part, integers = self._round
             odd += self._unreachable(each, part.submission, integers)
@@ -188,12 +183,11 @@ class ModelTask(SumTask):
 
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
-    if federation.dimension != method.dimension:
-        raise ValueError(
-            f"dimension must be the method's {method.dimension}, got {federation.dimension}"
-        )
+    dimension = method.statistic.dimension
+    if federation.dimension != dimension:
+        raise ValueError(f"dimension must be the method's {dimension}, got {federation.dimension}")
     agreed = (federation.rounds, federation.round_dimension)
-    if agreed != (found := (further_rounds(method), round_dimension(method))):
+    if agreed != (found := (method.rounds, round_dimension(method))):
         raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
     sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
     parts = parts_of(method, sizes, terms.privacy, federation.certain)

@@ -4,20 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train_distributed.one_shot.methods import METHODS, build_method
+    from train_distributed.one_shot.method import Method
     from train_distributed.one_shot.model import Release
-    from train_distributed.one_shot.release import Rehearsal
-    from train_distributed.one_shot.statistic import Method
+    from train_distributed.one_shot.registry import METHODS, build_method
+    from train_distributed.one_shot.release import FaultInjection
     from train_distributed.one_shot.users import Chunk, Users
 
-__all__ = ["METHODS", "Chunk", "Method", "Rehearsal", "Release", "Users", "build_method"]
+__all__ = ["METHODS", "Chunk", "FaultInjection", "Method", "Release", "Users", "build_method"]
 
 _HOMES = {
-    "METHODS": "methods",
-    "Method": "statistic",
-    "build_method": "methods",
+    "METHODS": "registry",
+    "Method": "method",
+    "build_method": "registry",
     "Release": "model",
-    "Rehearsal": "release",
+    "FaultInjection": "release",
     "Chunk": "users",
     "Users": "users",
 }  # the function `release` is `train_distributed.release`: here the name is its module's

@@ -6,19 +6,22 @@ whoever holds it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from embed import PublicTransform
 from heads import (
     Head,
     HuberSVMHead,
+    LogisticHead,
+    SoftmaxHead,
     fit_exact,
     fit_sgd,
     project_ball,
@@ -28,23 +31,34 @@ from heads import (
 from heads.exact import certified_sensitivity, default_tolerance
 from heads.head import Bound
 from heads.projection import ball_margin
-from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
+from pretrain import check
+from train_distributed.one_shot.class_prior import (
+    ClassPrior,
+    checked_prior,
+    reported_prior,
+    shares_of,
+)
+from train_distributed.one_shot.estimator import Estimator, Fitted
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
 Solver = Literal["exact", "sgd"]
+HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
+L2_REG = 1.0  # Λ where none is given
 LABEL_SHARE = 0.1  # of the sensitivity's square, for what labels alone teach
 ROUND_UP = 1 + 2.0**-36  # of entries, by more than double rounding or rows a little too long
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlindAveraging:
-    """How every user turns its rows into one vector, and what a record moves of it.
+class TrainedHeads(Statistic):
+    """n_i W_i of every user, W_i the head trained on its rows.
 
     A radius projects: at every step of SGD, and once after the exact solver (projection onto a
-    ball never expands, so the certified sensitivity stands).
+    ball never expands, so the certified sensitivity holds).
 
     An averaged head has learnt how frequent classes are, and only its users know how frequent. For
-    a prior other than "empirical" a user submits beside its head what labels alone teach such a
+    a prior other than "empirical" a user submits with its head what labels alone teach such a
     head: the one trained on the constant column. Both are one vector, noised jointly, of
     sensitivity √(u² + (γ v)²), where a record moves the head by u and the other by v. The server
     takes the average of the latter off the intercepts, and adds what labels of the wanted shares
@@ -66,11 +80,8 @@ class BlindAveraging:
         Raises:
             ValueError: naming the field, its rule and its value.
         """
-        if self.solver not in ("exact", "sgd"):
-            raise ValueError(f"solver must be 'exact' or 'sgd', got {self.solver!r}")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        check.one_of(get_args(Solver), solver=self.solver)
+        check.at_least(1, epochs=self.epochs, batch_size=self.batch_size)
         self.head.sensitivity(1, bound=self.bound)
         if checked_prior(self.prior, self.num_classes) == "empirical":
             return
@@ -86,7 +97,7 @@ class BlindAveraging:
             )
 
     @cached_property
-    def labels(self) -> "BlindAveraging | None":
+    def labels(self) -> "TrainedHeads | None":
         """What users submit beside their heads: those of the constant column alone."""
         if self.prior == "empirical" or self.constant is None:
             return None
@@ -100,10 +111,31 @@ class BlindAveraging:
         assert labels is not None
         return math.sqrt(LABEL_SHARE) * self.head.lipschitz / labels.head.lipschitz
 
+    def check_rows(self, transform: PublicTransform) -> None:
+        """Checks clip norm and columns of the rows.
+
+        Raises:
+            ValueError: others than the head is made for.
+        """
+        if (self.head.clip_norm, self.dim) != (transform.clip_norm, transform.dim):
+            raise ValueError(
+                f"method must be made for rows of norm {transform.clip_norm} and {transform.dim} "
+                f"columns, got one for {self.head.clip_norm} and {self.dim}"
+            )
+
+    @property
+    def shuffles(self) -> bool:
+        """True for SGD, whose steps depend on the order of rows."""
+        return self.solver == "sgd"
+
     @property
     def num_classes(self) -> int:
         """The number K of classes of the head."""
         return self.head.num_classes
+
+    def report(self) -> dict[str, Any]:
+        """Λ."""
+        return {"l2_reg": self.head.l2_reg}
 
     @property
     def dimension(self) -> int:
@@ -112,7 +144,7 @@ class BlindAveraging:
 
     @property
     def compositions(self) -> int:
-        """How many equal parts of a submission a record moves, each by `record_reach`."""
+        """How many equal parts of a submission a record moves, each by `record_sensitivity`."""
         return self.head.compositions
 
     @property
@@ -123,10 +155,6 @@ class BlindAveraging:
         factors = torch.ones(self.dim + 1, self.num_classes, dtype=torch.float64)
         factors[-1] = self.label_scale
         return factors.flatten()
-
-    @property
-    def grid_powers(self) -> None:
-        """Trained weights lie on no grid: they are rounded, and the rounding is charged."""
 
     @property
     def without_radius(self) -> Head:
@@ -140,7 +168,7 @@ class BlindAveraging:
             return bound
         return max(bound, self.label_scale * self.labels.entry_bound(n) * ROUND_UP)
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """u: L2 movement of one part of a submission when one record is replaced.
 
         The largest n s(n) of all sizes, s being 2L/(Λn) and what the solver leaves: the certificate
@@ -151,7 +179,8 @@ class BlindAveraging:
         largest = max(self._moved_by_record(n) for n in sizes.unique().tolist())
         if self.labels is None:
             return largest
-        return math.hypot(largest, self.label_scale * self.labels.record_reach(sizes)) * ROUND_UP
+        of_labels = self.label_scale * self.labels.record_sensitivity(sizes)
+        return math.hypot(largest, of_labels) * ROUND_UP
 
     def _moved_by_record(self, n: int) -> float:
         """L2 movement of one part of a head's submission, of a user of n rows."""
@@ -167,7 +196,7 @@ class BlindAveraging:
             moved = max(moved, n * self.head.sensitivity(n, bound="paper"))
         return moved
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
+    def user_sensitivity(self, sizes: Tensor) -> Tensor:
         """(users,) r_i: movement of one part when all of a user's records are replaced, 2 R n_i.
 
         Without projection ‖W‖ ≤ L/Λ all the same: from zero, W ← (1 − αΛ)W − αg with ‖g‖ ≤ L.
@@ -177,23 +206,23 @@ class BlindAveraging:
         reach = 2 * sizes.double() * torch.tensor(bounds, dtype=torch.float64)[user]
         if self.labels is None:
             return reach
-        return torch.hypot(reach, self.label_scale * self.labels.user_reach(sizes)) * ROUND_UP
+        return torch.hypot(reach, self.label_scale * self.labels.user_sensitivity(sizes)) * ROUND_UP
 
-    def record_removal(self, sizes: Tensor) -> float:
-        """L/Λ less than `record_reach`: one gradient of norm L vanishes, no other takes its place.
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
+        """L/Λ less than `record_sensitivity`: one gradient of norm L vanishes without another.
 
         A record that is taken out has no loss, and 1/n stays: the objective's gradient moves by
         L/n instead of 2L/n, in every step of SGD too, and what solver and rounding leave is as it
         was.
         """
         if self.labels is None:
-            return self.record_reach(sizes) - self.head.lipschitz / self.head.l2_reg
-        of_labels = self.label_scale * self.labels.record_removal(sizes)
-        return math.hypot(replace(self, prior="empirical").record_removal(sizes), of_labels)
+            return self.record_sensitivity(sizes) - self.head.lipschitz / self.head.l2_reg
+        of_labels = self.label_scale * self.labels.zero_out_sensitivity(sizes)
+        return math.hypot(replace(self, prior="empirical").zero_out_sensitivity(sizes), of_labels)
 
-    def user_removal(self, sizes: Tensor) -> Tensor:
-        """(users,) without any record the head is zero: n_i ‖W_i‖, half of `user_reach`."""
-        return self.user_reach(sizes) / 2
+    def user_zero_out(self, sizes: Tensor) -> Tensor:
+        """(users,) without any record the head is zero: n_i ‖W_i‖, half of `user_sensitivity`."""
+        return self.user_sensitivity(sizes) / 2
 
     def weight_bound(self, n: int) -> float:
         """The largest norm that one composition of a head can have; R holds of the floats."""
@@ -231,14 +260,28 @@ class BlindAveraging:
             return submitted
         return torch.cat([submitted, self.labels.submit(replace(chunk, x=chunk.x[..., :1]))], 1)
 
-    def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
-        """(d, K) weights from the noised sum over `rows` rows: their mean, for the prior."""
-        mean = total.unflatten(0, (-1, self.num_classes)) / rows
-        if self.labels is None:
-            return mean
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedHeads(Estimator):
+    """Mean of all heads, weighted by their rows, for the class prior that is asked for."""
+
+    statistic: TrainedHeads
+
+    def fit(self, noised: NoisedSum) -> Fitted:
+        """(d, K) weights from the noised sum over N rows."""
+        mean = noised.total.unflatten(0, (-1, self.statistic.num_classes)) / noised.rows
+        if self.statistic.labels is None:
+            return Fitted(mean)
         weights = mean[:-1].clone()
-        weights[0] += self.taught_by(shares_of(self.prior, mean[-1])) - mean[-1]
-        return weights
+        weights[0] += self.taught_by(shares_of(self.statistic.prior, mean[-1])) - mean[-1]
+        return Fitted(weights)
+
+    def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
+        """Class prior of the weights; a head's sum shows no shares of the users' rows."""
+        if self.statistic.prior == "empirical":
+            return reported_prior("empirical", None, class_names)
+        unknown = torch.ones(self.statistic.num_classes, dtype=torch.float64)
+        return reported_prior(self.statistic.prior, unknown / unknown.sum(), class_names)
 
     def taught_by(self, shares: Tensor) -> Tensor:
         """(K,) weights of the constant column that minimise J where rows have no features.
@@ -246,16 +289,41 @@ class BlindAveraging:
         Args:
             shares: (K,) of the classes.
         """
-        head, a = self.head, self.constant or 0.0
-        targets = head.targets(torch.arange(self.num_classes), torch.float64)
+        head, a = self.statistic.head, self.statistic.constant or 0.0
+        targets = head.targets(torch.arange(head.num_classes), torch.float64)
 
         def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
             w = torch.from_numpy(weights)
-            scores = (a * w).expand(self.num_classes, -1)
+            scores = (a * w).expand(head.num_classes, -1)
             value = head.l2_reg / 2 * w.square().sum() + shares @ head.data_loss(scores, targets)
             return float(value), (
                 head.l2_reg * w + a * shares @ head.residual(scores.clone(), targets)
             ).numpy()
 
-        found = minimize(loss, np.zeros(self.num_classes), jac=True, options={"gtol": 1e-10})
+        found = minimize(loss, np.zeros(head.num_classes), jac=True, options={"gtol": 1e-10})
         return torch.from_numpy(found.x)
+
+
+def build(
+    name: str,
+    transform: PublicTransform,
+    num_classes: int,
+    *,
+    l2_reg: float = L2_REG,
+    **options: Any,
+) -> Method:
+    """Blind averaging of one kind of head.
+
+    Args:
+        name: of the head, one of HEADS.
+        transform: makes the rows.
+        num_classes: K.
+        l2_reg: Λ.
+        **options: `radius`, `relaxation` (svm) and the fields of `TrainedHeads`.
+    """
+    of_head = {key: options.pop(key) for key in ("radius", "relaxation") if key in options}
+    head = HEADS[name](
+        num_classes=num_classes, clip_norm=transform.clip_norm, l2_reg=l2_reg, **of_head
+    )
+    heads = TrainedHeads(head=head, dim=transform.dim, constant=transform.constant, **options)
+    return Method(name, heads, AveragedHeads(statistic=heads), num_classes)

@@ -47,6 +47,23 @@ def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
     return shares / shares.sum()
 
 
+def reported_prior(
+    prior: ClassPrior, counted: Tensor | None, class_names: Sequence[str]
+) -> dict[str, Any]:
+    """Word and shares of a prior for a report.
+
+    Args:
+        prior: of the weights.
+        counted: (K,) shares of the users' rows as far as they are known.
+        class_names: K of them.
+    """
+    report: dict[str, Any] = {"prior": prior if isinstance(prior, str) else "given"}
+    if counted is None:
+        return report
+    shares = shares_of(prior, counted).tolist()
+    return report | {"class_prior": dict(zip(class_names, shares, strict=True))}
+
+
 def with_shares(options: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
     """Options of a method, where a prior that names a file has become the shares in it.
 

@@ -1,14 +1,25 @@
 """Sums of rows by class, exact under any partition, and the nearest class mean made of them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from embed import PublicTransform
 from heads import class_sums, class_sums_sensitivity
-from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
+from pretrain import check
+from train_distributed.one_shot.class_prior import (
+    ClassPrior,
+    checked_prior,
+    reported_prior,
+    shares_of,
+)
+from train_distributed.one_shot.estimator import Estimator, Fitted
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
 UNEVEN = 0.5  # how far counts are from equal shares, in these, where they are not equal
@@ -17,44 +28,38 @@ EXACT = 1e-9  # noise in equal shares that is none
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassSums:
-    """Every user submits Σ x e_yᵀ; the classifier is LDA with the public covariance.
-
-    w_k = Σ⁻¹(μ_k − m), b_k = log π_k − ½ (μ_k − m)ᵀ Σ⁻¹ (μ_k − m): the nearest class mean where
-    public data is white and classes are alike probable. Class counts are the noised ones from the
-    constant row, shrunk towards equal shares as far as noise explains their spread.
-    """
+class ClassSums(Statistic):
+    """Σ x e_yᵀ of every user's rows; the constant row counts them by class."""
 
     num_classes: int
     transform: PublicTransform
-    shrinkage: float = 0.1  # of the public covariance towards the multiple of I of equal trace
-    prior: ClassPrior = "empirical"  # π of the classes; as the noised counts say
 
     def validate(self) -> None:
-        """Checks what the transform and the data cannot know.
+        """Checks K, and that the transform's clip norm and constant fit each other."""
+        check_num_classes(self.num_classes)
+        self.record_sensitivity(torch.ones(1))
+
+    def check_rows(self, transform: PublicTransform) -> None:
+        """Checks that these rows are those of the statistic's own transform.
 
         Raises:
-            ValueError: naming the field, its rule and its value.
+            ValueError: another transform.
         """
-        check_num_classes(self.num_classes)
-        check_share("shrinkage", self.shrinkage)
-        checked_prior(self.prior, self.num_classes)
-        class_sums_sensitivity(self.transform.clip_norm, self.transform.constant)
+        if not self.transform.same_rows(transform):
+            raise ValueError(
+                "transform must be the method's own, got another one: rows of norm "
+                f"{transform.clip_norm} for a sensitivity stated for {self.transform.clip_norm}"
+            )
+
+    @property
+    def own_transform(self) -> PublicTransform:
+        """Transform that makes the rows."""
+        return self.transform
 
     @property
     def dimension(self) -> int:
         """d K, the length of a submission."""
         return self.transform.dim * self.num_classes
-
-    @property
-    def compositions(self) -> int:
-        """1: all classes jointly."""
-        return 1
-
-    @property
-    def scale(self) -> float:
-        """All entries in one unit."""
-        return 1.0
 
     @property
     def grid_powers(self) -> Tensor:
@@ -65,39 +70,93 @@ class ClassSums:
         """n rows of norm at most c add up to n c."""
         return n * self.transform.clip_norm
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """Sensitivity of the sum; `heads.class_sums_sensitivity`."""
         return class_sums_sensitivity(self.transform.clip_norm, self.transform.constant)
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
-        return sizes.double() * self.record_reach(sizes)
-
-    def record_removal(self, sizes: Tensor) -> float:
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """c: a record adds one row of that norm."""
         return self.transform.clip_norm
-
-    def user_removal(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i rows of norm c."""
-        return sizes.double() * self.record_removal(sizes)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64 sums of every user's rows by class."""
         return class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts).flatten(1)
 
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        """(d, K) weights from the noised sums of `rows` rows, noise of `noise_std` per entry."""
-        sums = total.unflatten(0, (self.transform.dim, self.num_classes))
-        counts = class_counts(sums[0], self.transform.constant, rows, noise_std)
-        precision = torch.linalg.inv(_shrunk(self.transform.covariance[1:, 1:], self.shrinkage))
-        centred = sums[1:] / counts - self.transform.row_mean[1:, None].double()
+    def counted_rows(self, noised: NoisedSum) -> tuple[float, float]:
+        """Number of rows that the constant row counts, with noise √K s/a."""
+        constant = self.transform.constant
+        found = float(noised.total[: self.num_classes].sum()) / constant
+        return found, self.num_classes * (noised.noise_std / constant) ** 2
+
+    def sums(self, noised: NoisedSum) -> Tensor:
+        """(d, K) class sums in a noised sum."""
+        size = self.transform.dim * self.num_classes
+        return noised.total[:size].unflatten(0, (self.transform.dim, self.num_classes))
+
+    def counts(self, noised: NoisedSum) -> Tensor:
+        """(K,) positive counts of the classes' rows; see `class_counts`."""
+        first = noised.total[: self.num_classes]
+        return class_counts(first, self.transform.constant, noised.rows, noised.noise_std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSumsEstimator(Estimator):
+    """Estimator whose sum holds class sums."""
+
+    statistic: ClassSums
+    prior: ClassPrior = "empirical"  # π of the classes; as the noised counts say
+
+    def validate(self) -> None:
+        """Checks the prior."""
+        checked_prior(self.prior, self.statistic.num_classes)
+
+    def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
+        """Class prior of the weights; the shares of users' rows are those that the sum shows."""
+        counted = self.statistic.counts(noised)
+        return reported_prior(self.prior, counted / counted.sum(), class_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestMean(ClassSumsEstimator):
+    """LDA with the public covariance, which is the nearest class mean where public data is white.
+
+    w_k = Σ⁻¹(μ_k − m), b_k = log π_k − ½ (μ_k − m)ᵀ Σ⁻¹ (μ_k − m). Class counts are the noised ones
+    from the constant row, shrunk towards equal shares as far as noise explains their spread.
+    """
+
+    shrinkage: float = 0.1  # of the public covariance towards the multiple of I of equal trace
+
+    def validate(self) -> None:
+        """Checks the ranges."""
+        check.within("[0, 1]", shrinkage=self.shrinkage)
+        super().validate()
+
+    def fit(self, noised: NoisedSum) -> Fitted:
+        """(d, K) weights from the noised sums."""
+        transform, std = self.statistic.transform, noised.noise_std
+        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
+        precision = torch.linalg.inv(_shrunk(transform.covariance[1:, 1:], self.shrinkage))
+        centred = sums[1:] / counts - transform.row_mean[1:, None].double()
         directions = precision @ centred
         # E‖noisy mean‖² exceeds ‖mean‖² by the noise's own share
-        excess = precision.trace() * (noise_std / counts) ** 2
+        excess = precision.trace() * (std / counts) ** 2
         bias = -0.5 * ((centred * directions).sum(0) - excess)
-        bias = bias - self.transform.row_mean[1:].double() @ directions
-        bias = bias + shares_of(self.prior, counts / rows).log()
-        return torch.cat([bias[None] / self.transform.constant, directions])
+        bias = bias - transform.row_mean[1:].double() @ directions
+        bias = bias + shares_of(self.prior, counts / noised.rows).log()
+        return Fitted(torch.cat([bias[None] / transform.constant, directions]))
+
+
+def build(
+    transform: PublicTransform,
+    num_classes: int,
+    *,
+    shrinkage: float = 0.1,
+    prior: ClassPrior = "empirical",
+) -> Method:
+    """Method `class-sums`."""
+    statistic = ClassSums(num_classes=num_classes, transform=transform)
+    estimator = NearestMean(statistic=statistic, shrinkage=shrinkage, prior=prior)
+    return Method("class-sums", statistic, estimator, num_classes)
 
 
 def class_counts(row: Tensor, constant: float, rows: int, noise_std: float) -> Tensor:
@@ -129,11 +188,4 @@ def _shrunk(covariance: Tensor, share: float) -> Tensor:
 
 def check_num_classes(num_classes: int) -> None:
     """Raises ValueError for fewer than two classes."""
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be >= 2, got {num_classes}")
-
-
-def check_share(name: str, value: float) -> None:
-    """Raises ValueError, naming it, for a share outside [0, 1]."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")
+    check.at_least(2, num_classes=num_classes)

@@ -15,11 +15,12 @@ loss). No number here comes from a private row.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from train_distributed import accounting
+from train_distributed.one_shot.registry import MANY, METHODS, ONE, OTHERS, Rule
 from train_distributed.privacy.promise import Privacy, group_sensitivity, honest_users
 
 COMPONENTS = (16, 256)  # q that were tried
@@ -28,25 +29,7 @@ CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
-@dataclass(frozen=True)
-class Rule:
-    """b, e and a of the module's formulas."""
-
-    components: float  # b
-    exponent: float  # e
-    l2_reg: float | None = None  # a; None: the method has no Λ that a rule could help
-    one_vs_rest: bool = False  # C = K instead of 1
-    noise: Literal["shared", "everybody's", "central"] = "shared"  # m
-
-
-SUMS, ONE, MANY = Rule(0.3, 1), Rule(2.5, 0.5, 32), Rule(2.5, 0.5, 16, True)
-RULES: Mapping[str, Rule] = {
-    "discriminant": Rule(0.4, 1),
-    "class-sums": SUMS,
-    "least-squares": SUMS,
-    "softmax": ONE,
-    "svm": MANY,
-    "logistic": MANY,
+RIVALS: Mapping[str, Rule] = {
     "output-perturbation": MANY,
     "dp-svm-smo": MANY,
     "centralised-softmax": replace(ONE, noise="central"),
@@ -55,12 +38,11 @@ RULES: Mapping[str, Rule] = {
     "amp": Rule(0.06, 1, noise="central"),
     "charter-sum": Rule(0.1, 1),
 }
-OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Circumstances:
-    """What is public before a run."""
+class PublicFacts:
+    """Public numbers that are known before a run."""
 
     sizes: Tensor  # (users,) n_i
     num_classes: int  # K
@@ -83,7 +65,7 @@ class Circumstances:
 
     def components(self, method: str, most: int, user_clip: float | None = None) -> int:
         """q of at most `most` directions."""
-        rule = RULES.get(method, OTHERS)
+        rule = rule_of(method)
         noise = self.noise(rule, user_clip)
         wanted = rule.components / noise**rule.exponent if noise else math.inf
         return min(round(_within(wanted, COMPONENTS)), most)
@@ -93,10 +75,15 @@ class Circumstances:
         if method in CHARTER:
             rounds = max(1, min(CUT_ROUNDS, int(self.sizes.min()) // 3))
             return {"cut_rounds": rounds, **given}
-        rule = RULES.get(method, OTHERS)
+        rule = rule_of(method)
         if rule.l2_reg is None or "l2_reg" in given:
             return dict(given)
         return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **given}
+
+
+def rule_of(method: str) -> Rule:
+    """The rule of a method of the registry, or of a rival."""
+    return METHODS[method].rule if method in METHODS else RIVALS.get(method, OTHERS)
 
 
 def _within(value: float, bounds: tuple[float, float]) -> float:

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from heads import symmetric
+from pretrain import check
 from train_distributed.one_shot.class_gaussians import (
     Gaussians,
     Posterior,
@@ -18,16 +17,13 @@ from train_distributed.one_shot.class_gaussians import (
     moved_covariance,
     within_class,
 )
-from train_distributed.one_shot.class_prior import ClassPrior, checked_prior, shares_of
-from train_distributed.one_shot.class_sums import ClassSums, class_counts
-from train_distributed.one_shot.further_rounds import (
-    CLIP_SHARE,
-    MOST_ROUNDS,
-    ClippedGradient,
-    Descent,
-)
-from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.class_prior import ClassPrior, shares_of
+from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
+from train_distributed.one_shot.estimator import Fitted
+from train_distributed.one_shot.further_rounds import CLIP_SHARE, ClippedGradient, Descent
+from train_distributed.one_shot.least_squares import ClassMoments
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.statistic import NoisedSum
 
 Moments = Literal["all", "none"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
@@ -35,129 +31,57 @@ DECISIVE = math.log(10)  # evidence that a prior must have beside that which is 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discriminant:
-    """Every user submits class sums, and second moments where bytes allow; the rest is public.
+class Discriminant(ClassSumsEstimator):
+    """Gaussian discriminant of class sums, and of second moments where they are sent.
 
     The class means of the classifier are posterior means under a public prior, its covariance is
     the public within-class one, moved as far as the noised moments deserve; see `class_gaussians`.
+    At √2 their usual weight, with which they cost nothing, the moments' own noise is a quarter
+    less, and that of the sums 6 % more.
     """
 
-    num_classes: int
-    transform: PublicTransform
-    moments: Moments = "all"
-    alpha: float | None = None  # weight of the moments in the joint noise, as in `LeastSquares`
-    prior: ClassPrior = "empirical"  # of the classes; as the noised counts say
-    rounds: int = 0  # T further sums of gradients, with the first under one promise
-
-    def validate(self) -> None:
-        """Checks what the transform and the data cannot know.
+    def check_transform(self, transform: PublicTransform) -> None:
+        """Checks that public labels have shown both transforms the same of the classes.
 
         Raises:
-            ValueError: naming the field, its rule and its value.
+            ValueError: the classes scatter otherwise.
         """
-        if self.moments not in get_args(Moments):
-            raise ValueError(f"moments must be one of {get_args(Moments)}, got {self.moments!r}")
-        if self.moments == "none" and self.alpha is not None:
-            raise ValueError(f"alpha must be left out without moments, got {self.alpha}")
-        if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
-            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
-        self.statistics.validate()
-        checked_prior(self.prior, self.num_classes)
+        if not self.statistic.transform.same_scatter(transform):
+            raise ValueError(
+                "transform must be the method's own, got one of the same rows whose classes "
+                "scatter otherwise"
+            )
 
-    @cached_property
-    def statistics(self) -> ClassSums | LeastSquares:
-        """What is submitted, and how far a record moves it."""
-        known = {"num_classes": self.num_classes, "transform": self.transform}
-        return (
-            ClassSums(**known)
-            if self.moments == "none"
-            else LeastSquares(**known, alpha=self.alpha)
-        )
+    def fit(self, noised: NoisedSum) -> Fitted:
+        """(d, K) weights of Bayes' rule for the estimated classes."""
+        return Fitted(self._weights(self.gaussians(noised)))
 
-    @property
-    def dimension(self) -> int:
-        """Length of a submission: d K, and q(q + 1)/2 more for the moments."""
-        return self.statistics.dimension
-
-    @property
-    def compositions(self) -> int:
-        """1: all parts jointly."""
-        return self.statistics.compositions
-
-    @property
-    def scale(self) -> float | Tensor:
-        """As of the statistics."""
-        return self.statistics.scale
-
-    @property
-    def grid_powers(self) -> Tensor:
-        """(dimension,) as of the statistics."""
-        return self.statistics.grid_powers
-
-    def entry_bound(self, n: int) -> float:
-        """As of the statistics."""
-        return self.statistics.entry_bound(n)
-
-    def record_reach(self, sizes: Tensor) -> float:
-        """Sensitivity of the statistics: the moments cost nothing at their usual weight.
-
-        At √2 that weight their own noise is a quarter less, and that of the sums 6 % more.
-        """
-        return self.statistics.record_reach(sizes)
-
-    def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) how far all records of a user move them."""
-        return self.statistics.user_reach(sizes)
-
-    def record_removal(self, sizes: Tensor) -> float:
-        """As of the statistics."""
-        return self.statistics.record_removal(sizes)
-
-    def user_removal(self, sizes: Tensor) -> Tensor:
-        """(users,) as of the statistics."""
-        return self.statistics.user_removal(sizes)
-
-    def submit(self, chunk: Chunk) -> Tensor:
-        """(u, dimension) float64 statistics of every user, unscaled."""
-        return self.statistics.submit(chunk)
-
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        """(d, K) weights from noised statistics of `rows` rows, noise of `noise_std` per entry."""
-        return self._weights(self.gaussians(total, rows, noise_std))
-
-    @property
-    def gradient(self) -> ClippedGradient:
-        """What a further round sums, at weights that are not known yet."""
-        weights = torch.zeros(self.transform.dim, self.num_classes, dtype=torch.float64)
-        return ClippedGradient(weights=weights, clip_norm=CLIP_SHARE * self.transform.clip_norm)
-
-    def descent(self, total: Tensor, rows: int, noise_std: float) -> Descent:
-        """What the first sum gives to further rounds, which know the classes' own shares."""
-        found, constant = self.gaussians(total, rows, noise_std), self.transform.constant
+    def descent(self, noised: NoisedSum) -> Descent:
+        """Start of further rounds, which know the classes' own shares."""
+        found, constant = self.gaussians(noised), self.statistic.transform.constant
         start = found.weights(found.shares, constant)
         offset = self._weights(found) - start
-        return Descent.of(start, offset, found, constant, self.transform.clip_norm)
+        return Descent.of(start, offset, found, constant, self.statistic.transform.clip_norm)
 
     def _weights(self, found: Gaussians) -> Tensor:
-        return found.weights(shares_of(self.prior, found.shares), self.transform.constant)
+        shares = shares_of(self.prior, found.shares)
+        return found.weights(shares, self.statistic.transform.constant)
 
-    def gaussians(self, total: Tensor, rows: int, noise_std: float) -> Gaussians:
-        """The classes, from the same; Σ holds what is left open of their means.
+    def gaussians(self, noised: NoisedSum) -> Gaussians:
+        """Estimated classes; Σ holds what is left open of their means.
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """
-        transform = self.transform
-        split = transform.dim * self.num_classes
-        sums = total[:split].unflatten(0, (transform.dim, self.num_classes))
-        counts = class_counts(sums[0], transform.constant, rows, noise_std)
+        rows = noised.rows
+        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
         shares = counts / rows
         centre = sums[1:].sum(1) / rows
         deviations = sums[1:] / counts - centre[:, None]
-        posterior = self._posterior(deviations, noise_std / counts, shares)
+        posterior = self._posterior(deviations, noised.noise_std / counts, shares)
         covariance = conditioned(self._public_within().double(), PUBLIC_SHRINKAGE)
-        if isinstance(self.statistics, LeastSquares):
-            noise = noise_std / (self.statistics.weight * math.sqrt(2)) / rows
-            moments = symmetric(total[split:], self.transform.dim - 1) / rows
+        if isinstance(self.statistic, ClassMoments):
+            noise = self.statistic.moment_std(noised) / rows
+            moments = self.statistic.moments(noised) / rows
             private = within_class(moments, centre, posterior, shares)
             covariance = conditioned(moved_covariance(covariance, private, noise))
         means = centre[:, None] + posterior.means
@@ -165,19 +89,51 @@ class Discriminant:
 
     def _public_within(self) -> Tensor:
         """(q, q) of labelled public rows; without labels that of all."""
-        known = self.transform.within_class
-        return self.transform.covariance[1:, 1:] if known is None else known
+        known = self.statistic.transform.within_class
+        return self.statistic.transform.covariance[1:, 1:] if known is None else known
 
     def _posterior(self, deviations: Tensor, noise: Tensor, shares: Tensor) -> Posterior:
         """Of the class means: B_pub where these make it ten times as likely as C, else C.
 
         A wrong B_pub hides what its classes did not show, with two classes above all.
         """
-        prior = Prior.of(self.transform.covariance[1:, 1:])
+        prior = Prior.of(self.statistic.transform.covariance[1:, 1:])
         scale, evidence = prior.fitted(deviations, noise)
-        if self.transform.between_class is not None:
-            other = Prior.of(self.transform.between_class)
+        if self.statistic.transform.between_class is not None:
+            other = Prior.of(self.statistic.transform.between_class)
             fitted, found = other.fitted(deviations, noise)
             if found > evidence + DECISIVE:
                 prior, scale = other, fitted
         return prior.posterior(deviations, noise, scale, shares)
+
+
+def build(
+    transform: PublicTransform,
+    num_classes: int,
+    *,
+    moments: Moments = "all",
+    alpha: float | None = None,
+    prior: ClassPrior = "empirical",
+    rounds: int = 0,
+) -> Method:
+    """Method `discriminant`.
+
+    Args:
+        transform: makes the rows.
+        num_classes: K.
+        moments: "none" where bytes are dear.
+        alpha: weight of the moments in the joint noise, as in `ClassMoments`.
+        prior: of the classes.
+        rounds: T further sums of gradients, with the first under one promise.
+    """
+    check.one_of(get_args(Moments), moments=moments)
+    if moments == "none" and alpha is not None:
+        raise ValueError(f"alpha must be left out without moments, got {alpha}")
+    known: dict[str, Any] = {"num_classes": num_classes, "transform": transform}
+    statistic = ClassSums(**known) if moments == "none" else ClassMoments(**known, alpha=alpha)
+    estimator = Discriminant(statistic=statistic, prior=prior)
+    gradient = ClippedGradient(
+        weights=torch.zeros(transform.dim, num_classes, dtype=torch.float64),
+        clip_norm=CLIP_SHARE * transform.clip_norm,
+    )
+    return Method("discriminant", statistic, estimator, num_classes, rounds, gradient)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from train_distributed.one_shot.class_gaussians import Gaussians, fitted_scale
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
 
 FIRST_SHARE = 0.5  # of μ², spent by the first sum; these two were chosen on public classes
@@ -31,7 +32,7 @@ ROUNDING = 1 + 1e-12  # of one row's gradient in float64
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedGradient:
+class ClippedGradient(Statistic):
     """Every user submits Σ clip_c(x (p − e_y)ᵀ), p = softmax(Wᵀx): one round at public weights W.
 
     Raises:
@@ -40,9 +41,6 @@ class ClippedGradient:
 
     weights: Tensor  # (d, K) float64 W
     clip_norm: float  # c
-    grid_powers: None = None
-    scale: float = 1.0
-    compositions: int = 1
 
     def __post_init__(self) -> None:
         if not (self.weights.double().abs() <= LARGEST_WEIGHT).all():  # also true for NaN
@@ -57,7 +55,7 @@ class ClippedGradient:
         """n gradients of norm at most c, and what their float64 sum may be off by."""
         return n * self.clip_norm * (ROUNDING + n * 2.0**-52)
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """2c: two gradients of norm at most c, whatever W is, and what float64 may be off by.
 
         A sum of n gradients of norm c is exact to n 2⁻⁵³ of n c, whatever the order, on either of
@@ -66,17 +64,9 @@ class ClippedGradient:
         n = int(sizes.max())
         return 2 * self.clip_norm * (ROUNDING + n**2 * 2.0**-52)
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i records' worth."""
-        return sizes.double() * self.record_reach(sizes)
-
-    def record_removal(self, sizes: Tensor) -> float:
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """c less: one gradient instead of two."""
-        return self.record_reach(sizes) - self.clip_norm
-
-    def user_removal(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i records' worth."""
-        return sizes.double() * self.record_removal(sizes)
+        return self.record_sensitivity(sizes) - self.clip_norm
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64; rows beyond a user's count add nothing."""

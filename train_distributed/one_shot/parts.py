@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
-from train_distributed.one_shot.statistic import Method, Submission
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, one_sum
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
@@ -43,16 +43,14 @@ def parts_of(
     Raises:
         ValueError: as `Guarantee.of`.
     """
-    rounds = further_rounds(method)
-    if not rounds:
-        return (Part(method, Guarantee.of(sizes, method, privacy, min_survivors)),)
-    assert isinstance(method, Discriminant)
-    gradient = method.gradient
+    rounds, gradient, statistic = method.rounds, method.gradient, method.statistic
+    if not rounds or gradient is None:
+        return (Part(statistic, Guarantee.of(sizes, statistic, privacy, min_survivors)),)
     first, each = (
         Guarantee.of(sizes, submission, privacy, min_survivors, share=share)
-        for submission, share in zip((method, gradient), mu_shares(rounds), strict=True)
+        for submission, share in zip((statistic, gradient), mu_shares(rounds), strict=True)
     )
-    return Part(method, first), Part(gradient, each, rounds)
+    return Part(statistic, first), Part(gradient, each, rounds)
 
 
 def mu_shares(rounds: int) -> tuple[float, float]:
@@ -60,14 +58,9 @@ def mu_shares(rounds: int) -> tuple[float, float]:
     return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
 
 
-def further_rounds(method: Method) -> int:
-    """T, the sums after the first."""
-    return method.rounds if isinstance(method, Discriminant) else 0
-
-
 def round_dimension(method: Method) -> int:
     """Numbers of a further round's submission; 0 where there is none."""
-    return method.gradient.dimension if isinstance(method, Discriminant) and method.rounds else 0
+    return method.gradient.dimension if method.gradient and method.rounds else 0
 
 
 def zeta_of(parts: Sequence[Part], sizes: Tensor, bits: int = 64) -> float:
@@ -147,7 +140,7 @@ def advanced(
     """What all sums so far say, from the last one.
 
     Args:
-        method: a `Discriminant` of several rounds.
+        method: one of several rounds.
         descent: before it; None: it was the first.
         total: (D,) scaled, noised sum.
         rows: n of all users in it.
@@ -155,8 +148,7 @@ def advanced(
     """
     if descent is not None:
         return descent.after(total, rows, noise_std)
-    assert isinstance(method, Discriminant)
-    return method.descent(total / method.scale, rows, noise_std)
+    return method.estimator.descent(method.opened(total, rows, noise_std))
 
 
 def promise_report(

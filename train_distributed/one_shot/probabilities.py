@@ -5,36 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-_SCORES = "softmax of the scores, which are no log-probabilities: "
-READINGS = {
-    "discriminant": (
-        "softmax of the scores: the posterior of Gaussian classes with what the sum leaves open of "
-        "their means, calibrated as far as the classes are such"
-    ),
-    "class-sums": (
-        "softmax of the scores: the posterior of Gaussian classes of the class prior and the "
-        "public covariance, calibrated as far as the classes are such"
-    ),
-    "least-squares": (
-        "softmax of the scores / temperature, which fits Gaussian classes of the means and the "
-        "covariance that the noised sum shows; calibrated as far as the classes are such"
-    ),
-    "softmax": (
-        "softmax of the scores: those of the averaged regressions, evened out by regularisation "
-        "and clipping and disturbed by noise; not calibrated"
-    ),
-    "svm": _SCORES + "a margin has no likelihood; not calibrated",
-    "logistic": (
-        "softmax of the scores of regressions of one class against the rest, evened out by "
-        "regularisation and clipping and disturbed by noise; not calibrated"
-    ),
-}
+from train_distributed.one_shot.registry import METHODS
+
 UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown, not calibrated"
 
 
 def reading(method: str | None) -> str:
     """How the probabilities of a method's model are made, and whether they are calibrated."""
-    return READINGS.get(method or "", UNKNOWN)
+    entry = METHODS.get(method or "")
+    return (entry and entry.probabilities) or UNKNOWN
 
 
 def probabilities(scores: Tensor, temperature: float = 1.0) -> Tensor:

@@ -1,7 +1,7 @@
 """Can honest users have made this sum? If not, somebody sent what no pictures give.
 
 A submission is no longer than all of its user's records together move it, ‖v_i‖ ≤ √C
-`user_removal(n_i)`, and none of its entries is larger than `entry_bound(n_i)`; rounding moves an
+`user_zero_out(n_i)`, and none of its entries is larger than `entry_bound(n_i)`; rounding moves an
 entry by less than a step. The noise of m users, discrete Gaussians of standard deviation s, is
 sub-Gaussian with m s² (Canonne, Kamath and Steinke 2020, Fact 16), so except with probability e^-t
 it is no longer than s √m √(d + 2 √(d t) + 2 t) (Hsu, Kakade and Zhang 2012, Thm 2.1), and except
@@ -38,7 +38,7 @@ def unreachable(
     noise = integers.local_std * math.sqrt(users)
     bounds = [submission.entry_bound(int(n)) for n in sizes]
     largest = sum(bounds) + users * step.max() + noise * _entry_tail(len(total))
-    reach = math.sqrt(submission.compositions) * submission.user_removal(sizes).sum().item()
+    reach = math.sqrt(submission.compositions) * submission.user_zero_out(sizes).sum().item()
     longest = reach + users * math.sqrt((step**2).sum()) + noise * _length_tail(len(total))
     for what, found, most in (
         ("an entry of the sum", total.abs().max().item(), largest),

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,16 +12,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
-from train_distributed.one_shot.defaults import Circumstances
-from train_distributed.one_shot.methods import (
-    build_method,
-    check_method,
-    method_report,
-    model_of,
-    prior_report,
-    unclipped,
-    weights_of,
-)
+from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import (
     advanced,
@@ -29,31 +22,36 @@ from train_distributed.one_shot.parts import (
     rounds_report,
     sums_of,
 )
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.summation import IntegerSum, add_chunk
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
+from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
+
+# users x length of a submission: about a minute of exact sampling (tests/benchmarks/bench_scale.py:
+# 4.1 ms for the 9,546 numbers of one user)
+DISCRETE_NUMBERS = 1 << 27
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """What an audit or a rehearsal plays through; its model is never suitable for release."""
+class FaultInjection:
+    """Faults that an audit or a rehearsal plays; its model is never suitable for release."""
 
     dropped: Collection[int] = ()  # users whose submission never arrives
     known_noise: Collection[int] = ()  # users whose noise an attacker knows: none is in the sum
 
     @property
     def reason(self) -> str:
-        """Why the model is unsuitable."""
+        """Reason why the model is unsuitable."""
         if self.known_noise:
             return f"an audit: {len(set(self.known_noise))} users added no noise"
         return f"a rehearsal: {len(set(self.dropped))} users were made to drop out"
 
     def surviving(self, users: int, min_survivors: int) -> Tensor:
-        """(users,) bool: who is left.
+        """(users,) bool: True for users who are left.
 
         Raises:
             ValueError: fewer than m_min, or a user that does not exist.
@@ -72,6 +70,156 @@ class Rehearsal:
         return kept
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReleaseRequest:
+    """Arguments of `release`, and of every learner that is compared with it."""
+
+    embeddings: EmbeddingSet | Users
+    method: str | Method
+    privacy: Privacy
+    transform: PublicTransform | None = None
+    num_classes: int | None = None  # K as the caller declares it
+    partition: Partition | None = None
+    noise: Noise | None = None  # None: discrete, unless that would take very long
+    generator: torch.Generator | None = None
+    min_survivors: int | None = None
+    vouch_for_transform: bool = False
+    faults: FaultInjection | None = None
+    reserve: Reserve | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def source(self) -> Source:
+        """Rows, users, transform and classes, with what was left out filled in.
+
+        Raises:
+            ValueError: as `Source.of`.
+        """
+        transform = self.transform
+        if transform is None and not isinstance(self.method, str):
+            transform = self.method.statistic.own_transform
+        return Source.of(self.embeddings, transform, self.partition, self.num_classes)
+
+    @property
+    def facts(self) -> PublicFacts:
+        """Public numbers on which settings that are left out depend."""
+        return PublicFacts(
+            sizes=self.source.users.sizes,
+            num_classes=self.source.num_classes,
+            privacy=self.privacy,
+            min_survivors=self.min_survivors,
+        )
+
+    @property
+    def draws(self) -> torch.Generator:
+        """The generator given, or one from the operating system."""
+        return system_generator() if self.generator is None else self.generator
+
+    @cached_property
+    def built(self) -> Method:
+        """The method with its settings, those that were left out by the public rule.
+
+        Raises:
+            ValueError: a setting out of range, or a method made for other rows.
+        """
+        method, source = self.method, self.source
+        if isinstance(method, str):
+            options = self.facts.options(method, self.options)
+            return build_method(method, source.transform, source.num_classes, options)
+        if self.options:
+            raise ValueError(f"options must go into the Method itself, got {sorted(self.options)}")
+        method.check(source.transform, source.num_classes)
+        return method
+
+    def known_noise(self) -> Noise:
+        """The kind of noise.
+
+        Raises:
+            ValueError: no such kind, a generator for discrete noise, or none chosen where discrete
+                noise would take very long.
+        """
+        if self.noise not in ("discrete", "float", None):
+            raise ValueError(f"noise must be 'discrete' or 'float', got {self.noise!r}")
+        noise = self.noise or "discrete"
+        if self.generator is not None and noise == "discrete":
+            raise ValueError(
+                "generator must be None for noise 'discrete', which nothing reproduces"
+            )
+        if self.noise is None:
+            users, dimension = len(self.source.users.sizes), self.built.statistic.dimension
+            if users * dimension > DISCRETE_NUMBERS:
+                raise ValueError(
+                    f"noise must be chosen for more than {DISCRETE_NUMBERS} numbers: 'discrete', "
+                    "for release, takes about half a microsecond each, 'float' is a simulation; "
+                    f"got {users} users x {dimension}"
+                )
+        return noise
+
+    def release(self) -> Release:
+        """The model; see the function `release`."""
+        started, noise = time.perf_counter(), self.known_noise()
+        source, method, privacy = self.source, self.built, self.privacy
+        discrete = noise == "discrete" and privacy.private
+        transform, sizes = source.transform, source.users.sizes
+        parts = parts_of(method, sizes, privacy, self.min_survivors)
+        guarantee = parts[0].guarantee
+        faults = FaultInjection() if self.faults is None else self.faults
+        kept = faults.surviving(len(sizes), guarantee.min_survivors)
+        bare = frozenset(faults.known_noise)
+        sums = sums_of(
+            parts, sizes, discrete=noise == "discrete", generator=self.generator, bare=bare
+        )
+        admitted = source.admit(privacy, discrete=discrete, vouched=self.vouch_for_transform)
+        if self.reserve is not None:
+            plans = [each.plan for _, each in sums if isinstance(each, IntegerSum)]
+            self.reserve(gaussian_fields(*plans) if plans else simulated_fields(guarantee))
+        rows, survivors = int(sizes[kept].sum()), int(kept.sum())
+        descent, opened, seconds = None, [], []
+        for _, summation in sums:
+            began = time.perf_counter()
+            statistic = method.statistic if descent is None else descent.gradient
+            for chunk in source.chunks():
+                arrived = kept[chunk.users]
+                if arrived.any():
+                    if source.embeddings is None and statistic.grid_powers is not None:
+                        check_stream(chunk, transform.clip_norm, transform.constant)
+                    add_chunk(summation, statistic, chunk.select(arrived))
+            opened.append(summation.total())
+            std = summation.local_std * math.sqrt(survivors)
+            if len(sums) > 1:
+                descent = advanced(method, descent, opened[-1], rows, std)
+            seconds.append(time.perf_counter() - began)
+        (_, summation), *further = sums
+        first = method.opened(opened[0], rows, summation.local_std * math.sqrt(survivors))
+        if descent is not None:
+            weights, temperature = descent.released, 1.0
+        else:
+            fitted = method.fit(first)
+            # faults are played many times, for the sum or the weights alone
+            weights, temperature = fitted.weights, 1.0 if self.faults else fitted.temperature
+        declared = () if source.embeddings is None else source.embeddings.declared_classes
+        names = class_names(declared, method.num_classes)
+        facts = promise_report(guarantee, summation, further)
+        facts |= summation.report() | admitted.report
+        facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
+        facts |= rounds_report(sums) | method.report() | method.prior_report(first, names)
+        verdict = suitability(
+            privacy,
+            noise,
+            seeded=self.generator is not None,
+            rehearsed=None if self.faults is None else self.faults.reason,
+            others=admitted.unsuitable,
+        )
+        if not verdict["suitable_for_release"]:  # how long it took depends on the rows
+            spent: dict[str, Any] = {"seconds": time.perf_counter() - started}
+            spent |= {"seconds_per_round": seconds} if further else {}
+            facts |= {"simulation_only": spent}
+        released = Release(
+            weights, transform, names, opened=torch.cat(opened), temperature=temperature
+        )
+        return reported(released, facts, verdict, source.embeddings)
+
+
 def release(
     embeddings: EmbeddingSet | Users,
     method: str | Method,
@@ -84,7 +232,7 @@ def release(
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
     vouch_for_transform: bool = False,
-    rehearsal: Rehearsal | None = None,
+    faults: FaultInjection | None = None,
     reserve: Reserve | None = None,
     **options: Any,
 ) -> Release:
@@ -107,11 +255,11 @@ def release(
         min_survivors: m_min, the fewest users that a sum is opened for; None: all.
         vouch_for_transform: somebody answers for it that a transform without the hashes of its
             public rows has seen no private one; the report says so.
-        rehearsal: users that drop out or whose noise is known, for audits; the model is marked.
+        faults: users that drop out or whose noise is known, for audits; the model is marked.
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
             stops it by raising. The report says "ledger": "none", until who counts says otherwise.
-        **options: settings of the method, as in `methods.build_method`, `user_clip` among them; Λ
+        **options: settings of the method, as in `registry.build_method`, `user_clip` among them; Λ
             of a head that is left out is that of `defaults`.
 
     Returns:
@@ -143,92 +291,19 @@ def release(
         >>> released.report["honest_users"], released.report["suitable_for_release"]
         (2, True)
     """
-    if noise not in ("discrete", "float"):
-        raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
-    if generator is not None and noise == "discrete":
-        raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
-    if transform is None and not isinstance(method, str):
-        transform = getattr(unclipped(method), "transform", None)
-    discrete = noise == "discrete" and privacy.private
-    source = Source.of(embeddings, transform, partition, num_classes)
-    transform, users = source.transform, source.users
-    sizes = users.sizes
-    method = _method(
-        method,
-        transform,
-        options,
-        Circumstances(
-            sizes=sizes,
-            num_classes=source.num_classes,
-            privacy=privacy,
-            min_survivors=min_survivors,
-        ),
+    request = ReleaseRequest(
+        embeddings=embeddings,
+        method=method,
+        privacy=privacy,
+        transform=transform,
+        num_classes=num_classes,
+        partition=partition,
+        noise=noise,
+        generator=generator,
+        min_survivors=min_survivors,
+        vouch_for_transform=vouch_for_transform,
+        faults=faults,
+        reserve=reserve,
+        options=options,
     )
-    parts = parts_of(method, sizes, privacy, min_survivors)
-    guarantee = parts[0].guarantee
-    played = Rehearsal() if rehearsal is None else rehearsal
-    kept = played.surviving(len(sizes), guarantee.min_survivors)
-    bare = frozenset(played.known_noise)
-    sums = sums_of(parts, sizes, discrete=noise == "discrete", generator=generator, bare=bare)
-    admitted = source.admit(privacy, discrete=discrete, vouched=vouch_for_transform)
-    if reserve is not None:
-        plans = [each.plan for _, each in sums if isinstance(each, IntegerSum)]
-        reserve(gaussian_fields(*plans) if plans else simulated_fields(guarantee))
-    rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-    descent, opened, seconds = None, [], []
-    for _, summation in sums:
-        started = time.perf_counter()
-        submission = method if descent is None else descent.gradient
-        for chunk in source.chunks():
-            arrived = kept[chunk.users]
-            if arrived.any():
-                if source.embeddings is None and submission.grid_powers is not None:
-                    check_stream(chunk, transform.clip_norm, transform.constant)
-                add_chunk(summation, submission, chunk.select(arrived))
-        opened.append(summation.total())
-        std = summation.local_std * math.sqrt(survivors)
-        if len(sums) > 1:
-            descent = advanced(method, descent, opened[-1], rows, std)
-        seconds.append(time.perf_counter() - started)
-    (_, summation), *further = sums
-    first_std = summation.local_std * math.sqrt(survivors)
-    if descent is not None:
-        weights, temperature = descent.released, 1.0
-    elif rehearsal is None:
-        weights, temperature = model_of(method, opened[0], rows, first_std)
-    else:  # played many times, for the sum or the weights alone
-        weights, temperature = weights_of(method, opened[0], rows, first_std), 1.0
-    declared = () if source.embeddings is None else source.embeddings.declared_classes
-    names = class_names(declared, method.num_classes)
-    facts = promise_report(guarantee, summation, further)
-    facts |= summation.report() | admitted.report
-    facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
-    facts |= rounds_report(sums) | method_report(method)
-    facts |= prior_report(method, opened[0], rows, first_std, names)
-    verdict = suitability(
-        privacy,
-        noise,
-        seeded=generator is not None,
-        rehearsed=None if rehearsal is None else rehearsal.reason,
-        others=admitted.unsuitable,
-    )
-    if further and not verdict["suitable_for_release"]:  # how long it took depends on the rows
-        facts |= {"simulation_only": {"seconds_per_round": seconds}}
-    released = Release(weights, transform, names, opened=torch.cat(opened), temperature=temperature)
-    return reported(released, facts, verdict, source.embeddings)
-
-
-def _method(
-    method: str | Method,
-    transform: PublicTransform,
-    options: dict[str, Any],
-    circumstances: Circumstances,
-) -> Method:
-    num_classes = circumstances.num_classes
-    if isinstance(method, str):
-        options = circumstances.options(method, options)
-        return build_method(method, transform, num_classes, options)
-    if options:
-        raise ValueError(f"options must go into the Method itself, got {sorted(options)}")
-    check_method(method, transform, num_classes)
-    return method
+    return request.release()

@@ -1,25 +1,45 @@
-"""Protocols of a submission and of a method that is built on it."""
+"""Vectors that users send: length, scale and grid, and how far a record or a user moves them."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from embed import PublicTransform
 from train_distributed.one_shot.users import Chunk
-from train_distributed.privacy.guarantee import Reach
 
 
-class Submission(Reach, Protocol):
-    """A vector of numbers that every user submits, and how far a record moves it."""
+@dataclass(frozen=True)
+class NoisedSum:
+    """Sum of all users' submissions, as it was opened."""
+
+    total: Tensor  # (D,) float64, unscaled
+    rows: int  # N of the users in it
+    noise_std: float  # of the noise in an entry of the scaled sum
+
+
+class Submission(ABC):
+    """Vector of numbers that every user sends, with the sensitivity of their sum.
+
+    Movements are L2 norms of one of C equal parts of a scaled submission.
+    """
 
     @property
+    @abstractmethod
     def dimension(self) -> int:
         """D, the length of a submission."""
-        ...
+
+    @property
+    def compositions(self) -> int:
+        """C, the equal parts of a submission that a record moves; 1: all entries jointly."""
+        return 1
 
     @property
     def scale(self) -> float | Tensor:
-        """Factor, or (D,) factors, under which the submission's sensitivity is stated."""
-        ...
+        """Factor, or (D,) factors, under which the sensitivity is stated."""
+        return 1.0
 
     @property
     def grid_powers(self) -> Tensor | None:
@@ -27,33 +47,105 @@ class Submission(Reach, Protocol):
 
         None: they are not, whatever the rows.
         """
-        ...
-
-    def entry_bound(self, n: int) -> float:
-        """Largest |entry| of the scaled submission of a user with n rows."""
-        ...
-
-
-class Submitted(Submission, Protocol):
-    """What every user submits, computed from its rows."""
-
-    def submit(self, chunk: Chunk) -> Tensor:
-        """(u, D) float64 submissions, unscaled, without noise."""
-        ...
-
-
-class Method(Submitted, Protocol):
-    """What every user submits, how far a record moves it, what the sum is good for."""
+        return None
 
     @property
-    def num_classes(self) -> int:
-        """The number K of classes, which is public."""
-        ...
+    def additive(self) -> bool:
+        """True for a sum over rows: all users' rows pooled give the sum of their submissions.
+
+        Entries on the rows' grid are then exact; of all others the rounding is charged.
+        """
+        return self.grid_powers is not None
+
+    @abstractmethod
+    def entry_bound(self, n: int) -> float:
+        """Largest |entry| of the scaled submission of a user with n rows."""
+
+    @abstractmethod
+    def record_sensitivity(self, sizes: Tensor) -> float:
+        """Movement when one record is replaced."""
+
+    def user_sensitivity(self, sizes: Tensor) -> Tensor:
+        """(users,) movement when all n_i records of a user are replaced: n_i times one's."""
+        return sizes.double() * self.record_sensitivity(sizes)
+
+    @abstractmethod
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
+        """Movement when one record is taken out and its user's published size stays."""
+
+    def user_zero_out(self, sizes: Tensor) -> Tensor:
+        """(users,) movement when all n_i records of a user are taken out."""
+        return sizes.double() * self.zero_out_sensitivity(sizes)
+
+
+class Statistic(Submission):
+    """Submission that is computed from a user's rows."""
+
+    @abstractmethod
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, D) float64 submissions, unscaled, without noise."""
 
     def validate(self) -> None:
-        """Raises ValueError for a setting out of range."""
-        ...
+        """Checks settings that the transform and the data cannot know.
 
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        """(d, K) weights from the noised, unscaled sum; `noise_std` per entry of the scaled one."""
-        ...
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+
+    def check_rows(self, transform: PublicTransform) -> None:
+        """Checks that the sensitivity is that of the rows which a transform makes.
+
+        Raises:
+            ValueError: it is stated for other rows.
+        """
+
+    @property
+    def own_transform(self) -> PublicTransform | None:
+        """Transform for whose rows the sensitivity is stated; None: any of the same shape."""
+        return None
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether the sensitivity is that of rows in an order which nobody chose."""
+        return False
+
+    @property
+    def unclipped(self) -> "Statistic":
+        """The statistic without a users' clip."""
+        return self
+
+    def clipped_(self, submitted: Tensor, grid: float | None = None) -> Tensor:
+        """Applies the users' clip, if there is one, to (u, D) unscaled submissions in place."""
+        return submitted
+
+    def counted_rows(self, noised: NoisedSum) -> tuple[float, float] | None:
+        """Number of rows that a noised sum shows, and the variance of that; None: it shows none."""
+        return None
+
+    def rows_left(self, noised: NoisedSum) -> int:
+        """Number of rows that the estimator should believe the sum to hold."""
+        return noised.rows
+
+    def report(self) -> dict[str, Any]:
+        """Settings that the report states."""
+        return {}
+
+
+def submissions(
+    statistic: Statistic, chunk: Chunk, grid: float | None, generator: torch.Generator | None = None
+) -> Tensor:
+    """(u, D) float64 scaled submissions of these users, before their noise.
+
+    SGD's sensitivity is that of rows whose order does not depend on what they are, as the order of
+    class folders does: where it is the solver, every user's rows are shuffled first.
+
+    Args:
+        statistic: what they submit.
+        chunk: their rows.
+        grid: to whose multiples rows are rounded first, towards zero; None: rows as they are.
+        generator: makes that order reproducible, for simulations; None: the operating system draws
+            it.
+    """
+    if statistic.shuffles:
+        chunk = chunk.shuffled(generator)
+    return statistic.submit(chunk.rounded(grid)) * statistic.scale

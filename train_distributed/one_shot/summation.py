@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.methods import submissions
-from train_distributed.one_shot.statistic import Submission, Submitted
-from train_distributed.one_shot.user_clip import UserClip
+from train_distributed.one_shot.statistic import Statistic, Submission, submissions
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
@@ -123,8 +121,7 @@ class Integers:
             ValueError: the sum could wrap around, or one user's would not be exact.
         """
         bound, users = method.entry_bound(int(sizes.max())), guarantee.users
-        rounds = method.grid_powers is None or isinstance(method, UserClip)
-        rounded = guarantee.touched_users if rounds else 0
+        rounded = 0 if method.additive else guarantee.touched_users
         if method.grid_powers is None:
             release = _plan(guarantee, method.dimension, rounded, None, zeta)
             return Integers(release, release.fixed_point(bound, users, bits), None)
@@ -238,18 +235,18 @@ class IntegerSum(Integers):
         return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
 
 
-def add_chunk(summation: FloatSum | IntegerSum, method: Submitted, chunk: Chunk) -> None:
+def add_chunk(summation: FloatSum | IntegerSum, method: Statistic, chunk: Chunk) -> None:
     """Adds the submissions of a chunk's users, in memory that their number does not change.
 
     Statistics are sums over rows, unless users are clipped: in floating point, where all noise is
     drawn at the end, those of all rows are taken at once.
     """
-    statistics = method.grid_powers is not None
     generator = summation.generator if isinstance(summation, FloatSum) else None
-    if statistics and generator is not None and not isinstance(method, UserClip):
+    if method.additive and generator is not None:
         summation.add(chunk.users, submissions(method, chunk.pooled(), summation.grid))
         return
-    portions = chunk.portions(max(1, BLOCK // method.dimension)) if statistics else [chunk]
+    whole = method.grid_powers is None
+    portions = [chunk] if whole else chunk.portions(max(1, BLOCK // method.dimension))
     for portion in portions:
         summation.add(portion.users, submissions(method, portion, summation.grid, generator))
 

@@ -7,16 +7,37 @@ follows. It is a function of what was released, and costs no privacy.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from train_distributed.one_shot.least_squares import Solved
+from train_distributed.one_shot.estimator import Fitted
+from train_distributed.one_shot.statistic import NoisedSum
 
 DRAWS = 1 << 15  # numbers drawn for the expectation
 LEAST, LARGEST = 1e-6, 10.0  # T; at the upper end probabilities are as good as equal
+
+
+@dataclass(frozen=True)
+class Solved(Fitted):
+    """A ridge regression, and the statistics that it was solved for."""
+
+    means: Tensor  # (q, K) noised means of the features of every class
+    counts: Tensor  # (K,) noised counts of their rows, positive
+    shares: Tensor  # (K,) of the classes as their rows weigh, positive, one together
+    scatter: Tensor  # (q, q) C of weighted rows about their mean, noised, its eigenvalues as it is
+    regularised: Tensor  # (q, q) A: the same with none below 0, and λI
+    moment_std: float  # of the noise in an entry of the scatter matrix
+    noised: NoisedSum  # that it was made of
+    constant: float  # a of the rows
+
+    @property
+    def temperature(self) -> float:
+        """T that `ridge_temperature` finds."""
+        return ridge_temperature(self, self.noised.rows, self.noised.noise_std, self.constant)
 
 
 def ridge_temperature(solved: Solved, rows: int, noise_std: float, constant: float) -> float:

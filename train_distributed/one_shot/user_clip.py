@@ -6,113 +6,128 @@ records: 50 rows of many classes, whose sums cancel, are much shorter than 50 ti
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from embed import PublicTransform
 from heads.projection import ball_margin, ball_scale, weight_norms
 from heads.ranges import require_scale
-from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Discriminant
-from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
-
-if TYPE_CHECKING:
-    from train_distributed.one_shot.statistic import Method
 
 BLOCK = 1 << 22  # numbers that are clipped together
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserClip:
-    """A method whose users scale v_i, their scaled submission, to v_i min(1, C_u/‖v_i‖).
+class UserClip(Statistic):
+    """Statistic whose users clip v_i, their scaled submission: v_i min(1, C_u/‖v_i‖).
 
     **Sensitivity.** All compositions are clipped together, so however many records of a user are
     replaced, its submission moves by at most 2 C_u, that is 2 C_u/√C of each of C equal parts; and
     by C_u if it was or becomes zero. Projecting onto a ball moves no two points apart, so the
-    method's own bounds stand beside these, and the smaller one holds, for records, users and groups
-    of either (g users move the sum by at most 2 g C_u).
+    statistic's own bounds hold too, and the smaller one is stated, for records, users and groups of
+    either (g users move the sum by at most 2 g C_u).
 
     **Floating point.** The ball that is aimed at is smaller by `heads.projection.ball_margin` m,
     more than all rounding of norm, factor and product: the exact norm of what is submitted is at
     most C_u. Two submissions lie no further from their projections than 2 C_u m each, which is
-    charged to the method's own bounds. Statistics, whole steps of a grid, are rounded towards zero
-    to such steps again: no norm grows, and no coordinate's difference by a step or more, which
+    charged to the statistic's own bounds. Sums of whole steps of a grid are rounded towards zero to
+    such steps again: no norm grows, and no coordinate's difference by a step or more, which
     `summation.Integers` charges as it charges the rounding of weights.
 
     **Bias.** Users whose sums are long weigh less. Class sums and moments of one user are scaled
-    alike, so statistics are those of weighted rows, whose number the noised counts tell (`rows`).
-    An average of heads is still divided by N: heads that were clipped are shorter, which changes
-    no argmax where all are by the same factor.
+    alike, so statistics are those of weighted rows, whose number the noised counts show
+    (`rows_left`). An average of heads is still divided by N: heads that were clipped are shorter,
+    which changes no argmax where all are by the same factor.
     """
 
-    method: "Method"
+    statistic: Statistic
     norm: float  # C_u, public
 
     def validate(self) -> None:
-        """Raises ValueError for a norm out of scale, or a setting of the method's out of range."""
+        """Raises ValueError for a norm out of scale, or a setting of the statistic out of range."""
         require_scale("user_clip", self.norm)
-        if getattr(self.method, "rounds", 0):
-            raise ValueError("user_clip must be left out with rounds, which clip every record")
-        self.method.validate()
+        self.statistic.validate()
+
+    def check_rows(self, transform: PublicTransform) -> None:
+        """Checks the statistic's rows."""
+        self.statistic.check_rows(transform)
 
     @property
-    def num_classes(self) -> int:
-        """As of the method, like all that follows without a word."""
-        return self.method.num_classes
+    def own_transform(self) -> PublicTransform | None:
+        """Transform of the statistic."""
+        return self.statistic.own_transform
+
+    @property
+    def unclipped(self) -> Statistic:
+        """The statistic itself."""
+        return self.statistic
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether the statistic does."""
+        return self.statistic.shuffles
 
     @property
     def dimension(self) -> int:
         """Length of a submission."""
-        return self.method.dimension
+        return self.statistic.dimension
 
     @property
     def compositions(self) -> int:
-        """C."""
-        return self.method.compositions
+        """C of the statistic."""
+        return self.statistic.compositions
 
     @property
     def scale(self) -> float | Tensor:
-        """Under which submissions are clipped."""
-        return self.method.scale
+        """Factors under which submissions are clipped."""
+        return self.statistic.scale
 
     @property
     def grid_powers(self) -> Tensor | None:
-        """(dimension,) int, or None."""
-        return self.method.grid_powers
+        """(dimension,) int, or None, of the statistic."""
+        return self.statistic.grid_powers
+
+    @property
+    def additive(self) -> bool:
+        """False: pooled rows have another length."""
+        return False
 
     def entry_bound(self, n: int) -> float:
         """That of statistics before they are clipped, which float64 must hold exactly too."""
-        bound = self.method.entry_bound(n)
+        bound = self.statistic.entry_bound(n)
         return min(bound, self.norm) if self.grid_powers is None else bound
 
-    def record_reach(self, sizes: Tensor) -> float:
-        """min(u + 4 m C_u/√C, 2 C_u/√C), u the method's own."""
-        return min(self.method.record_reach(sizes) + self._rounding(sizes), 2 * self._part)
+    def record_sensitivity(self, sizes: Tensor) -> float:
+        """min(u + 4 m C_u/√C, 2 C_u/√C), u the statistic's own."""
+        return min(self.statistic.record_sensitivity(sizes) + self._rounding(sizes), 2 * self._part)
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) min(r_i + 4 m C_u/√C, 2 C_u/√C), r_i the method's own."""
-        own = self.method.user_reach(sizes) + self._rounding(sizes)
+    def user_sensitivity(self, sizes: Tensor) -> Tensor:
+        """(users,) min(r_i + 4 m C_u/√C, 2 C_u/√C), r_i the statistic's own."""
+        own = self.statistic.user_sensitivity(sizes) + self._rounding(sizes)
         return own.clamp(max=2 * self._part)
 
-    def record_removal(self, sizes: Tensor) -> float:
-        """As `record_reach`: what stays may be as long as C_u and point anywhere."""
-        return min(self.method.record_removal(sizes) + self._rounding(sizes), 2 * self._part)
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
+        """As `record_sensitivity`: what stays may be as long as C_u and point anywhere."""
+        return min(
+            self.statistic.zero_out_sensitivity(sizes) + self._rounding(sizes), 2 * self._part
+        )
 
-    def user_removal(self, sizes: Tensor) -> Tensor:
+    def user_zero_out(self, sizes: Tensor) -> Tensor:
         """(users,) at most C_u/√C, as nothing stays."""
-        return self.method.user_removal(sizes).clamp(max=self._part)
+        return self.statistic.user_zero_out(sizes).clamp(max=self._part)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, dimension) float64 clipped submissions, unscaled; whole steps of the chunk's grid."""
-        return self.clipped_(self.method.submit(chunk), chunk.grid)
+        return self.clipped_(self.statistic.submit(chunk), chunk.grid)
 
     def clipped_(self, submitted: Tensor, grid: float | None = None) -> Tensor:
         """Clips (u, dimension) unscaled submissions in place.
 
         Args:
-            submitted: float64, each user's as the method makes it.
+            submitted: float64, each user's as the statistic makes it.
             grid: of their rows; None: nothing is rounded.
         """
         steps = None
@@ -127,24 +142,25 @@ class UserClip:
                 part.div_(steps).trunc_().mul_(steps)
         return submitted
 
-    def rows(self, total: Tensor, rows: int, noise_std: float) -> int:
-        """How many rows the noised, clipped statistics of `rows` rows hold: at least one.
+    def rows_left(self, noised: NoisedSum) -> int:
+        """Number of rows that noised, clipped statistics hold: at least one.
 
-        The constant row says it with noise √K s/a. What is missing is believed as far as it is more
-        than twice that noise: too few rows do more harm than too many, and clips are chosen so that
-        few are missing. Trained weights hold all rows.
+        What is missing is believed as far as it is more than twice the noise of the count: too few
+        rows do more harm than too many, and clips are chosen so that few are missing. Trained
+        weights hold all rows.
         """
-        if not isinstance(self.method, ClassSums | LeastSquares | Discriminant):
-            return rows
-        constant = self.method.transform.constant
-        missing = rows - float(total[: self.num_classes].sum()) / constant
-        noise = self.num_classes * (2 * noise_std / constant) ** 2
-        keep = max(0.0, 1 - noise / max(missing, 1e-150) ** 2)
-        return min(rows, max(1, round(rows - keep * max(missing, 0.0))))
+        counted = self.statistic.counted_rows(noised)
+        if counted is None:
+            return noised.rows
+        found, variance = counted
+        missing = noised.rows - found
+        keep = max(0.0, 1 - 4 * variance / max(missing, 1e-150) ** 2)
+        return min(noised.rows, max(1, round(noised.rows - keep * max(missing, 0.0))))
 
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
-        """(d, K) weights of the method, from as many rows as are left."""
-        return self.method.classifier(total, self.rows(total, rows, noise_std), noise_std)
+    def report(self) -> dict[str, Any]:
+        """The statistic's settings and the clip, in words too."""
+        words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
+        return self.statistic.report() | {"user_clip": self.norm, "user_clip_means": words}
 
     @property
     def _margin(self) -> float:
@@ -158,5 +174,5 @@ class UserClip:
 
     def _rounding(self, sizes: Tensor) -> float:
         """4 m C_u/√C, or less where no submission is as long as C_u."""
-        longest = float(self.method.user_removal(sizes).max())
+        longest = float(self.statistic.user_zero_out(sizes).max())
         return 4 * self._margin * min(self._part, longest)

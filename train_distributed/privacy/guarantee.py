@@ -15,27 +15,27 @@ from train_distributed.privacy.promise import Privacy, group_sensitivity, honest
 ROUND_UP = 1 + 4 * SLACK + 2.0**-36
 
 
-class Reach(Protocol):
-    """How far one record, or one user, moves what users submit."""
+class Sensitivity(Protocol):
+    """Sensitivity of a sum of submissions to one record, or to one user."""
 
     @property
     def compositions(self) -> int:
-        """C, the equal parts of a submission that a record moves, each by `record_reach`."""
+        """C, the equal parts of a submission that a record moves, each by `record_sensitivity`."""
         ...
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """L2 movement of one part of a scaled submission when one record is replaced."""
         ...
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
+    def user_sensitivity(self, sizes: Tensor) -> Tensor:
         """(users,) the same when all of a user's records are replaced."""
         ...
 
-    def record_removal(self, sizes: Tensor) -> float:
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """L2 movement when one record is taken out and its user's published size stays."""
         ...
 
-    def user_removal(self, sizes: Tensor) -> Tensor:
+    def user_zero_out(self, sizes: Tensor) -> Tensor:
         """(users,) the same when all of a user's records are taken out."""
         ...
 
@@ -61,7 +61,7 @@ class Guarantee:
     def of(
         cls,
         sizes: Tensor,
-        method: Reach,
+        method: Sensitivity,
         privacy: Privacy,
         min_survivors: int | None = None,
         *,
@@ -87,16 +87,16 @@ class Guarantee:
             >>> class Submission:
             ...     compositions = 1
             ...
-            ...     def record_reach(self, sizes):
+            ...     def record_sensitivity(self, sizes):
             ...         return 2.0
             ...
-            ...     def user_reach(self, sizes):
+            ...     def user_sensitivity(self, sizes):
             ...         return 2.0 * sizes
             ...
-            ...     def record_removal(self, sizes):
+            ...     def zero_out_sensitivity(self, sizes):
             ...         return 1.0
             ...
-            ...     def user_removal(self, sizes):
+            ...     def user_zero_out(self, sizes):
             ...         return 1.0 * sizes
             >>> guarantee = Guarantee.of(torch.full((10,), 50), Submission(), Privacy(1.0, 1e-5))
             >>> guarantee.honest
@@ -108,16 +108,16 @@ class Guarantee:
         users = len(sizes)
         honest = honest_users(users, privacy.fraction(users), min_survivors)
         sensitivity = group_sensitivity(
-            method.record_reach(sizes),
-            method.user_reach(sizes),
+            method.record_sensitivity(sizes),
+            method.user_sensitivity(sizes),
             sizes,
             unit=privacy.unit,
             group_size=privacy.group_size,
         )
         by_user = privacy.unit == "user"  # some of a user's records may turn its submission round
         removal = group_sensitivity(
-            method.record_removal(sizes),
-            method.user_removal(sizes) if by_user else method.user_reach(sizes),
+            method.zero_out_sensitivity(sizes),
+            method.user_zero_out(sizes) if by_user else method.user_sensitivity(sizes),
             sizes,
             unit=privacy.unit,
             group_size=privacy.group_size,

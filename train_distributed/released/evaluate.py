@@ -19,7 +19,7 @@ from train_distributed.one_shot.intake import (
 )
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import promise_report
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.report import Noise, suitability, versions
 from train_distributed.one_shot.summation import (
     Integers,
@@ -121,7 +121,7 @@ def summed(
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
     reserve: Reserve | None = None,
-    rehearsal: Rehearsal | None = None,
+    faults: FaultInjection | None = None,
 ) -> Sum:
     """The noised counts of all users' held-out rows.
 
@@ -140,7 +140,7 @@ def summed(
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
             stops it by raising.
-        rehearsal: users that drop out or whose noise is known, for audits; the report is marked.
+        faults: users that drop out or whose noise is known, for audits; the report is marked.
 
     Raises:
         ValueError: as `evaluate`.
@@ -158,7 +158,7 @@ def summed(
     check_partition(partition, len(rows))
     sizes = partition.counts
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
-    played = Rehearsal() if rehearsal is None else rehearsal
+    played = FaultInjection() if faults is None else faults
     kept = played.surviving(len(sizes), guarantee.min_survivors)
     summation = one_sum(
         method,
@@ -181,7 +181,7 @@ def summed(
         privacy,
         noise,
         seeded=generator is not None,
-        rehearsed=None if rehearsal is None else rehearsal.reason,
+        rehearsed=None if faults is None else faults.reason,
         others=(
             *spread_users(embeddings, partition, privacy, EVALUATION),
             *([] if embeddings.held_out_seed is None else [SEEDED]),

@@ -37,11 +37,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from train_distributed.one_shot.statistic import Submission
 from train_distributed.released.evaluation_bounds import COARSEST_GRID, MOST_BINS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Submission):
     """How rows become what a user sends, and what a record moves of it."""
 
     num_classes: int  # K
@@ -79,16 +80,6 @@ class Evaluation:
         return self.num_classes * (self.num_classes + 2) + 3 * self.sent_bins
 
     @property
-    def compositions(self) -> int:
-        """1: all parts jointly."""
-        return 1
-
-    @property
-    def scale(self) -> float:
-        """All entries in one unit: s is in R already."""
-        return 1.0
-
-    @property
     def grid_powers(self) -> Tensor:
         """(dimension,): every entry is a multiple of the confidences' grid."""
         return torch.ones(self.dimension, dtype=torch.int64)
@@ -97,23 +88,15 @@ class Evaluation:
         """n records add up to n in a cell, and in R to less, as s (w/2 + g) < 1."""
         return float(n)
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """Δ; see above."""
         return math.sqrt(6 + (self.weight / self.bins) ** 2) if self.bins else 2.0
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) how far all n_i records of a user move the sum: n_i times as far as one."""
-        return sizes.double() * self.record_reach(sizes)
-
-    def record_removal(self, sizes: Tensor) -> float:
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """How far one record that is taken out moves the sum: a one of each part, and its rest."""
         if not self.bins:
             return math.sqrt(2)
         return math.sqrt(3 + (self.weight * (0.5 / self.bins + COARSEST_GRID)) ** 2)
-
-    def user_removal(self, sizes: Tensor) -> Tensor:
-        """(users,) the same for all n_i records of a user."""
-        return sizes.double() * self.record_removal(sizes)
 
     def middles(self, grid: float) -> Tensor:
         """(B',) float64: the middle of every bin that is sent, rounded down to the grid."""

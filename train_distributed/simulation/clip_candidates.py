@@ -9,8 +9,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet
 from embed.compress import Compression
-from train_distributed.one_shot.methods import build_method
-from train_distributed.one_shot.statistic import Method
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes, pose_task
 from train_distributed.simulation.shared_training import CLIP, RowsInMemory
@@ -63,7 +63,7 @@ def clipped(
             key = setting.training, *map(setting.options.get, ("radius", "alpha"))
             if key not in known:
                 made = setting.method, transform, federation.num_classes, setting.options
-                found = lengths(users, build_method(*made)).numpy() * missing
+                found = lengths(users, build_method(*made).statistic).numpy() * missing
                 known[key] = np.quantile(found, quantiles).tolist()
             settings += [
                 replace(setting, options={**setting.options, CLIP: float(f"{norm:.4g}")})
@@ -83,7 +83,7 @@ def _sums_alone(candidates: Candidates) -> list[MethodConfig]:
     return alone
 
 
-def lengths(users: RowsInMemory, method: Method) -> Tensor:
+def lengths(users: RowsInMemory, statistic: Statistic) -> Tensor:
     """(users,) L2 norms of what every user submits, scaled; in the order of the chunks."""
-    scale = method.scale
-    return torch.cat([(method.submit(c) * scale).norm(dim=1) for c in users.chunks()])
+    scale = statistic.scale
+    return torch.cat([(statistic.submit(c) * scale).norm(dim=1) for c in users.chunks()])

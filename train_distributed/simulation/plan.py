@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.methods import STATISTICS
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import CLIP, TRAINED
@@ -35,7 +35,7 @@ class MethodConfig:
             >>> one.training == other.training  # an exact head is projected after training
             True
         """
-        statistics = self.method in STATISTICS
+        statistics = sums_rows(self.method)
         exact = self.options.get("solver", "exact") == "exact"
         seen = dict(self.options)
         if statistics:
@@ -116,7 +116,7 @@ class Trial:
     def shared(self) -> bool:
         """Whether its sums are the same whoever holds which rows: not those of clipped users."""
         first = self.family[0]
-        return first.method in STATISTICS and CLIP not in first.options
+        return sums_rows(first.method) and CLIP not in first.options
 
     @property
     def key(self) -> str:
@@ -134,6 +134,11 @@ class Trial:
         words += f", sum {number}" if number else ""
         generator = torch.Generator().manual_seed(zlib.crc32(words.encode()))
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
+
+
+def sums_rows(method: str) -> bool:
+    """Whether users send a sum over their rows, whoever holds them."""
+    return method in METHODS and METHODS[method].sums_rows
 
 
 def _in_words(options: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.methods import METHODS, build_method
-from train_distributed.one_shot.statistic import Method
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
 from train_distributed.simulation.scenario import Scenario, held_out
@@ -111,13 +111,14 @@ class _Stage:
 
     def _totals(self, job: Trial, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
         """Sums, from an earlier job where the partition makes no difference to them."""
+        statistics = [method.statistic for method in methods]
         if not job.shared and job.scenario.users != 1:
-            return totals(held, methods)
+            return totals(held, statistics)
         part = job.scenario.rows_per_user and (job.scenario.users, job.scenario.rows_per_user)
         drawn = bool(part) or self.plan.folds is not None
         key = (job.family[0].training, part, job.seed if drawn else None)
         if key not in self.sums:
-            self.sums[key] = totals(held, methods[:1] if job.shared else methods)
+            self.sums[key] = totals(held, statistics[:1] if job.shared else statistics)
         return self.sums[key] * len(methods) if job.shared else self.sums[key]
 
     def _cell(

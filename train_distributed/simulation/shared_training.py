@@ -9,15 +9,11 @@ from torch import Tensor
 
 from heads import Head, fit_exact
 from heads.projection import ball_scale
-from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Discriminant
+from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.further_rounds import ClippedGradient
-from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.methods import unclipped
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.parts import parts_of
-from train_distributed.one_shot.statistic import Method
-from train_distributed.one_shot.user_clip import UserClip
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
@@ -77,7 +73,7 @@ def simulate(
     def draw(number: int, dimension: int) -> Tensor:
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
 
-    (total,) = totals(users, [method])
+    (total,) = totals(users, [method.statistic])
     for promise in promises:
         yield released(method, total, users, users.sizes, promise, draw)
 
@@ -104,11 +100,12 @@ def released(
     scale = rows / int(held.sizes.sum())
     first, *further = parts_of(method, sizes, promise)
     std = first.guarantee.float_std * math.sqrt(len(sizes))
-    noised = scale * total + draw(0, method.dimension) * std / method.scale
+    statistic = method.statistic
+    noised = scale * total + draw(0, statistic.dimension) * std / statistic.scale
+    opened = NoisedSum(noised, rows, std)
     if not further:
-        return method.classifier(noised, rows, std)
-    assert isinstance(method, Discriminant)
-    descent, (each,) = method.descent(noised, rows, std), further
+        return method.fit(opened).weights
+    descent, (each,) = method.estimator.descent(opened), further
     std = each.guarantee.float_std * math.sqrt(len(sizes))
     for number in range(1, 1 + each.times):
         noise = std * draw(number, each.submission.dimension)
@@ -125,51 +122,45 @@ def _whole(held: RowsInMemory, gradient: ClippedGradient) -> Tensor:
     return total
 
 
-def totals(users: RowsInMemory, methods: Sequence[Method]) -> list[Tensor]:
-    """The unscaled sums of methods that one training serves, without noise.
+def totals(users: RowsInMemory, statistics: Sequence[Statistic]) -> list[Tensor]:
+    """The unscaled sums of statistics that one training serves, without noise.
 
     Args:
         users: who holds what.
-        methods: statistics of one kind, or exact heads that differ in radius and bound only, either
-            with a users' clip of whatever norm or without; or a single method.
+        statistics: sums over rows of one kind, or exact heads that differ in radius and bound only,
+            either with a users' clip of whatever norm or without; or a single statistic.
 
     Returns:
         (D,) float64 for each.
     """
-    first = unclipped(methods[0])
-    clipped = any(isinstance(method, UserClip) for method in methods)
-    sums = [torch.zeros(method.dimension, dtype=torch.float64) for method in methods]
-    if isinstance(first, ClassSums | Discriminant | LeastSquares):
-        if not clipped:
-            return [first.submit(users.together())[0]] * len(methods)
-        for chunk in users.chunks():
-            submitted = first.submit(chunk)
-            for total, method in zip(sums, methods, strict=True):
-                clips = isinstance(method, UserClip)
-                total += (method.clipped_(submitted.clone()) if clips else submitted).sum(0)
-        return sums
-    if isinstance(first, BlindAveraging) and first.solver == "exact" and first.labels is None:
-        return _averages(users, methods, first.without_radius)
+    first = statistics[0].unclipped
+    if isinstance(first, TrainedHeads) and first.solver == "exact" and first.labels is None:
+        return _averages(users, statistics, first.without_radius)
+    if first.additive and all(each.additive for each in statistics):
+        return [first.submit(users.together())[0]] * len(statistics)
+    sums = [torch.zeros(each.dimension, dtype=torch.float64) for each in statistics]
     for chunk in users.chunks():
-        for total, method in zip(sums, methods, strict=True):
-            total += method.submit(chunk).sum(0)
+        shared = first.submit(chunk) if first.additive else None
+        for total, each in zip(sums, statistics, strict=True):
+            sent = each.submit(chunk) if shared is None else each.clipped_(shared.clone())
+            total += sent.sum(0)
     return sums
 
 
-def _averages(users: RowsInMemory, methods: Sequence[Method], free: Head) -> list[Tensor]:
+def _averages(users: RowsInMemory, statistics: Sequence[Statistic], free: Head) -> list[Tensor]:
     """Σ Π_C(n_i Π_R(W_i)) for every radius and users' clip from one minimiser per user."""
-    sums = [torch.zeros(methods[0].dimension, dtype=torch.float64) for _ in methods]
+    sums = [torch.zeros(statistics[0].dimension, dtype=torch.float64) for _ in statistics]
     for chunk in users.chunks():
         weights = fit_exact(free, chunk.x, chunk.y, counts=chunk.counts).weights.double()
         norms = torch.linalg.vector_norm(weights, dim=free.norm_dims, keepdim=True)
-        for total, method in zip(sums, methods, strict=True):
-            own = unclipped(method)
-            assert isinstance(own, BlindAveraging)
+        for total, each in zip(sums, statistics, strict=True):
+            own = each.unclipped
+            assert isinstance(own, TrainedHeads)
             factor = chunk.counts[:, None, None].double()
             if own.head.radius is not None:
                 factor = factor * ball_scale(norms, own.head.radius)
-            if isinstance(method, UserClip):
-                total += method.clipped_((weights * factor).flatten(1)).sum(0)
+            if own is not each:
+                total += each.clipped_((weights * factor).flatten(1)).sum(0)
             elif factor.shape[2] == 1:
                 total += factor.flatten() @ weights.flatten(1)
             else:

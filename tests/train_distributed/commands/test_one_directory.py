@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.research.baselines import learn
+from train_distributed.one_shot.release import ReleaseRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,16 +42,16 @@ def test_a_run_into_a_directory_that_another_writes_draws_no_noise(
     run, ledger, tmp_path, monkeypatch
 ) -> None:
     """The second begins while the first one's noise is drawn."""
-    real, met = learn.learn, []
+    real, met = ReleaseRequest.release, []
 
-    def meet(*args, **more):
+    def meet(request):
         if not met:
             met.append(None)
             met.append(run("--out", "made"))
             assert not ledger.path.exists()
-        return real(*args, **more)
+        return real(request)
 
-    monkeypatch.setattr(learn, "learn", meet)
+    monkeypatch.setattr(ReleaseRequest, "release", meet)
     assert run("--out", "made")[0] == 0
     code, printed, error = met[1]
     assert (code, printed, error.count("\n")) == (2, "", 1)

@@ -19,7 +19,8 @@ from heads import (
     sgd_rounding,
     sgd_sensitivity,
 )
-from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
+from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk
 
 K, DIM, CLIP = 3, 5, 1.25
@@ -31,11 +32,9 @@ HEADS: dict[str, type[Head]] = {
 SGD: dict[str, Any] = {"solver": "sgd", "epochs": 3, "batch_size": 4}
 
 
-def averaging(
-    name: str, l2_reg: float = 0.5, radius: float | None = None, **more
-) -> BlindAveraging:
+def averaging(name: str, l2_reg: float = 0.5, radius: float | None = None, **more) -> TrainedHeads:
     head = HEADS[name](num_classes=K, l2_reg=l2_reg, clip_norm=CLIP, radius=radius)
-    return BlindAveraging(head=head, dim=DIM, **more)
+    return TrainedHeads(head=head, dim=DIM, **more)
 
 
 def rows_of(users: int, n: int, counts: list[int] | None = None) -> Chunk:
@@ -47,8 +46,8 @@ def rows_of(users: int, n: int, counts: list[int] | None = None) -> Chunk:
     return Chunk(torch.arange(users), x, y, torch.tensor(counts or [n] * users))
 
 
-def parts(method: BlindAveraging, submissions: Tensor) -> Tensor:
-    """(u, C) norms, one for each part that a record moves by `record_reach`."""
+def parts(method: TrainedHeads, submissions: Tensor) -> Tensor:
+    """(u, C) norms, one for each part that a record moves by `record_sensitivity`."""
     weights = submissions.unflatten(1, (DIM, K))
     return torch.linalg.vector_norm(weights, dim=method.head.norm_dims).reshape(len(weights), -1)
 
@@ -59,7 +58,7 @@ def parts(method: BlindAveraging, submissions: Tensor) -> Tensor:
 def test_a_record_moves_the_sum_alike_whoever_holds_it(name: str, solver: dict, n: int) -> None:
     """2L/Λ for users of any size; the last record, which SGD sees in a short batch, flips."""
     method = averaging(name, l2_reg=30.0, **solver)  # so strong that no loss saturates
-    stated = method.record_reach(torch.tensor([n]))
+    stated = method.record_sensitivity(torch.tensor([n]))
     assert stated == pytest.approx(2 * method.head.lipschitz / 30.0, rel=3e-3)
     assert stated >= 2 * method.head.lipschitz / 30.0
     row = torch.tensor([CLIP, 0, 0, 0, 0], dtype=torch.float64)
@@ -78,12 +77,12 @@ def test_the_charge_is_the_solvers_own(name: str) -> None:
     exact, sgd = averaging(name), averaging(name, **SGD)
     for n in (1, 7, 1000):
         least = exact.head.sensitivity(n) + 2 * default_tolerance(exact.head, n) / 0.5
-        assert exact.record_reach(torch.tensor([n])) > n * least
+        assert exact.record_sensitivity(torch.tensor([n])) > n * least
         found = fit_exact(exact.head, *rows(rows_of(1, n)))
-        assert exact.record_reach(torch.tensor([n])) >= n * found.sensitivity(n)
+        assert exact.record_sensitivity(torch.tensor([n])) >= n * found.sensitivity(n)
         steps: dict[str, Any] = {"epochs": 3, "batch_size": 4}
         charged = n * sgd_sensitivity(sgd.head, n, DIM, **steps)
-        assert sgd.record_reach(torch.tensor([n])) == charged
+        assert sgd.record_sensitivity(torch.tensor([n])) == charged
         rho = sgd_rounding(sgd.head, n, DIM, **steps)
         reach = 2 * sgd.head.lipschitz / 0.5
         assert reach < charged == pytest.approx(reach * (1 + n * rho), rel=1e-15)
@@ -97,21 +96,21 @@ def test_the_size_whose_rounding_is_largest_decides() -> None:
     """Neither always the largest user nor the smallest: the Gram form may round more."""
     sgd = averaging("softmax", **SGD)
     sizes = torch.tensor([1, 500, 20])
-    assert sgd.record_reach(sizes) == sgd.record_reach(torch.tensor([500]))
-    assert sgd.record_reach(sizes) > sgd.record_reach(torch.tensor([20]))
+    assert sgd.record_sensitivity(sizes) == sgd.record_sensitivity(torch.tensor([500]))
+    assert sgd.record_sensitivity(sizes) > sgd.record_sensitivity(torch.tensor([20]))
     head = SoftmaxHead(num_classes=10, l2_reg=0.1, clip_norm=2**0.5, radius=0.02)
-    sgd = BlindAveraging(head=head, dim=1281, solver="sgd", epochs=10, batch_size=20)
-    small, large = (sgd.record_reach(torch.tensor([n])) for n in (640, 1281))
+    sgd = TrainedHeads(head=head, dim=1281, solver="sgd", epochs=10, batch_size=20)
+    small, large = (sgd.record_sensitivity(torch.tensor([n])) for n in (640, 1281))
     assert small > 1.009 * large
-    assert sgd.record_reach(torch.tensor([3, 1281, 640, 1281])) == small
+    assert sgd.record_sensitivity(torch.tensor([3, 1281, 640, 1281])) == small
 
 
 @pytest.mark.parametrize("solver", [{}, SGD])
 def test_every_user_reaches_as_far_as_its_own_size_says(solver: dict) -> None:
     """The bound on ‖W‖ depends on n: neither the first nor the smallest user's is all users'."""
     method, sizes = averaging("softmax", **solver), torch.tensor([1, 500, 20, 500])
-    alone = [float(method.user_reach(sizes[k : k + 1])) for k in range(len(sizes))]
-    assert method.user_reach(sizes).tolist() == alone
+    alone = [float(method.user_sensitivity(sizes[k : k + 1])) for k in range(len(sizes))]
+    assert method.user_sensitivity(sizes).tolist() == alone
     bounds = {method.weight_bound(n) for n in (1, 20, 500)}
     assert len(bounds) == 3
 
@@ -130,9 +129,9 @@ def test_a_user_submits_its_rows_times_its_own_head(name: str, solver: dict) -> 
             held.y[user : user + 1, :count],
             torch.tensor([count]),
         )
-        stated = method.record_reach(torch.tensor([6]))
+        stated = method.record_sensitivity(torch.tensor([6]))
         assert torch.allclose(method.submit(alone)[0], together[user], atol=1e-3 * stated, rtol=0)
-    mean = method.classifier(together.sum(0), 13, 0.0)
+    mean = AveragedHeads(statistic=method).fit(NoisedSum(together.sum(0), 13, 0.0)).weights
     of_users = together.unflatten(1, (DIM, K)) / torch.tensor([6, 2, 5])[:, None, None]
     assert torch.allclose(mean, (6 * of_users[0] + 2 * of_users[1] + 5 * of_users[2]) / 13)
 
@@ -149,7 +148,7 @@ def test_a_whole_user_stays_within_its_reach(name: str, solver: dict, radius: fl
     y = torch.stack([torch.zeros(n), torch.ones(n)]).long()
     sizes = torch.tensor([n, n])
     sent = method.submit(Chunk(torch.arange(2), x, y, sizes))
-    stated = float(method.user_reach(sizes)[0])
+    stated = float(method.user_sensitivity(sizes)[0])
     assert (parts(method, sent[:1] - sent[1:]) <= stated).all()
     assert (sent.abs() <= method.entry_bound(n)).all()
     free = method.head.lipschitz / 0.01
@@ -167,7 +166,10 @@ def test_the_minimiser_is_projected_once(name: str) -> None:
     projected = project_ball(free, radius, method.head.norm_dims)
     assert (parts(method, free.flatten(1)) > 2 * radius).all()
     assert torch.equal(method.submit(held), (projected * 9).flatten(1))
-    bare, capped = averaging(name).record_reach(held.counts), method.record_reach(held.counts)
+    bare, capped = (
+        averaging(name).record_sensitivity(held.counts),
+        method.record_sensitivity(held.counts),
+    )
     assert bare < capped < bare * (1 + 1e-9)  # the projection's own rounding is charged
 
 
@@ -176,9 +178,9 @@ def test_the_papers_bound_is_never_below_the_tight_one() -> None:
     for radius in (1e-3, 1.0):
         tight = averaging("svm", radius=radius)
         paper = replace(tight, bound="paper")
-        assert paper.record_reach(sizes) >= tight.record_reach(sizes)
+        assert paper.record_sensitivity(sizes) >= tight.record_sensitivity(sizes)
     published = 2 * (0.5 * 1.0 + CLIP) / 0.5
-    assert averaging("svm", radius=1.0, bound="paper").record_reach(sizes) == published
+    assert averaging("svm", radius=1.0, bound="paper").record_sensitivity(sizes) == published
 
 
 @pytest.mark.parametrize(

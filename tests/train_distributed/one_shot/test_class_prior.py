@@ -11,14 +11,13 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from heads import LogisticHead, SoftmaxHead
+from tests.train_distributed.one_shot.fitting import fitted
 from train_distributed import Privacy, release
-from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
 from train_distributed.one_shot.class_prior import ClassPrior
-from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Discriminant
-from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 
@@ -102,8 +101,8 @@ def test_least_squares_of_two_classes_is_the_regression_of_rows_that_weigh_so(
     x, y = transform(data.embeddings), torch.from_numpy(data.labels)
     n = len(x)
     chunk = Chunk(torch.zeros(1).long(), x[None], y[None], torch.tensor([n]))
-    method = LeastSquares(num_classes=2, transform=transform, ridge=0.0, prior=shares)
-    weights = method.classifier(method.submit(chunk)[0], n, 0.0).numpy()
+    method = build_method("least-squares", transform, 2, {"ridge": 0.0, "prior": shares})
+    weights = fitted(method, method.statistic.submit(chunk)[0], n, 0.0).numpy()
     rows, labels = x.double().numpy(), y.numpy()
     means = np.stack([rows[labels == k, 1:].mean(0) for k in range(2)])
     within = (rows[:, 1:] - means[labels]).T @ (rows[:, 1:] - means[labels]) / n
@@ -118,23 +117,21 @@ def test_least_squares_of_two_classes_is_the_regression_of_rows_that_weigh_so(
         assert ((rows @ weights).argmax(1) == lda).all()
 
 
-@pytest.mark.parametrize("of", [ClassSums, Discriminant])
-def test_log_shares_are_what_a_prior_adds(
-    transform: PublicTransform, of: type[ClassSums | Discriminant]
-) -> None:
+@pytest.mark.parametrize("name", ["class-sums", "discriminant"])
+def test_log_shares_are_what_a_prior_adds(transform: PublicTransform, name: str) -> None:
     data = rows_of(2000, [0.6, 0.3, 0.1], 4)
     x, y = transform(data.embeddings), torch.from_numpy(data.labels)
     chunk = Chunk(torch.zeros(1).long(), x[None], y[None], torch.tensor([len(x)]))
-    equal = of(num_classes=3, transform=transform, prior="equal")
-    total = equal.submit(chunk)[0]
-    plain = equal.classifier(total, len(x), 0.0)
+    equal = build_method(name, transform, 3, {"prior": "equal"})
+    total = equal.statistic.submit(chunk)[0]
+    plain = fitted(equal, total, len(x), 0.0)
     cases: tuple[tuple[ClassPrior, Tensor], ...] = (
         ((0.2, 0.3, 0.5), torch.tensor([0.2, 0.3, 0.5])),
         ("empirical", torch.bincount(y) / len(y)),
     )
     for prior, shares in cases:
-        method = of(num_classes=3, transform=transform, prior=prior)
-        shift = method.classifier(total, len(x), 0.0) - plain
+        method = build_method(name, transform, 3, {"prior": prior})
+        shift = fitted(method, total, len(x), 0.0) - plain
         assert shift[1:].abs().max() < 1e-12
         moved = CONSTANT * shift[0]
         assert torch.allclose(moved - moved[0], (shares / shares[0]).log().double(), atol=1e-6)
@@ -155,10 +152,10 @@ def test_probabilities_of_ridge_regression_are_calibrated_to_the_prior(
         assert abs(used.labels[held].mean() - sure[held].mean()) < 0.08
 
 
-def head_method(name: str, prior: Any = "equal", l2_reg: float = 0.05) -> BlindAveraging:
+def head_method(name: str, prior: Any = "equal", l2_reg: float = 0.05) -> TrainedHeads:
     kind = SoftmaxHead if name == "softmax" else LogisticHead
     head = kind(num_classes=3, l2_reg=l2_reg, clip_norm=CLIP)
-    return BlindAveraging(head=head, dim=4, prior=prior, constant=CONSTANT)
+    return TrainedHeads(head=head, dim=4, prior=prior, constant=CONSTANT)
 
 
 def pair_of(same_label: bool, draw: torch.Generator, n: int) -> Chunk:
@@ -183,15 +180,15 @@ def test_no_record_moves_head_and_labels_further_than_the_joint_reach(
     draw, largest = torch.Generator().manual_seed(0), 0.0
     method = head_method(name, l2_reg=10.0)  # where losses are steepest
     for n in (1, 2, 7):
-        stated = method.record_reach(torch.tensor([n])) * math.sqrt(method.compositions)
-        removal = method.record_removal(torch.tensor([n])) * math.sqrt(method.compositions)
+        stated = method.record_sensitivity(torch.tensor([n])) * math.sqrt(method.compositions)
+        removal = method.zero_out_sensitivity(torch.tensor([n])) * math.sqrt(method.compositions)
         for _ in range(10):
             chunk = pair_of(same_label, draw, n)
             sent = method.submit(chunk) * method.scale
             moved = float((sent[0] - sent[1]).norm())
             assert moved <= stated
             assert sent.abs().max() <= method.entry_bound(n)
-            assert float(sent[0].norm()) <= float(method.user_removal(torch.tensor([n]))[0]) * (
+            assert float(sent[0].norm()) <= float(method.user_zero_out(torch.tensor([n]))[0]) * (
                 math.sqrt(method.compositions)
             )
             largest = max(largest, moved / stated)
@@ -205,10 +202,12 @@ def test_labels_alone_are_charged() -> None:
     joint, alone = head_method("softmax"), head_method("softmax", "empirical")
     assert alone.labels is None
     assert alone.dimension == joint.dimension - 3
-    assert joint.record_reach(sizes) == pytest.approx(
-        math.sqrt(1.1) * alone.record_reach(sizes), rel=1e-6
+    assert joint.record_sensitivity(sizes) == pytest.approx(
+        math.sqrt(1.1) * alone.record_sensitivity(sizes), rel=1e-6
     )
-    assert torch.allclose(joint.user_reach(sizes), math.sqrt(1.1) * alone.user_reach(sizes))
+    assert torch.allclose(
+        joint.user_sensitivity(sizes), math.sqrt(1.1) * alone.user_sensitivity(sizes)
+    )
 
 
 @pytest.mark.parametrize("name", ["softmax", "logistic"])
@@ -226,19 +225,20 @@ def test_rows_without_features_end_at_the_wanted_shares(name: str, scheme: str) 
     for bucket in partition.buckets(100):
         chunk = Chunk(bucket.users, x[bucket.rows], y[bucket.rows], bucket.counts)
         total += method.submit(chunk).sum(0)
-    weights = method.classifier(total, 100, 0.0)
+    weights = AveragedHeads(statistic=method).fit(NoisedSum(total, 100, 0.0)).weights
     order = torch.repeat_interleave(torch.arange(3), torch.tensor([20, 30, 50]))
     everyone = Chunk(torch.zeros(1).long(), x[None], order[None], torch.tensor([100]))
     alone = replace(method, prior="empirical")
-    expected = alone.classifier(alone.submit(everyone)[0], 100, 0.0)
+    plain = NoisedSum(alone.submit(everyone)[0], 100, 0.0)
+    expected = AveragedHeads(statistic=alone).fit(plain).weights
     assert torch.allclose(weights, expected, atol=3e-4)  # what solvers leave
 
 
 def test_a_head_that_hardly_regularises_learns_the_logarithms() -> None:
     head = SoftmaxHead(num_classes=3, l2_reg=1e-6, clip_norm=CLIP)
-    method = BlindAveraging(head=head, dim=2, prior="equal", constant=CONSTANT)
+    method = TrainedHeads(head=head, dim=2, prior="equal", constant=CONSTANT)
     shares: Tensor = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
-    scores = CONSTANT * method.taught_by(shares)
+    scores = CONSTANT * AveragedHeads(statistic=method).taught_by(shares)
     assert torch.allclose(torch.softmax(scores, 0), shares, atol=1e-4)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from embed import PublicTransform
 from heads import class_sums_sensitivity
-from train_distributed.one_shot.class_sums import ClassSums, class_counts
+from tests.train_distributed.one_shot.fitting import fitted, made
+from train_distributed.one_shot.class_sums import class_counts
 from train_distributed.one_shot.users import Chunk
 
 K, FEATURES, CONSTANT = 3, 4, 0.5
@@ -37,11 +38,11 @@ def rows_of(users: int, n: int, seed: int = 1) -> Chunk:
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1, 1.0])
 def test_without_noise_it_is_the_nearest_class_mean(shrinkage: float) -> None:
     """By loops over classes and rows, in the metric of the shrunk public covariance."""
-    method = ClassSums(num_classes=K, transform=transform(), shrinkage=shrinkage)
+    method = made("class-sums", transform(), K, {"shrinkage": shrinkage})
     held = rows_of(1, 90)
-    weights = method.classifier(method.submit(held)[0], 90, 0.0)
+    weights = fitted(method, method.statistic.submit(held)[0], 90, 0.0)
     x, y = held.x[0, :, 1:].double(), held.y[0]
-    covariance = method.transform.covariance[1:, 1:].double()
+    covariance = method.statistic.transform.covariance[1:, 1:].double()
     metric = (1 - shrinkage) * covariance
     metric += shrinkage * covariance.diagonal().mean() * torch.eye(FEATURES)
     for row, scores in zip(x[:20], (held.x[0].double() @ weights)[:20], strict=True):
@@ -57,23 +58,24 @@ def test_without_noise_it_is_the_nearest_class_mean(shrinkage: float) -> None:
 
 def test_the_noise_in_a_mean_does_not_lengthen_it() -> None:
     """The bias holds ‖noisy mean‖²: over many draws it is right only with the excess taken off."""
-    method = ClassSums(num_classes=K, transform=transform())
-    total = method.submit(rows_of(1, 90))[0]
+    method = made("class-sums", transform(), K, {})
+    total = method.statistic.submit(rows_of(1, 90))[0]
     draw, std = torch.Generator().manual_seed(0), 20.0
     biases = []
     for _ in range(4000):
         noise = std * torch.randn(total.shape, generator=draw, dtype=torch.float64)
         noise.unflatten(0, (FEATURES + 1, K))[0] = 0  # counts as they are
-        biases.append(method.classifier(total + noise, 90, std)[0])
+        biases.append(fitted(method, total + noise, 90, std)[0])
     found = torch.stack(biases)
     counted = class_counts(total.unflatten(0, (-1, K))[0], CONSTANT, 90, std)
     assert torch.allclose(counted, torch.full((K,), 30.0, dtype=torch.float64))
-    true = method.classifier(total, 90, 0.0)[0]
+    true = fitted(method, total, 90, 0.0)[0]
     error = found.std(0) / math.sqrt(len(found))
     assert ((found.mean(0) - true).abs() < 5 * error).all()
+    average = method.statistic.transform.covariance[1:, 1:].double().diagonal().mean()
     precision = torch.linalg.inv(
-        0.9 * method.transform.covariance[1:, 1:].double()
-        + 0.1 * method.transform.covariance[1:, 1:].double().diagonal().mean() * torch.eye(FEATURES)
+        0.9 * method.statistic.transform.covariance[1:, 1:].double()
+        + 0.1 * average * torch.eye(FEATURES)
     )
     excess = precision.trace() * (std / 30) ** 2 / 2 / CONSTANT
     assert (excess > 20 * error).all()  # what leaving it out would show
@@ -85,8 +87,8 @@ def test_the_worst_pairs_attain_the_reach_and_no_pair_exceeds_it(same_label: boo
     constant = 0.125 if same_label else 0.9
     clip = math.sqrt(1 + constant**2) if same_label else 1.0
     reach = math.sqrt(clip**2 - constant**2)
-    method = ClassSums(num_classes=K, transform=PublicTransform.identity(FEATURES, clip, constant))
-    stated = method.record_reach(torch.tensor([3]))
+    method = made("class-sums", PublicTransform.identity(FEATURES, clip, constant), K, {})
+    stated = method.statistic.record_sensitivity(torch.tensor([3]))
     assert stated == class_sums_sensitivity(clip, constant)
     draw, largest = torch.Generator().manual_seed(2), 0.0
     for trial in range(50):
@@ -97,7 +99,7 @@ def test_the_worst_pairs_attain_the_reach_and_no_pair_exceeds_it(same_label: boo
         x = torch.stack([features, other])
         x = torch.cat([torch.full((2, 3, 1), constant, dtype=torch.float64), x], 2)
         y = torch.tensor([[0, 1, 2], [0, 1, 2 if same_label else 0]])
-        sent = method.submit(Chunk(torch.arange(2), x, y, torch.tensor([3, 3])))
+        sent = method.statistic.submit(Chunk(torch.arange(2), x, y, torch.tensor([3, 3])))
         moved = float((sent[0] - sent[1]).norm())
         assert moved <= stated * (1 + 1e-12)
         largest = max(largest, moved)
@@ -105,24 +107,24 @@ def test_the_worst_pairs_attain_the_reach_and_no_pair_exceeds_it(same_label: boo
 
 
 def test_padding_and_partition_leave_the_sum_alone() -> None:
-    method = ClassSums(num_classes=K, transform=transform())
+    method = made("class-sums", transform(), K, {})
     held = rows_of(4, 6)
     held.x[1, 4:], held.y[1, 4:] = 7.0, 0  # two rows that are nobody's
     padded = Chunk(held.users, held.x, held.y, torch.tensor([6, 4, 6, 6]))
     alone = Chunk(torch.tensor([1]), held.x[1:2, :4], held.y[1:2, :4], torch.tensor([4]))
-    assert torch.equal(method.submit(padded)[1], method.submit(alone)[0])
+    assert torch.equal(method.statistic.submit(padded)[1], method.statistic.submit(alone)[0])
 
 
 @pytest.mark.parametrize("n", [1, 40])
 def test_no_entry_exceeds_its_bound(n: int) -> None:
     """n equal rows, almost all of whose length is in one entry."""
-    method = ClassSums(num_classes=2, transform=PublicTransform.identity(2, 1.0, 1e-3))
+    method = made("class-sums", PublicTransform.identity(2, 1.0, 1e-3), 2, {})
     row = torch.tensor([1e-3, math.sqrt(1 - 1e-6), 0.0], dtype=torch.float64)
     held = Chunk(
         torch.zeros(1).long(), row.expand(1, n, 3), torch.zeros(1, n).long(), torch.tensor([n])
     )
-    largest = float(method.submit(held).abs().max())
-    assert 0.999 * method.entry_bound(n) <= largest <= method.entry_bound(n)
+    largest = float(method.statistic.submit(held).abs().max())
+    assert 0.999 * method.statistic.entry_bound(n) <= largest <= method.statistic.entry_bound(n)
 
 
 @pytest.mark.parametrize("counts", [[30.0, 30, 30], [60.0, 20, 10], [88.0, 1, 1]])
@@ -177,4 +179,6 @@ def test_noise_alone_is_not_taken_for_classes_that_differ() -> None:
 )
 def test_settings_out_of_range(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ClassSums(**({"num_classes": K, "transform": transform()} | fields)).validate()
+        made(
+            "class-sums", fields.pop("transform", transform()), fields.pop("num_classes", K), fields
+        )

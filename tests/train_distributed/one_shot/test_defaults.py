@@ -8,21 +8,29 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
-from train_distributed.one_shot.defaults import COMPONENTS, L2_REGS, OTHERS, RULES, Circumstances
+from train_distributed.one_shot.defaults import (
+    COMPONENTS,
+    L2_REGS,
+    OTHERS,
+    RIVALS,
+    PublicFacts,
+    rule_of,
+)
 from train_distributed.partition import split
-from train_distributed.research.baselines.learn import ALL_METHODS, learn
+from train_distributed.research.baselines.learn import ALL_METHODS
 
 
-def known(epsilon: float = 1.0, users: int = 100, rows: int = 25, **more: Any) -> Circumstances:
+def known(epsilon: float = 1.0, users: int = 100, rows: int = 25, **more: Any) -> PublicFacts:
     privacy = more.pop("privacy", Privacy(epsilon, 1e-5))
     sizes = torch.full((users,), rows)
-    return Circumstances(sizes=sizes, privacy=privacy, **{"num_classes": 10, **more})
+    return PublicFacts(sizes=sizes, privacy=privacy, **{"num_classes": 10, **more})
 
 
 def test_the_noise_is_that_of_a_class_mean() -> None:
     """By simulation: K class sums, each of N/K rows of norm 1, and one sum's noise."""
-    rule, circumstances = RULES["class-sums"], known(1.0)
+    rule, circumstances = rule_of("class-sums"), known(1.0)
     draw = torch.Generator().manual_seed(0)
     multiplier = 3.7306  # of epsilon 1 at delta 1e-5
     shares = torch.randn(100, 10_000, generator=draw, dtype=torch.float64)
@@ -40,7 +48,7 @@ def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisat
     l2_regs = [known(e).options("softmax", {})["l2_reg"] for e in (0.1, 1, 3, 10, math.inf)]
     assert l2_regs == sorted(l2_regs, reverse=True)
     assert l2_regs[-1] == L2_REGS[0]
-    rule = RULES["softmax"]
+    rule = rule_of("softmax")
     one = known(privacy=Privacy(1.0, 1e-5)).noise(rule)
     for harder in (
         known(privacy=Privacy(1.0, 1e-5, unit="user")),
@@ -62,7 +70,7 @@ def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
 
 
 def test_rules_are_of_methods_that_exist() -> None:
-    assert set(RULES) <= set(ALL_METHODS)
+    assert set(RIVALS) <= set(ALL_METHODS)
     assert OTHERS.l2_reg is None
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.one_shot.fitting import fitted, made
 from train_distributed import Privacy, release
 from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Discriminant, Moments
-from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.discriminant import Moments
+from train_distributed.one_shot.least_squares import ClassMoments
 from train_distributed.one_shot.users import Chunk
 
 K, P, Q, CONSTANT = 4, 12, 8, 0.5
@@ -43,18 +44,18 @@ def test_what_is_submitted_has_the_sensitivity_of_its_statistics(
     labels = torch.arange(40)[None] % K
     x = transform(rows_of(40, K, 2).embeddings)[None]
     chunk = Chunk(torch.zeros(1).long(), x, labels, torch.tensor([40]))
-    kinds: tuple[tuple[Moments, type[LeastSquares | ClassSums]], ...]
-    kinds = (("all", LeastSquares), ("none", ClassSums))
+    kinds: tuple[tuple[Moments, type[ClassMoments | ClassSums]], ...]
+    kinds = (("all", ClassMoments), ("none", ClassSums))
     for moments, of in kinds:
-        found = Discriminant(num_classes=K, transform=transform, moments=moments)
+        found = made("discriminant", transform, K, {"moments": moments})
         same = of(num_classes=K, transform=transform)
-        assert torch.equal(found.submit(chunk), same.submit(chunk))
+        assert torch.equal(found.statistic.submit(chunk), same.submit(chunk))
         sizes = torch.tensor([3, 50])
-        assert found.record_reach(sizes) == same.record_reach(sizes)
-        assert torch.equal(found.user_reach(sizes), same.user_reach(sizes))
-        assert found.entry_bound(50) == same.entry_bound(50)
-        assert torch.equal(found.grid_powers, same.grid_powers)
-        assert torch.equal(torch.as_tensor(found.scale), torch.as_tensor(same.scale))
+        assert found.statistic.record_sensitivity(sizes) == same.record_sensitivity(sizes)
+        assert torch.equal(found.statistic.user_sensitivity(sizes), same.user_sensitivity(sizes))
+        assert found.statistic.entry_bound(50) == same.entry_bound(50)
+        assert torch.equal(found.statistic.grid_powers, same.grid_powers)
+        assert torch.equal(torch.as_tensor(found.statistic.scale), torch.as_tensor(same.scale))
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 3.0])
@@ -89,9 +90,11 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
 def test_any_noise_gives_finite_weights(
     transform: PublicTransform, std: float, moments: Moments
 ) -> None:
-    method = Discriminant(num_classes=K, transform=transform, moments=moments)
-    noise = torch.randn(method.dimension, generator=torch.Generator().manual_seed(4)).double()
-    weights = method.classifier(noise * std / method.scale, 100, std)
+    method = made("discriminant", transform, K, {"moments": moments})
+    noise = torch.randn(
+        method.statistic.dimension, generator=torch.Generator().manual_seed(4)
+    ).double()
+    weights = fitted(method, noise * std / method.statistic.scale, 100, std)
     assert weights.shape == (transform.dim, K)
     assert weights.isfinite().all()
 
@@ -118,14 +121,16 @@ def test_equal_priors_serve_the_smaller_class(transform: PublicTransform) -> Non
 def test_a_transform_without_labels_serves_with_what_it_has() -> None:
     public = PublicTransform.fit(rows_of(4000, 30, 1).embeddings, components=Q)
     assert public.within_class is None
-    method = Discriminant(num_classes=K, transform=public)
-    assert method.classifier(torch.zeros(method.dimension).double(), 10, 1.0).isfinite().all()
+    method = made("discriminant", public, K, {})
+    assert (
+        fitted(method, torch.zeros(method.statistic.dimension).double(), 10, 1.0).isfinite().all()
+    )
 
 
 @pytest.mark.parametrize(("name", "value"), [("moments", "some"), ("prior", "flat")])
 def test_unknown_words_are_refused(transform: PublicTransform, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} must be one of .*{value}"):
-        Discriminant(num_classes=K, transform=transform, **{name: value}).validate()
+        made("discriminant", transform, K, {name: value})
 
 
 def test_an_identity_with_scatter_of_private_rows_makes_no_release(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.methods import METHODS, build_method
-from train_distributed.one_shot.statistic import Method
+from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk, check_stream
 from train_distributed.privacy.guarantee import Guarantee
@@ -92,7 +92,7 @@ def neighbours(transform: PublicTransform, draw: np.random.Generator) -> tuple[C
     return first, second
 
 
-def drawn(name: str, draw: np.random.Generator) -> tuple[Method, PublicTransform]:
+def drawn(name: str, draw: np.random.Generator) -> tuple[Statistic, PublicTransform]:
     """A method with constants of any scale, and the transform of its rows."""
     clip_norm = 10.0 ** draw.uniform(-12, 12) if draw.random() < 0.5 else 1.0
     constant = float(np.float32(clip_norm * draw.uniform(0.01, 0.99)))
@@ -108,10 +108,10 @@ def drawn(name: str, draw: np.random.Generator) -> tuple[Method, PublicTransform
             options["batch_size"] = int(draw.integers(1, 10))
     elif name == "least-squares" and draw.random() < 0.5:
         options["alpha"] = 10.0 ** draw.uniform(-3, 3) / clip_norm
-    return build_method(name, transform, 2, options), transform
+    return build_method(name, transform, 2, options).statistic, transform
 
 
-def moved(method: Method, first: Tensor, second: Tensor) -> float:
+def moved(method: Statistic, first: Tensor, second: Tensor) -> float:
     return float(((first - second) * method.scale).norm())
 
 

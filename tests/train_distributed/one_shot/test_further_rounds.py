@@ -49,7 +49,7 @@ def test_no_replaced_record_moves_a_round_by_more_than_its_sensitivity(size, cla
                     other_x[record], other_y[record] = row, label
                     moved = float((gradient.submit(one_user(other_x, other_y)) - before).norm())
                     farthest = max(farthest, moved)
-                    assert moved <= gradient.record_reach(torch.tensor([6]))
+                    assert moved <= gradient.record_sensitivity(torch.tensor([6]))
     if size == 0 and classes == 2:  # the same row with the other label: the bound is attained
         assert farthest == pytest.approx(0.28, rel=1e-9)
 
@@ -59,10 +59,10 @@ def test_all_records_of_a_user_together_reach_its_bound():
     gradient = ClippedGradient(weights=weights, clip_norm=0.14)
     x = unit_rows(1, 3, 0).expand(50, -1)
     first, second = (gradient.submit(one_user(x, torch.full((50,), label))) for label in (0, 1))
-    bound = float(gradient.user_reach(torch.tensor([50]))[0])
+    bound = float(gradient.user_sensitivity(torch.tensor([50]))[0])
     assert float((first - second).norm()) == pytest.approx(50 * 0.28)
     assert float((first - second).norm()) <= bound
-    assert float(first.norm()) <= float(gradient.user_removal(torch.tensor([50]))[0])
+    assert float(first.norm()) <= float(gradient.user_zero_out(torch.tensor([50]))[0])
 
 
 def test_unclipped_it_is_the_gradient_of_the_softmax_loss():

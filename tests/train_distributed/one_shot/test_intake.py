@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
-from train_distributed.one_shot.methods import METHODS
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition, split
-from train_distributed.research.baselines.learn import learn
 from train_distributed.research.experiments.lineups import raw_transform
 
 N, P, K = 90, 6, 3

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from tests.train_distributed.one_shot.fitting import fitted, made
 from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.least_squares import LeastSquares
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.users import Chunk
 
 K, FEATURES, CONSTANT = 3, 4, 0.5
@@ -24,16 +25,16 @@ def rows_of(n: int, seed: int = 0) -> Chunk:
     return Chunk(torch.zeros(1).long(), TRANSFORM(x)[None], labels[None], torch.tensor([n]))
 
 
-def scaled(method: LeastSquares, chunk: Chunk) -> Tensor:
-    return method.submit(chunk)[0] * method.scale
+def scaled(method: Method, chunk: Chunk) -> Tensor:
+    return method.statistic.submit(chunk)[0] * method.statistic.scale
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1.0, 300.0])
 def test_without_noise_it_is_ridge_regression_with_a_free_intercept(ridge: float) -> None:
     """NumPy's least squares of centred one-hot labels, with √λ I below the centred rows."""
     held = rows_of(120)
-    method = LeastSquares(num_classes=K, transform=TRANSFORM, ridge=ridge)
-    found = method.classifier(method.submit(held)[0], 120, 0.0).numpy()
+    method = made("least-squares", TRANSFORM, K, {"ridge": ridge})
+    found = fitted(method, method.statistic.submit(held)[0], 120, 0.0).numpy()
     x, hot = held.x[0, :, 1:].double().numpy(), np.eye(K)[held.y[0].numpy()]
     centred = np.vstack([x - x.mean(0), math.sqrt(ridge) * np.eye(FEATURES)])
     goal = np.vstack([hot - hot.mean(0), np.zeros((FEATURES, K))])
@@ -46,44 +47,48 @@ def test_rows_that_are_all_alike_still_give_a_model() -> None:
     """Neither scatter nor noise to take a ridge from: directions are 0, shares decide."""
     held = rows_of(6)
     alike = Chunk(held.users, held.x[:, :1].expand(-1, 6, -1), held.y, held.counts)
-    method = LeastSquares(num_classes=K, transform=TRANSFORM)
-    found = method.classifier(method.submit(alike)[0], 6, 0.0)
+    method = made("least-squares", TRANSFORM, K, {})
+    found = fitted(method, method.statistic.submit(alike)[0], 6, 0.0)
     assert torch.allclose(found[1:], torch.zeros(FEATURES, K, dtype=torch.float64), atol=1e-3)
     assert found[0].argmax() == held.y[0].bincount().argmax()
 
 
 def test_a_public_share_of_one_uses_no_private_moment() -> None:
     held = rows_of(120)
-    method = LeastSquares(num_classes=K, transform=TRANSFORM, public_share=1.0, ridge=2.0)
-    total = method.submit(held)[0]
+    method = made("least-squares", TRANSFORM, K, {"public_share": 1.0, "ridge": 2.0})
+    total = method.statistic.submit(held)[0]
     other = total.clone()
     other[TRANSFORM.dim * K :] += 5.0
-    assert torch.equal(method.classifier(total, 120, 0.1), method.classifier(other, 120, 0.1))
-    half = LeastSquares(num_classes=K, transform=TRANSFORM, public_share=0.5, ridge=2.0)
-    assert not torch.allclose(half.classifier(total, 120, 0.1), half.classifier(other, 120, 0.1))
+    assert torch.equal(fitted(method, total, 120, 0.1), fitted(method, other, 120, 0.1))
+    half = made("least-squares", TRANSFORM, K, {"public_share": 0.5, "ridge": 2.0})
+    assert not torch.allclose(fitted(half, total, 120, 0.1), fitted(half, other, 120, 0.1))
 
 
 @pytest.mark.parametrize("std", [0.0, 1.0, 1e9])
 def test_moments_that_noise_makes_indefinite_still_give_a_model(std: float) -> None:
     """The ridge is at least the noise's own size."""
     held = rows_of(120)
-    method = LeastSquares(num_classes=K, transform=TRANSFORM)
+    method = made("least-squares", TRANSFORM, K, {})
     noise = std * torch.randn(
-        method.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        method.statistic.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
-    weights = method.classifier(method.submit(held)[0] + noise / method.scale, 120, std)
+    weights = fitted(
+        method, method.statistic.submit(held)[0] + noise / method.statistic.scale, 120, std
+    )
     assert weights.isfinite().all()
     if std == 1.0:
-        ridge = 2 * std / (method.weight * math.sqrt(2)) * math.sqrt(FEATURES)
-        fixed = LeastSquares(num_classes=K, transform=TRANSFORM, ridge=ridge)
-        again = fixed.classifier(fixed.submit(held)[0] + noise / fixed.scale, 120, std)
+        ridge = 2 * std / (method.statistic.weight * math.sqrt(2)) * math.sqrt(FEATURES)
+        fixed = made("least-squares", TRANSFORM, K, {"ridge": ridge})
+        again = fitted(
+            fixed, fixed.statistic.submit(held)[0] + noise / fixed.statistic.scale, 120, std
+        )
         assert torch.allclose(weights, again, rtol=1e-12)
 
 
 def test_eigenvalues_below_zero_are_clipped() -> None:
     """Of the centred scatter matrix: what is left is solved as it stands."""
-    method = LeastSquares(num_classes=K, transform=TRANSFORM, ridge=0.5)
-    total = method.submit(rows_of(120))[0]
+    method = made("least-squares", TRANSFORM, K, {"ridge": 0.5})
+    total = method.statistic.submit(rows_of(120))[0]
     split = TRANSFORM.dim * K
     sums = total[:split].unflatten(0, (TRANSFORM.dim, K))
     mean = sums[1:].sum(1) / 120
@@ -94,7 +99,7 @@ def test_eigenvalues_below_zero_are_clipped() -> None:
     given = turn * values @ turn.T + 120 * torch.outer(mean, mean)
     row, column = torch.triu_indices(4, 4)
     total[split:] = given[row, column]
-    found = method.classifier(total, 120, 0.0)
+    found = fitted(method, total, 120, 0.0)
     shares = sums[0] / CONSTANT / 120
     left = turn * torch.tensor([0.5, 0.5, 2.5, 5.5]).double() @ turn.T
     expected = torch.linalg.solve(left, sums[1:] - 120 * mean[:, None] * shares)
@@ -106,7 +111,7 @@ def test_eigenvalues_below_zero_are_clipped() -> None:
 def test_no_pair_moves_further_than_the_reach(weight: float, same_label: bool) -> None:
     """Full length at every angle; the worst of them attains what is stated, labels included."""
     constant = 0.5
-    method = LeastSquares(num_classes=2, transform=TRANSFORM, alpha=weight)  # r = 1
+    method = made("least-squares", TRANSFORM, 2, {"alpha": weight})  # r = 1
     largest = 0.0
     for cosine in np.linspace(-1, 1, 401):
         pair = torch.tensor(
@@ -114,11 +119,14 @@ def test_no_pair_moves_further_than_the_reach(weight: float, same_label: bool) -
         )
         x = torch.cat([torch.full((2, 1), constant, dtype=torch.float64), pair], 1)[:, None]
         y = torch.tensor([[0], [0 if same_label else 1]])
-        sent = method.submit(Chunk(torch.arange(2), x, y, torch.ones(2).long())) * method.scale
+        sent = (
+            method.statistic.submit(Chunk(torch.arange(2), x, y, torch.ones(2).long()))
+            * method.statistic.scale
+        )
         largest = max(largest, float((sent[0] - sent[1]).norm()))
-    stated = method.record_reach(torch.ones(1))
+    stated = method.statistic.record_sensitivity(torch.ones(1))
     assert largest <= stated * (1 + 1e-12)
-    alone = ClassSums(num_classes=2, transform=TRANSFORM).record_reach(torch.ones(1))
+    alone = ClassSums(num_classes=2, transform=TRANSFORM).record_sensitivity(torch.ones(1))
     if same_label:
         expected = 2.0 if weight**2 <= 0.5 + 1e-12 else math.sqrt(2) * (weight + 1 / (2 * weight))
         assert largest == pytest.approx(expected, rel=1e-4)
@@ -127,41 +135,43 @@ def test_no_pair_moves_further_than_the_reach(weight: float, same_label: bool) -
 
 def test_by_default_the_moments_cost_nothing() -> None:
     """The largest α whose pair moves no further than the class sums alone."""
-    method = LeastSquares(num_classes=2, transform=TRANSFORM)
-    alone = ClassSums(num_classes=2, transform=TRANSFORM).record_reach(torch.ones(1))
-    assert method.record_reach(torch.ones(1)) == pytest.approx(alone, rel=1e-12)
-    heavier = LeastSquares(num_classes=2, transform=TRANSFORM, alpha=1.01 * method.weight)
-    assert heavier.record_reach(torch.ones(1)) > alone * (1 + 1e-5)
+    method = made("least-squares", TRANSFORM, 2, {})
+    alone = ClassSums(num_classes=2, transform=TRANSFORM).record_sensitivity(torch.ones(1))
+    assert method.statistic.record_sensitivity(torch.ones(1)) == pytest.approx(alone, rel=1e-12)
+    heavier = made("least-squares", TRANSFORM, 2, {"alpha": 1.01 * method.statistic.weight})
+    assert heavier.statistic.record_sensitivity(torch.ones(1)) > alone * (1 + 1e-5)
 
 
 def test_scaled_moments_have_the_frobenius_norm_of_their_matrix() -> None:
     held = rows_of(50)
-    method = LeastSquares(num_classes=K, transform=TRANSFORM, alpha=0.3)
+    method = made("least-squares", TRANSFORM, K, {"alpha": 0.3})
     x = held.x[0, :, 1:].double()
     expected = 0.3 * torch.linalg.matrix_norm(x.T @ x)
     assert float(scaled(method, held)[TRANSFORM.dim * K :].norm()) == pytest.approx(float(expected))
-    assert len(scaled(method, held)) == method.dimension == len(method.grid_powers)
+    assert (
+        len(scaled(method, held)) == method.statistic.dimension == len(method.statistic.grid_powers)
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.1, 5.0])
 @pytest.mark.parametrize("n", [1, 30])
 def test_no_entry_exceeds_its_bound(alpha: float, n: int) -> None:
     """n equal rows along an axis, or a diagonal, whose moment counts √2 times."""
-    method = LeastSquares(num_classes=2, transform=TRANSFORM, alpha=alpha)
+    method = made("least-squares", TRANSFORM, 2, {"alpha": alpha})
     for features in ([1.0, 0, 0, 0], [math.sqrt(0.5), math.sqrt(0.5), 0, 0]):
         row = torch.tensor([CONSTANT, *features], dtype=torch.float64)
         held = Chunk(
             torch.zeros(1).long(), row.expand(1, n, 5), torch.zeros(1, n).long(), torch.tensor([n])
         )
-        assert float(scaled(method, held).abs().max()) <= method.entry_bound(n)
+        assert float(scaled(method, held).abs().max()) <= method.statistic.entry_bound(n)
 
 
 def test_grid_rows_give_whole_steps_of_the_stated_powers() -> None:
     """Sums are multiples of g, moments of g², and neither of anything coarser."""
     grid = 2.0**-6
-    method = LeastSquares(num_classes=K, transform=TRANSFORM)
-    sent = method.submit(rows_of(41).rounded(grid))[0]
-    steps = sent / grid ** method.grid_powers.double()
+    method = made("least-squares", TRANSFORM, K, {})
+    sent = method.statistic.submit(rows_of(41).rounded(grid))[0]
+    steps = sent / grid ** method.statistic.grid_powers.double()
     assert torch.equal(steps, steps.round())
     split = TRANSFORM.dim * K
     assert (steps[:split] % 2 != 0).any()
@@ -180,4 +190,4 @@ def test_grid_rows_give_whole_steps_of_the_stated_powers() -> None:
 )
 def test_settings_out_of_range(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LeastSquares(**({"num_classes": K, "transform": TRANSFORM} | fields)).validate()
+        made("least-squares", TRANSFORM, fields.pop("num_classes", K), fields)

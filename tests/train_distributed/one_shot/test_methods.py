@@ -1,7 +1,7 @@
 """A method and the rows that it is made for: one transform, one number of classes."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,20 +9,11 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from heads import SoftmaxHead
 from train_distributed import Privacy, release
-from train_distributed.one_shot.blind_averaging import BlindAveraging
-from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Discriminant
-from train_distributed.one_shot.least_squares import LeastSquares
-from train_distributed.one_shot.methods import (
-    L2_REG,
-    METHODS,
-    STATISTICS,
-    build_method,
-    submissions,
-)
-from train_distributed.one_shot.user_clip import UserClip
+from train_distributed.one_shot.blind_averaging import L2_REG
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
 
 P, K = 6, 3
@@ -41,13 +32,9 @@ def fitted(on: EmbeddingSet) -> PublicTransform:
     return PublicTransform.fit(on, clip_norm=math.sqrt(1.25), constant=0.5)
 
 
-def methods_of(transform: PublicTransform) -> list[Any]:
-    head = SoftmaxHead(num_classes=K, l2_reg=1.0, clip_norm=transform.clip_norm)
-    return [
-        ClassSums(num_classes=K, transform=transform),
-        LeastSquares(num_classes=K, transform=transform),
-        BlindAveraging(head=head, dim=transform.dim),
-    ]
+def methods_of(transform: PublicTransform) -> list[Method]:
+    names = ("class-sums", "least-squares", "softmax")
+    return [build_method(name, transform, K, {}) for name in names]
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -63,18 +50,17 @@ def test_a_method_made_for_shorter_rows_is_refused(number: int) -> None:
 def test_another_transform_of_the_same_bounds_is_refused_too() -> None:
     one, other = fitted(rows(1)), fitted(rows(2))
     with pytest.raises(ValueError, match="transform must be the method's own"):
-        release(rows(), ClassSums(num_classes=K, transform=one), PROMISE, transform=other)
+        release(rows(), build_method("class-sums", one, K, {}), PROMISE, transform=other)
     again = PublicTransform.from_tensors(one.tensors())
-    release(rows(), ClassSums(num_classes=K, transform=again), PROMISE, transform=one)
+    release(rows(), build_method("class-sums", again, K, {}), PROMISE, transform=one)
 
 
 def test_class_scatter_of_private_rows_comes_with_no_other_transform() -> None:
     """The identity has seen no row; covariances that only the method's carries might have."""
     plain, private = PublicTransform.identity(P), fitted(rows())
     for name in ("within_class", "between_class"):
-        method = Discriminant(
-            num_classes=K, transform=replace(plain, **{name: getattr(private, name)})
-        )
+        scattered = replace(plain, **{name: getattr(private, name)})
+        method = build_method("discriminant", scattered, K, {})
         with pytest.raises(ValueError, match="whose classes scatter otherwise"):
             release(rows(), method, PROMISE, transform=plain)
         with pytest.raises(ValueError, match="transform must say which rows it has seen"):
@@ -86,7 +72,7 @@ def test_class_scatter_of_private_rows_comes_with_no_other_transform() -> None:
 
 def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
     transform = fitted(rows(1))
-    released = release(rows(), ClassSums(num_classes=K, transform=transform), PROMISE)
+    released = release(rows(), build_method("class-sums", transform, K, {}), PROMISE)
     assert released.transform is transform
     with pytest.raises(ValueError, match="method must be made for rows of norm"):
         release(rows(), methods_of(transform)[2], PROMISE)  # which knows a norm alone
@@ -94,36 +80,24 @@ def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
 
 def test_a_method_for_other_columns_or_classes_is_refused() -> None:
     transform = fitted(rows(1))
-    head = SoftmaxHead(num_classes=K, l2_reg=1.0, clip_norm=transform.clip_norm)
+    narrow = PublicTransform.identity(3, transform.clip_norm, transform.constant)
     with pytest.raises(ValueError, match=r"7 columns, got one for 1.118.* and 4"):
-        release(rows(), BlindAveraging(head=head, dim=4), PROMISE, transform=transform)
+        release(rows(), build_method("softmax", narrow, K, {}), PROMISE, transform=transform)
     with pytest.raises(ValueError, match="num_classes must be the method's 4, got 3"):
-        release(rows(), ClassSums(num_classes=4, transform=transform), PROMISE)
-
-
-def test_a_method_that_does_not_say_for_which_rows_it_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Unknown:
-        num_classes: int = K
-
-        def validate(self) -> None:
-            pass
-
-    with pytest.raises(ValueError, match="method must be of Discriminant, ClassSums"):
-        release(rows(), Unknown(), PROMISE)  # pyright: ignore[reportArgumentType]
+        release(rows(), build_method("class-sums", transform, 4, {}), PROMISE)
 
 
 def test_build_method_and_release_agree() -> None:
     """A method by its name and the same method built elsewhere are one."""
     transform = fitted(rows(1))
-    for name in METHODS:
+    for name, entry in METHODS.items():
         given = release(
             rows(),
             build_method(name, transform, K, {}),
             Privacy(math.inf, 1e-5),
             transform=transform,
         )
-        more: dict[str, Any] = {} if name in STATISTICS else {"l2_reg": L2_REG}
+        more: dict[str, Any] = {} if entry.sums_rows else {"l2_reg": L2_REG}
         named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)
         assert torch.equal(given.weights, named.weights)
 
@@ -135,11 +109,12 @@ def test_sgd_takes_rows_in_an_order_that_nobody_chose() -> None:
     chunk = Chunk(torch.zeros(1).long(), x, torch.arange(40)[None] // 20, torch.tensor([40]))
     options = {"solver": "sgd", "epochs": 1, "batch_size": 1, "l2_reg": 1.0}
     method = build_method("softmax", transform, 2, options)
-    for each in (method, UserClip(method=method, norm=1e3)):
+    clipped = build_method("softmax", transform, 2, options | {"user_clip": 1e3})
+    for each in (method.statistic, clipped.statistic):
         sent = [submissions(each, chunk, None) for _ in range(2)]
         assert not torch.equal(*sent)
         seeds = [torch.Generator().manual_seed(7) for _ in range(2)]
         again = [submissions(each, chunk, None, seed) for seed in seeds]
         assert torch.equal(*again)
     exact = build_method("softmax", transform, 2, {"l2_reg": 1.0})
-    assert torch.equal(*(submissions(exact, chunk, None) for _ in range(2)))
+    assert torch.equal(*(submissions(exact.statistic, chunk, None) for _ in range(2)))

@@ -13,9 +13,9 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot import parts as one_shot_parts
-from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.parts import mu_shares, parts_of, sums_of
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
@@ -163,9 +163,9 @@ def test_simulations_are_reproducible_and_tell_seconds():
 
 
 def test_rounds_are_of_the_users_that_are_left():
-    played = Rehearsal(dropped=[0])
+    played = FaultInjection(dropped=[0])
     bare = Privacy(math.inf, 1e-5)
-    found = release(rows(), "discriminant", bare, rounds=2, min_survivors=3, rehearsal=played)
+    found = release(rows(), "discriminant", bare, rounds=2, min_survivors=3, faults=played)
     data = rows()
     others = data.subset(np.flatnonzero(data.users != 0))
     expected = release(others, "discriminant", bare, rounds=2)

@@ -10,7 +10,7 @@ import torch
 
 from embed import PublicTransform
 from train_distributed.one_shot.class_prior import checked_prior, read_shares, shares_of
-from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.registry import build_method
 
 NAMES = ("cat", "dog", "owl")
 WITH_PRIOR = ("discriminant", "class-sums", "least-squares", "softmax", "logistic")

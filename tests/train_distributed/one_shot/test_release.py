@@ -9,8 +9,8 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
-from train_distributed.one_shot.methods import METHODS, build_method
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
@@ -66,29 +66,29 @@ def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str)
     transform, users, least = public_transform(), 6, 5
     promise = Privacy(1.0, 1e-5, honest_fraction=0.7)
     built = build_method(method, transform, CLASSES, {})
+    statistic = built.statistic
     held = partition(users)
     sizes = held.counts
     honest = least - 1  # ⌊0.3 · 6⌋ = 1 may be dishonest
-    needed = accounting.noise_multiplier(1.0, 1e-5, built.compositions)
-    needed *= built.record_reach(sizes) * math.sqrt(users / honest)
+    needed = accounting.noise_multiplier(1.0, 1e-5, statistic.compositions)
+    needed *= statistic.record_sensitivity(sizes) * math.sqrt(users / honest)
     exact, draws = None, []
-    probe = type("Probe", (type(built),), {"classifier": lambda self, total, rows, std: total})
-    bare = probe(**{name: getattr(built, name) for name in built.__dataclass_fields__})  # pyright: ignore
     for epsilon, repeats in ((math.inf, 1), (1.0, 20)):
         for _ in range(repeats):
             total = release(
                 embedding_set(test_rows=0),
-                bare,
+                built,
                 Privacy(epsilon, 1e-5, 0.7) if math.isinf(epsilon) else promise,
                 transform=transform,
                 partition=held,
                 noise=noise,  # pyright: ignore[reportArgumentType]
                 min_survivors=least,
-            ).weights
+            ).opened
+            assert total is not None
             if exact is None:
                 exact = total
             else:
-                draws.append(((total - exact) * built.scale).numpy())
+                draws.append((total - exact).numpy())
     observed = np.concatenate(draws)
     spread = observed.std() / needed
     assert 1 - 4 / math.sqrt(2 * observed.size) < spread < 1 + 4 / math.sqrt(2 * observed.size)
@@ -122,7 +122,7 @@ def test_dropouts_divide_by_what_arrived_and_keep_the_promise():
         partition=held,
         min_survivors=4,
         transform=public_transform(),
-        rehearsal=Rehearsal(dropped=(2, 4)),
+        faults=FaultInjection(dropped=(2, 4)),
         l2_reg=0.1,
     )
     whole = embedding_set(test_rows=0).subset(kept.numpy())
@@ -150,7 +150,7 @@ def test_too_few_survivors_release_nothing():
             Privacy(1.0, 1e-5),
             transform=public_transform(),
             partition=partition(6),
-            rehearsal=Rehearsal(dropped=[0]),
+            faults=FaultInjection(dropped=[0]),
         )
 
 
@@ -198,7 +198,7 @@ def test_unseeded_noise_differs():
 def test_user_level_protects_the_largest_user():
     sizes = torch.tensor([2, 9, 4])
     for method in METHODS:
-        built = build_method(method, public_transform(), CLASSES, {})
+        built = build_method(method, public_transform(), CLASSES, {}).statistic
         record = Guarantee.of(sizes, built, Privacy(1.0, 1e-5))
         user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
         group = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, group_size=3))
@@ -208,7 +208,7 @@ def test_user_level_protects_the_largest_user():
 
 def test_a_radius_caps_what_a_user_can_move():
     sizes = torch.tensor([2, 9, 4])
-    built = build_method("softmax", public_transform(), CLASSES, {"radius": 0.01})
+    built = build_method("softmax", public_transform(), CLASSES, {"radius": 0.01}).statistic
     user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
     assert user.sensitivity == pytest.approx(2 * 9 * 0.01, rel=1e-5)
     released = release(
@@ -240,9 +240,10 @@ def test_solvers_agree_and_paper_bound_is_larger():
     assert torch.allclose(found["sgd"].weights, found["exact"].weights, atol=1e-3)
     sizes = partition().counts
     transform = public_transform()
-    tight = build_method("softmax", transform, CLASSES, {"radius": 1.0})
-    paper = build_method("softmax", transform, CLASSES, {"radius": 1.0, "bound": "paper"})
-    assert paper.record_reach(sizes) > 1.5 * tight.record_reach(sizes)
+    tight = build_method("softmax", transform, CLASSES, {"radius": 1.0}).statistic
+    options = {"radius": 1.0, "bound": "paper"}
+    paper = build_method("softmax", transform, CLASSES, options).statistic
+    assert paper.record_sensitivity(sizes) > 1.5 * tight.record_sensitivity(sizes)
 
 
 def test_saved_models_appear_whole(tmp_path):

@@ -6,7 +6,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.partition import split
 
 ROWS = EmbeddingSet(
@@ -24,11 +24,11 @@ BAD = [
     ({"num_classes": 5}, "num_classes must be 3, the set's class names, got 5"),
     ({"min_survivors": 0}, r"min_survivors must be in \[1, 6\]"),
     ({"min_survivors": 3}, "one certainly honest user, got 0"),
-    ({"rehearsal": Rehearsal([6])}, r"dropped must hold users in \[0, 6\), got 6"),
+    ({"faults": FaultInjection([6])}, r"dropped must hold users in \[0, 6\), got 6"),
     ({"method": "softmax", "l2_reg": 0.0}, "l2_reg must be finite and > 0, got 0.0"),
     ({"method": "softmax", "l2_reg": -1.0}, "l2_reg must be finite and > 0, got -1.0"),
     ({"method": "softmax", "bound": "paper"}, "radius must be given for bound='paper'"),
-    ({"method": "softmax", "solver": "newton"}, "solver must be 'exact' or 'sgd', got 'newton'"),
+    ({"method": "softmax", "solver": "newton"}, "solver must be one of exact, sgd, got 'newton'"),
     ({"method": "softmax", "epochs": 0}, "epochs must be >= 1, got 0"),
     ({"method": "class-sums", "l2_reg": 1.0}, "options must fit method 'class-sums'"),
     ({"method": "least-squares", "ridge": -1.0}, "ridge must be finite and >= 0, got -1.0"),

@@ -12,7 +12,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot import Rehearsal
+from train_distributed.one_shot import FaultInjection
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.report_file import Report
 
@@ -119,22 +119,22 @@ def test_every_reason_makes_a_model_unsuitable(
 
 
 @pytest.mark.parametrize(
-    ("rehearsal", "why"),
+    ("faults", "why"),
     [
-        (Rehearsal(), "a rehearsal: 0 users were made to drop out"),
-        (Rehearsal(dropped=[1]), "a rehearsal: 1 users were made to drop out"),
-        (Rehearsal(known_noise=[0, 2, 2]), "an audit: 2 users added no noise"),
-        (Rehearsal(dropped=[1], known_noise=range(1)), "an audit: 1 users added no noise"),
+        (FaultInjection(), "a rehearsal: 0 users were made to drop out"),
+        (FaultInjection(dropped=[1]), "a rehearsal: 1 users were made to drop out"),
+        (FaultInjection(known_noise=[0, 2, 2]), "an audit: 2 users added no noise"),
+        (FaultInjection(dropped=[1], known_noise=range(1)), "an audit: 1 users added no noise"),
     ],
 )
-def test_a_rehearsal_is_never_suitable(rehearsal: Rehearsal, why: str) -> None:
+def test_a_rehearsal_is_never_suitable(faults: FaultInjection, why: str) -> None:
     """Discrete noise, declared classes, no transform: nothing else is wrong with it."""
     arguments: dict[str, Any] = {"vouch_for_transform": True, "min_survivors": 5}
     real = release(embedding_set(0), "class-sums", PROMISE, **arguments)
     assert real.report["suitable_for_release"] is True
-    played = release(embedding_set(0), "class-sums", PROMISE, rehearsal=rehearsal, **arguments)
+    played = release(embedding_set(0), "class-sums", PROMISE, faults=faults, **arguments)
     assert played.report["unsuitable_because"] == [why]
-    assert played.report["survivors"] == 6 - len(set(rehearsal.dropped))
+    assert played.report["survivors"] == 6 - len(set(faults.dropped))
     assert list(real.report) == [key for key in played.report if key != "unsuitable_because"]
 
 

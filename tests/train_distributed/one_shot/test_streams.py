@@ -12,7 +12,7 @@ from torch import Tensor
 from embed import PublicTransform
 from heads import least_squares_sensitivity
 from train_distributed import Privacy, release
-from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk, check_stream
 from train_distributed.privacy.guarantee import Guarantee
@@ -168,7 +168,7 @@ def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: fl
     clip_norm = math.sqrt(constant**2 + reach**2)
     bound = math.sqrt(clip_norm**2 - constant**2)
     transform = PublicTransform.identity(2, clip_norm, constant)
-    method = build_method("least-squares", transform, 2, {"alpha": weight / bound})
+    method = build_method("least-squares", transform, 2, {"alpha": weight / bound}).statistic
     longest = bound * (1 + 1e-12) * (1 - 2.0**-52)
     sent = []
     for row in ([1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]):
@@ -205,7 +205,7 @@ def test_rounded_rows_at_the_clip_norm_move_as_stated(name: str) -> None:
     """
     entry, constant = 2.0**-4 - 2.0**-22, 0.25
     transform = PublicTransform.identity(64, math.sqrt(64 * entry**2 + constant**2), constant)
-    method = build_method(name, transform, 2, {})
+    method = build_method(name, transform, 2, {}).statistic
     sizes = torch.tensor([1])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     grid = IntegerSum.of(method, guarantee, sizes).grid
@@ -228,7 +228,8 @@ def test_blind_averaging_submits_weights_in_the_ball(name: str, solver: str) -> 
     transform = PublicTransform.identity(4, 1.0, 0.5)
     options = {"l2_reg": 1e-2, "solver": solver, "epochs": 5, "batch_size": 3}
     methods = [
-        build_method(name, transform, 2, options | more) for more in ({"radius": RADIUS}, {})
+        build_method(name, transform, 2, options | more).statistic
+        for more in ({"radius": RADIUS}, {})
     ]
     rows = transform(torch.eye(4)[[0, 0, 1, 1, 2]])[None]
     sizes = torch.tensor([5])

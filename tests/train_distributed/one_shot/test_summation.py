@@ -10,13 +10,15 @@ import torch
 from embed import PublicTransform
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot import summation as module
-from train_distributed.one_shot.methods import METHODS, STATISTICS, build_method, submissions
+from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, add_chunk
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 
 TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
 USERS, ROWS, CLASSES = 5, 8, 3
+SUMS = [name for name, entry in METHODS.items() if entry.sums_rows]
 
 
 def silence(std: float, count: int) -> np.ndarray:
@@ -32,7 +34,7 @@ def chunk(seed: int = 0) -> Chunk:
 
 
 def parts(name: str, epsilon: float = 1.0):
-    method = build_method(name, TRANSFORM, CLASSES, {})
+    method = build_method(name, TRANSFORM, CLASSES, {}).statistic
     sizes = torch.full((USERS,), ROWS)
     return method, Guarantee.of(sizes, method, Privacy(epsilon, 1e-5)), sizes
 
@@ -58,10 +60,10 @@ def _uneven() -> Chunk:
 
 
 @pytest.mark.parametrize("clip", [{}, {"user_clip": 0.5}], ids=["whole", "clipped"])
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", SUMS)
 def test_rows_taken_together_add_up_to_what_users_submit(name: str, clip: dict[str, float]):
     """Statistics of a simulation, to the last bit; clipped users, of which each has its own."""
-    method, held = build_method(name, TRANSFORM, CLASSES, clip), _uneven()
+    method, held = build_method(name, TRANSFORM, CLASSES, clip).statistic, _uneven()
     pooled = FloatSum(method.dimension, 0.0, torch.Generator())
     add_chunk(pooled, method, held)
     alone = submissions(method, held, None).sum(0)
@@ -69,7 +71,7 @@ def test_rows_taken_together_add_up_to_what_users_submit(name: str, clip: dict[s
     assert pooled._users == USERS
 
 
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", SUMS)
 def test_few_submissions_are_in_memory_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch):
     """As many users as fit into a block, at least one; the sum is that of all, bit for bit."""
     totals, taken = [], []
@@ -173,7 +175,7 @@ def test_one_user_with_many_rows_sends_the_exact_sum(name: str):
     What is sent is compared with whole-number arithmetic.
     """
     count = 40_000
-    method = build_method(name, TRANSFORM, CLASSES, {})
+    method = build_method(name, TRANSFORM, CLASSES, {}).statistic
     sizes = torch.tensor([count])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)

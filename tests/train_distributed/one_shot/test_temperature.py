@@ -9,8 +9,8 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot.methods import build_method, model_of, weights_of
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.report import measure
 from train_distributed.one_shot.temperature import gaussian_temperature
 from train_distributed.partition import split
@@ -87,10 +87,9 @@ def test_the_temperature_is_a_function_of_what_was_opened() -> None:
     method = build_method("least-squares", transform, 3, {})
     assert released.opened is not None
     std = released.report["local_noise_std"] * math.sqrt(USERS)
-    weights, temperature = model_of(method, released.opened, ROWS, std)
-    assert torch.equal(weights, released.weights)
-    assert temperature == released.temperature
-    assert torch.equal(weights, weights_of(method, released.opened, ROWS, std))
+    found = method.fit(method.opened(released.opened, ROWS, std))
+    assert torch.equal(found.weights, released.weights)
+    assert found.temperature == released.temperature
 
 
 def test_it_is_found_at_any_noise() -> None:
@@ -103,7 +102,7 @@ def test_it_is_found_at_any_noise() -> None:
 
 def test_others_and_rehearsals_have_none() -> None:
     private, transform = gaussian_classes(3, 10)
-    assert learned(private, transform, 2.0, rehearsal=Rehearsal()).temperature == 1.0
+    assert learned(private, transform, 2.0, faults=FaultInjection()).temperature == 1.0
     method = build_method("class-sums", transform, 3, {})
-    total = torch.ones(method.dimension, dtype=torch.float64)
-    assert model_of(method, total, ROWS, 1.0)[1] == 1.0
+    total = torch.ones(method.statistic.dimension, dtype=torch.float64)
+    assert method.fit(method.opened(total, ROWS, 1.0)).temperature == 1.0

@@ -11,15 +11,9 @@ import torch
 from embed import PublicTransform
 from heads.projection import ball_margin
 from train_distributed import Privacy
-from train_distributed.one_shot import Method, build_method
-from train_distributed.one_shot.methods import (
-    STATISTICS,
-    check_method,
-    method_name,
-    weights_of,
-)
+from train_distributed.one_shot import METHODS, build_method
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import Guarantee
 
@@ -39,12 +33,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -> Method:
+SUMS = [name for name, entry in METHODS.items() if entry.sums_rows]
+
+
+def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -> Statistic:
     clip = {} if norm is None else {"user_clip": norm}
-    return build_method(name, TRANSFORM, K, (options or {}) | clip)
+    return build_method(name, TRANSFORM, K, (options or {}) | clip).statistic
 
 
-def opposites(method: Method, n: int = ROWS) -> Chunk:
+def opposites(method: Statistic, n: int = ROWS) -> Chunk:
     """Two users of one class each, features of full length, opposite to each other."""
     x = torch.zeros(2, n, FEATURES + 1, dtype=torch.float64)
     x[..., 0] = TRANSFORM.constant
@@ -98,8 +95,7 @@ def test_no_norm_is_above_the_clip_in_exact_arithmetic(
 def test_norms_of_any_scale_and_length_stay_within(exponent: int, length: int) -> None:
     """Entries of one sign that all round up, where a norm as computed is too small by most."""
     transform = PublicTransform.identity(max(1, length // 2))
-    method = build_method("class-sums", transform, 2, {"user_clip": 3.0})
-    assert isinstance(method, UserClip)
+    method = build_method("class-sums", transform, 2, {"user_clip": 3.0}).statistic
     draw = np.random.default_rng(length)
     entries = 2.0**exponent * (1 + draw.integers(1, 2**20, (3, method.dimension)) * 2.0**-40)
     for clipped in method.clipped_(torch.from_numpy(entries)):
@@ -170,16 +166,16 @@ def test_the_smaller_of_two_bounds_holds(name: str, options: dict[str, Any]) -> 
         method = made(name, norm, options)
         most = 2 * norm / parts
         for found, alone in (
-            (method.record_reach(sizes), bare.record_reach(sizes)),
-            (method.record_removal(sizes), bare.record_removal(sizes)),
+            (method.record_sensitivity(sizes), bare.record_sensitivity(sizes)),
+            (method.zero_out_sensitivity(sizes), bare.zero_out_sensitivity(sizes)),
         ):
             assert found == pytest.approx(min(alone, most), rel=1e-9)
             assert found >= min(alone, most)
-        expected = bare.user_reach(sizes).clamp(max=most)
-        assert torch.allclose(method.user_reach(sizes), expected, rtol=1e-9)
-        assert (method.user_reach(sizes) >= expected).all()
-        gone = bare.user_removal(sizes).clamp(max=norm / parts)
-        assert torch.equal(method.user_removal(sizes), gone)
+        expected = bare.user_sensitivity(sizes).clamp(max=most)
+        assert torch.allclose(method.user_sensitivity(sizes), expected, rtol=1e-9)
+        assert (method.user_sensitivity(sizes) >= expected).all()
+        gone = bare.user_zero_out(sizes).clamp(max=norm / parts)
+        assert torch.equal(method.user_zero_out(sizes), gone)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
@@ -207,12 +203,12 @@ def test_a_clip_that_never_binds_changes_nothing(name: str, options: dict[str, A
             [s.encode(v.numpy()) for v in m.submit(chunk.rounded(s.grid)) * m.scale]
             for m, s in zip((bare, method), sums, strict=True)
         ]
-        if name in STATISTICS:
+        if name in SUMS:
             assert sums[1].local_std == pytest.approx(sums[0].local_std, rel=1e-3)
             assert all(np.array_equal(a, b) for a, b in zip(*sent, strict=True))
 
 
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", SUMS)
 def test_what_is_learned_does_not_depend_on_how_much_all_are_clipped(name: str) -> None:
     """Users alike are scaled alike: means, moments and counts shrink together with N."""
     one = drawn(3, users=1, n=40)
@@ -220,27 +216,25 @@ def test_what_is_learned_does_not_depend_on_how_much_all_are_clipped(name: str) 
     chunk = Chunk(torch.arange(5), x, y, torch.full((5,), 40))
     rows, bare = 200, made(name, None)
     long = float((bare.submit(chunk) * bare.scale)[0].norm())
-    expected = weights_of(bare, (bare.submit(chunk) * bare.scale).sum(0), rows, 1e-9)
+    method = build_method(name, TRANSFORM, K, {})
+    expected = method.fit(NoisedSum(bare.submit(chunk).sum(0), rows, 1e-9)).weights
     for share in (0.9, 0.25):
-        method = made(name, share * long)
-        total = (method.submit(chunk) * method.scale).sum(0)
-        assert isinstance(method, UserClip)
-        assert method.rows(total / method.scale, rows, 1e-9) == pytest.approx(share * rows, abs=1)
-        found = weights_of(method, total, rows, share * 1e-9)
+        method = build_method(name, TRANSFORM, K, {"user_clip": share * long})
+        noised = NoisedSum(method.statistic.submit(chunk).sum(0), rows, share * 1e-9)
+        assert method.statistic.rows_left(noised) == pytest.approx(share * rows, abs=1)
+        found = method.fit(noised).weights
         assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def test_rows_that_noise_explains_are_not_missed() -> None:
     method = made("class-sums", 1.0)
-    assert isinstance(method, UserClip)
     total = torch.zeros(method.dimension, dtype=torch.float64)
     for counted in (-1e4, 0.0, 99.0, 100.0, 1e6):
         total[:K] = counted * TRANSFORM.constant / K
-        assert method.rows(total, 100, 1e4) == 100
-        assert method.rows(total, 100, 0.0) == min(100, max(1, counted))
+        assert method.rows_left(NoisedSum(total, 100, 1e4)) == 100
+        assert method.rows_left(NoisedSum(total, 100, 0.0)) == min(100, max(1, counted))
     head = made("softmax", 1.0)
-    assert isinstance(head, UserClip)
-    assert head.rows(total, 100, 0.0) == 100
+    assert head.rows_left(NoisedSum(total, 100, 0.0)) == 100
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf, 1e-70, 1e70])
@@ -250,11 +244,11 @@ def test_a_clip_out_of_scale_is_refused(norm: float) -> None:
 
 
 def test_a_clipped_method_is_checked_like_the_method() -> None:
-    method = made("softmax", 1.0)
-    assert method_name(method) == "softmax"
-    check_method(method, TRANSFORM, K)
+    method = build_method("softmax", TRANSFORM, K, {"user_clip": 1.0})
+    assert method.name == "softmax"
+    method.check(TRANSFORM, K)
     with pytest.raises(ValueError, match="num_classes must be the method's 3, got 4"):
-        check_method(method, TRANSFORM, 4)
+        method.check(TRANSFORM, 4)
     with pytest.raises(ValueError, match="l2_reg must"):
         made("softmax", 1.0, {"l2_reg": -1.0})
     with pytest.raises(ValueError, match="options must fit method 'softmax'"):
@@ -266,8 +260,7 @@ def test_an_integer_path_without_the_clip_refuses_what_is_too_long() -> None:
     method, sizes = made("svm", 0.1, {"l2_reg": 0.3}), torch.tensor([ROWS, ROWS])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, unit="user"))
     summation = IntegerSum.of(method, guarantee, sizes)
-    assert isinstance(method, UserClip)
-    long = method.method.submit(opposites(method))[0]
+    long = method.unclipped.submit(opposites(method))[0]
     with pytest.raises(ValueError, match=r"x must be finite and \|x\| <= bound=0\.1"):
         summation.encode(long.numpy())
     summation.encode(method.clipped_(long[None])[0].numpy())
@@ -279,14 +272,14 @@ def test_what_the_clip_rounds_is_charged_to_the_method_s_own_bounds(
 ) -> None:
     """Where the clip is too long to bind, a submission that it scales is still off by 2 C_u m."""
     bare, sizes = made(name, None, options), torch.tensor([ROWS, 2])
-    longest = float(bare.user_removal(sizes).max()) * math.sqrt(bare.compositions)
+    longest = float(bare.user_zero_out(sizes).max()) * math.sqrt(bare.compositions)
     for norm in (1.5 * longest, 0.9 * longest):
         method = made(name, norm, options)
         part = min(norm, longest) / math.sqrt(method.compositions)
         charge = 4 * ball_margin(method.dimension + 1, torch.float64) * part
         for reach, own in (
-            (method.record_reach(sizes), bare.record_reach(sizes)),
-            (float(method.user_reach(sizes)[1]), float(bare.user_reach(sizes)[1])),
+            (method.record_sensitivity(sizes), bare.record_sensitivity(sizes)),
+            (float(method.user_sensitivity(sizes)[1]), float(bare.user_sensitivity(sizes)[1])),
         ):
             assert own < reach < 2 * norm
             assert reach - own == pytest.approx(charge, rel=1e-2)

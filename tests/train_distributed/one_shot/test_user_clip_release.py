@@ -10,9 +10,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot import METHODS, Method, build_method
-from train_distributed.one_shot.methods import (
-    submissions,
-)
+from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import EmbeddingUsers, own_partition
 from train_distributed.privacy import Guarantee
@@ -67,7 +65,7 @@ def test_the_sum_is_that_of_submissions_clipped_one_by_one(name: str) -> None:
     alone = []
     users = EmbeddingUsers(rows, TRANSFORM, own_partition(rows))
     for chunk in users.chunks():
-        alone += list(submissions(bare, chunk, None))
+        alone += list(submissions(bare.statistic, chunk, None))
     lengths = [float(each.norm()) for each in alone]
     norm = (sorted(lengths)[1] + sorted(lengths)[2]) / 2
     pairs = zip(alone, lengths, strict=True)
@@ -82,8 +80,10 @@ def test_the_noise_is_that_of_the_clip() -> None:
     privacy = Privacy(3.0, 1e-5, unit="user")
     for name in METHODS:
         bare, clipped = (made(name, norm) for norm in (None, 1.0))
-        plain, short = (Guarantee.of(sizes, m, privacy) for m in (bare, clipped))
+        plain, short = (
+            Guarantee.of(sizes, m, privacy) for m in (bare.statistic, clipped.statistic)
+        )
         ratio = plain.joint_sensitivity / 2.0
         assert short.float_std == pytest.approx(plain.float_std / ratio, rel=1e-9)
-        std = IntegerSum.of(clipped, short, sizes).local_std
+        std = IntegerSum.of(clipped.statistic, short, sizes).local_std
         assert short.float_std <= std <= short.float_std * 1.01

@@ -13,8 +13,9 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_norm
 from train_distributed import Privacy, accounting, release
-from train_distributed.one_shot import METHODS, Method, build_method
+from train_distributed.one_shot import METHODS, build_method
 from train_distributed.one_shot.parts import zero_out_report
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import Guarantee
@@ -33,8 +34,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def made(name: str, options: dict[str, Any]) -> Method:
-    return build_method(name, TRANSFORM, K, options)
+def made(name: str, options: dict[str, Any]) -> Statistic:
+    return build_method(name, TRANSFORM, K, options).statistic
 
 
 def pair(n: int, taken: int) -> Chunk:
@@ -48,7 +49,7 @@ def pair(n: int, taken: int) -> Chunk:
     return Chunk(torch.arange(2), x, y, torch.tensor([n, n]))
 
 
-def moved(method: Method, chunk: Chunk) -> float:
+def moved(method: Statistic, chunk: Chunk) -> float:
     """L2, of all compositions together."""
     first, second = method.submit(chunk) * method.scale
     return float((first - second).norm()) / math.sqrt(method.compositions)
@@ -61,9 +62,9 @@ def test_a_record_that_is_gone_moves_a_submission_by_no_more(
 ) -> None:
     method = made(name, options)
     sizes = torch.tensor([n, n])
-    stated = method.record_removal(sizes)
+    stated = method.zero_out_sensitivity(sizes)
     found = moved(method, pair(n, taken))
-    assert found <= stated * ROUNDING <= method.record_reach(sizes)
+    assert found <= stated * ROUNDING <= method.record_sensitivity(sizes)
     if "l2_reg" not in options:  # sums attain it
         assert found == pytest.approx(stated, rel=1e-9)
     elif options["l2_reg"] == 30.0:  # gradients are longest where the weights are zero
@@ -76,8 +77,8 @@ def test_a_user_that_is_gone_moves_the_sum_by_no_more(name: str, options: dict[s
     chunk = pair(5, 0)
     chunk.x[1] = 0
     sizes = torch.tensor([5, 5])
-    assert moved(method, chunk) <= float(method.user_removal(sizes)[0]) * ROUNDING
-    assert (method.user_removal(sizes) <= method.user_reach(sizes)).all()
+    assert moved(method, chunk) <= float(method.user_zero_out(sizes)[0]) * ROUNDING
+    assert (method.user_zero_out(sizes) <= method.user_sensitivity(sizes)).all()
 
 
 def test_the_norm_of_what_a_record_adds() -> None:

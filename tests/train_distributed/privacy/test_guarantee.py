@@ -22,17 +22,17 @@ class Submission:
     record: float = 2.0
     user: float = math.inf
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         return self.record
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
+    def user_sensitivity(self, sizes: Tensor) -> Tensor:
         return (sizes.double() * self.record).clamp(max=self.user)
 
-    def record_removal(self, sizes: Tensor) -> float:
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
         return self.record / 2
 
-    def user_removal(self, sizes: Tensor) -> Tensor:
-        return self.user_reach(sizes) / 2
+    def user_zero_out(self, sizes: Tensor) -> Tensor:
+        return self.user_sensitivity(sizes) / 2
 
 
 @pytest.mark.parametrize("compositions", [1, 3, 10])

@@ -11,7 +11,7 @@ import torch
 from embed import EmbeddingSet
 from embed.hold_out import hold_out
 from train_distributed import Privacy, Release
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.partition import split
 from train_distributed.released import evaluate as module
 from train_distributed.released.evaluate import evaluate, summed
@@ -153,9 +153,9 @@ def test_for_users_and_groups_promises_add_up(
 
 def test_users_that_drop_out(released: Release, rows: EmbeddingSet) -> None:
     partition = split(torch.zeros(100, dtype=torch.int64), 10)
-    played = Rehearsal(dropped=[9])
+    played = FaultInjection(dropped=[9])
     found = summed(
-        released, rows, SOME, partition=partition, min_survivors=9, rehearsal=played, bins=0
+        released, rows, SOME, partition=partition, min_survivors=9, faults=played, bins=0
     )
     assert (found.report["survivors"], found.report["rows"]) == (9, 90)
     assert found.sizes.tolist() == [10] * 9

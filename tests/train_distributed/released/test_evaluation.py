@@ -76,12 +76,12 @@ def test_no_replaced_record_moves_the_sum_further(classes: int, bins: int, grid:
         [submit(method, [label], answers([c], [0], classes), grid) for c, label in records]
     )
     furthest = torch.cdist(sent, sent).max().item()
-    assert furthest <= method.record_reach(NO_SIZES) * (1 + 1e-12)
+    assert furthest <= method.record_sensitivity(NO_SIZES) * (1 + 1e-12)
     if bins > classes:
-        assert furthest >= method.record_reach(NO_SIZES) - 3 * grid * method.weight
+        assert furthest >= method.record_sensitivity(NO_SIZES) - 3 * grid * method.weight
     alone = sent.norm(dim=1).max().item()
-    assert alone <= method.record_removal(NO_SIZES)
-    assert alone >= method.record_removal(NO_SIZES) - 1e-2 * method.weight
+    assert alone <= method.zero_out_sensitivity(NO_SIZES)
+    assert alone >= method.zero_out_sensitivity(NO_SIZES) - 1e-2 * method.weight
 
 
 def test_users_move_it_by_all_their_rows() -> None:
@@ -89,9 +89,11 @@ def test_users_move_it_by_all_their_rows() -> None:
     first = submit(method, [0] * 7, answers([1.0] * 7, [0] * 7, 2), FINEST_GRID)
     second = submit(method, [1] * 7, answers([0.9 + 4e-6] * 7, [0] * 7, 2), FINEST_GRID)
     moved = (first - second).norm().item()
-    bound = method.user_reach(torch.tensor([7])).item()
+    bound = method.user_sensitivity(torch.tensor([7])).item()
     assert bound * 0.9999 <= moved <= bound
-    assert method.user_removal(torch.tensor([7])).item() == 7 * method.record_removal(NO_SIZES)
+    assert method.user_zero_out(torch.tensor([7])).item() == 7 * method.zero_out_sensitivity(
+        NO_SIZES
+    )
 
 
 def test_every_part_moves_by_the_square_root_of_two() -> None:
@@ -104,7 +106,7 @@ def test_every_part_moves_by_the_square_root_of_two() -> None:
     matrix, by_class, by_bin, rest = [float((a - b).norm()) for a, b in parts]
     assert matrix == by_class == by_bin == pytest.approx(math.sqrt(2))
     assert rest <= 1 / 10
-    assert Evaluation(num_classes=4, bins=0).record_reach(NO_SIZES) == 2
+    assert Evaluation(num_classes=4, bins=0).record_sensitivity(NO_SIZES) == 2
 
 
 @pytest.mark.parametrize("grid", [2.0**-20, 2.0**-13, 2.0**-8])
@@ -126,7 +128,7 @@ def test_any_model_can_be_asked() -> None:
     for row in odd:
         sent = submit(method, [2], row[None], FINEST_GRID)
         assert sent.isfinite().all()
-        assert sent.norm() <= method.record_removal(NO_SIZES) + 1e-9
+        assert sent.norm() <= method.zero_out_sensitivity(NO_SIZES) + 1e-9
         assert method.parts(sent)[0].sum() == method.parts(sent)[2].sum() == 1
 
 

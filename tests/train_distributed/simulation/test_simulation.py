@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.methods import build_method
+from train_distributed.one_shot.estimator import Fitted
+from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
@@ -55,6 +56,7 @@ def plain_sum(held: RowsInMemory, method) -> torch.Tensor:
 )
 def test_shared_training_gives_every_users_own_sum(held, name, variants):
     methods = [build_method(name, TRANSFORM, 3, options) for options in variants]
+    methods = [method.statistic for method in methods]
     for total, method in zip(totals(held, methods), methods, strict=True):
         torch.testing.assert_close(total, plain_sum(held, method), rtol=1e-5, atol=1e-6)
 
@@ -72,15 +74,15 @@ def test_settings_share_a_training_only_if_it_does_not_see_their_options():
 def test_noise_has_the_standard_deviation_of_the_guarantee(held):
     method = build_method("class-sums", TRANSFORM, 3, {})
     promise = Privacy(0.5, 1e-5, 0.5)
-    guarantee = Guarantee.of(held.sizes, method, promise)
+    guarantee = Guarantee.of(held.sizes, method.statistic, promise)
     std = guarantee.float_std * math.sqrt(4)
     seen = {}
 
-    def shown(total, rows, noise_std):
-        seen.update(total=total, rows=rows, std=noise_std)
-        return total
+    def shown(noised):
+        seen.update(total=noised.total, rows=noised.rows, std=noised.noise_std)
+        return Fitted(noised.total)
 
-    object.__setattr__(method, "classifier", shown)
+    object.__setattr__(method, "fit", shown)
     zeros = torch.zeros(12).double()
     released(method, zeros, held, held.sizes, promise, lambda _, dimension: torch.ones(dimension))
     assert seen["rows"] == 60
@@ -147,6 +149,7 @@ def test_clipped_sums_know_who_holds_which_rows():
         x = TRANSFORM(data.embeddings[train])[rows]
         held = RowsInMemory(x, labels[rows], partition)
         methods = [build_method("class-sums", TRANSFORM, 3, o) for o in ({}, {"user_clip": 2.0})]
+        methods = [method.statistic for method in methods]
         sums[scenario.scheme] = [totals(held, [method])[0] for method in methods]
     torch.testing.assert_close(sums["iid"][0], sums["one-class"][0])
     assert not torch.allclose(sums["iid"][1], sums["one-class"][1], rtol=1e-2)

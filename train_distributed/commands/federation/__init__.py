@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from pretrain.cli.output import new_directory
+from train_distributed.commands.choices import OneSumMethodName
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.documents.certificates import CA, renew_certificates
 from train_distributed.flower.documents.limits import Limits
@@ -20,7 +21,6 @@ from train_distributed.flower.documents.party import (
     read_private,
     write_party,
 )
-from train_distributed.flower.documents.terms import MethodName
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -106,7 +106,7 @@ class Init:
     protocol: ProtocolName = "secagg"
     """`secagg`: one server, dropouts tolerated. `shares`: several servers that do not collude.
     `shares-replicated`: three or more, one of which may lie or be lost."""
-    method: MethodName = "discriminant"
+    method: OneSumMethodName = "discriminant"
     """Method: statistic that every user sends, and estimator."""
     options: MethodOptions = field(default_factory=MethodOptions)
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))

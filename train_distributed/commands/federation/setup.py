@@ -31,7 +31,7 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
     from train_distributed.flower.sum_task import SumTask
-    from train_distributed.one_shot.statistic import Method
+    from train_distributed.one_shot.method import Method
 
 ProtocolName = Literal["secagg", "shares", "shares-replicated"]
 TLS, INVITATION, NODES = "tls", "invitation", "nodes"
@@ -120,12 +120,12 @@ def _agreed(
         given = "neither" if init.model is None else "both"
         raise ValueError(f"exactly one of transform and model must be given, got {given}")
     if init.transform is not None:
-        from train_distributed.one_shot.parts import further_rounds, round_dimension
+        from train_distributed.one_shot.parts import round_dimension
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
         terms = _terms(folder, init, users)
         method = _method(folder, terms)
-        return terms, method.dimension, further_rounds(method), round_dimension(method)
+        return terms, method.statistic.dimension, method.rounds, round_dimension(method)
     assert init.model is not None
     for name, given in (
         ("class_names", init.class_names),
@@ -167,7 +167,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
 
     from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.one_shot.class_prior import with_shares
-    from train_distributed.one_shot.defaults import Circumstances
+    from train_distributed.one_shot.defaults import PublicFacts
     from train_distributed.one_shot.report import class_names
 
     if bool(init.class_names) == (init.num_classes is not None):
@@ -176,7 +176,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
     init.privacy.validate()
     classes = init.num_classes or len(init.class_names)
     sizes = {i: party.rows for i, party in enumerate(users)}
-    known = Circumstances(
+    known = PublicFacts(
         sizes=torch.tensor(list(sizes.values())), num_classes=classes, privacy=init.privacy
     )
     options = with_shares(init.options.given(), class_names(init.class_names, classes))
@@ -198,7 +198,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
 
 def _method(folder: Path, terms: Terms) -> "Method":
     from train_distributed.flower.documents.transform import read_transform
-    from train_distributed.one_shot.methods import build_method
+    from train_distributed.one_shot.registry import build_method
 
     transform = read_transform(folder / TRANSFORM)
     if transform.seen is None and not transform.is_identity:

@@ -4,14 +4,14 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from train_distributed.flower.documents.document import Document
 from train_distributed.flower.documents.party import MOST_ROWS
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 
-MethodName = Literal["discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic"]
 MOST_CLASSES, MOST_STEPS = 2**20, 2**31
 LONGEST_NAME = 100
 HASH = re.compile("[0-9a-f]{64}")
@@ -26,7 +26,7 @@ _REQUIRED = (
 class Terms:
     """Agreed terms of a model; `ModelTask.of` checks whether it can be computed."""
 
-    method: MethodName
+    method: str  # one of the registry's METHODS
     options: dict[str, Any]  # those of `MethodOptions` that were set
     num_classes: int  # K
     sizes: dict[int, int]  # user -> training rows
@@ -70,7 +70,7 @@ class Terms:
         classes = document.whole("num_classes", 2, MOST_CLASSES)
         rows = read_sizes(document, users)
         return Terms(
-            method=_choice(document, "method", get_args(MethodName)),
+            method=_choice(document, "method", tuple(METHODS)),
             options=_options(document.part("options")),
             num_classes=classes,
             sizes=rows,

@@ -1,16 +1,8 @@
 """Every method in one sentence, for a card."""
 
-METHODS = {
-    "discriminant": "discriminant: every user submits class sums, and second moments of its rows; "
-    "the classifier is Gaussian discriminant analysis, its means and covariance posterior "
-    "estimates under a public prior",
-    "class-sums": "class sums: every user submits the sum of its rows by class; the classifier is "
-    "linear discriminant analysis with the public covariance",
-    "least-squares": "least squares: every user submits class sums and second moments of its rows; "
-    "the classifier is ridge regression",
-    "softmax": "blind averaging: the average of softmax layers that the users trained",
-    "svm": "blind averaging: the average of one-vs-rest Huber SVMs that the users trained",
-    "logistic": "blind averaging: the average of one-vs-rest logistic regressions of the users",
+from train_distributed.one_shot.registry import METHODS
+
+RIVALS = {
     "dp-fl": "DP-SGD on one softmax layer, by Opacus, without a secure sum",
     "output-perturbation": "the average of logistic minimisers (Jayaraman et al. 2018, Alg. 1)",
     "gradient-perturbation": "gradient descent, one noisy secure sum of gradients a round "
@@ -27,3 +19,8 @@ METHODS = {
     "non-private-softmax": "softmax regression, not private",
     "non-private-svm": "a linear SVM, not private",
 }
+
+
+def words_of(method: str) -> str:
+    """Sentence about a method: the registry's, a rival's, or else its name."""
+    return METHODS[method].words if method in METHODS else RIVALS.get(method, method)

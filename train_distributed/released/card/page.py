@@ -18,7 +18,7 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report_file import Report
 from train_distributed.released.card import numbers
 from train_distributed.released.card.evaluated import Evaluated
-from train_distributed.released.card.methods import METHODS
+from train_distributed.released.card.methods import words_of
 from train_distributed.released.card.pictures import confusion_matrix, privacy_curve
 from train_distributed.released.card.quality import (
     DRAWS,

@@ -12,7 +12,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.store import EVALUATION
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import Sum, summed
@@ -107,5 +107,5 @@ class EvaluationTarget:
             bins=self.federation.bins,
             noise=self.noise,
             min_survivors=self.federation.min_survivors,
-            rehearsal=Rehearsal(self.federation.dropped, self.federation.dishonest),
+            faults=FaultInjection(self.federation.dropped, self.federation.dishonest),
         )

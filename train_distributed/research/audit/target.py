@@ -10,14 +10,14 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import accounting
-from train_distributed.one_shot.defaults import OTHERS, RULES
-from train_distributed.one_shot.methods import L2_REG
+from train_distributed.one_shot.blind_averaging import L2_REG
+from train_distributed.one_shot.defaults import rule_of
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.release import FaultInjection, ReleaseRequest
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.worst_case import WorstCase
-from train_distributed.research.baselines.learn import learn
+from train_distributed.research.baselines.learn import run_method
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
 SEEDS = 10  # in the mean of releases of several rounds
@@ -95,7 +95,7 @@ class Target:
     @property
     def _fixed(self) -> dict[str, Any]:
         """Λ where none is given: the same whatever the noise, and with none."""
-        return {"l2_reg": L2_REG} if RULES.get(self.method, OTHERS).l2_reg else {}
+        return {"l2_reg": L2_REG} if rule_of(self.method).l2_reg else {}
 
     def _promises(self) -> list[Privacy]:
         promise = self.federation.privacy
@@ -107,17 +107,18 @@ class Target:
     def _release(
         self, data: EmbeddingSet, promise: Privacy, seed: torch.Generator | None = None
     ) -> Release:
-        return learn(
-            data,
-            self.method,
-            promise,
+        request = ReleaseRequest(
+            embeddings=data,
+            method=self.method,
+            privacy=promise,
             transform=self.transform,
             noise=self.noise if seed is None else "float",
             generator=seed,
             min_survivors=self.federation.min_survivors,
-            rehearsal=Rehearsal(self.federation.dropped, self.federation.dishonest),
-            **self._fixed | dict(self.options),
+            faults=FaultInjection(self.federation.dropped, self.federation.dishonest),
+            options=self._fixed | dict(self.options),
         )
+        return run_method(request)
 
 
 @dataclass(frozen=True)

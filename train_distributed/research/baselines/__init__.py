@@ -40,13 +40,11 @@ def train(task: Task, options: Mapping[str, Any]) -> Release:
     task.privacy.validate()
     admitted = task.admit()
     try:
-        released = TRAINERS.get(task.method, multi_round.train)(task, **options)
+        released = TRAINERS.get(task.name, multi_round.train)(task, **options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
-        raise ValueError(
-            f"options must fit method {task.method!r}, got {sorted(options)}"
-        ) from error
+        raise ValueError(f"options must fit method {task.name!r}, got {sorted(options)}") from error
     report = released.report | admitted.report
     for reason in admitted.unsuitable:
         if reason not in report.unsuitable_because:

@@ -75,18 +75,18 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
         ArithmeticError: a machine that was not solved; nothing is released then.
     """
     task.refuse_federation()
-    require_records(task.method, task.privacy)
+    require_records(task.name, task.privacy)
     for name, value in {"eps_frac": eps_frac, "eps_out_frac": eps_out_frac}.items():
         if not 0 < value < 1:
             raise ValueError(f"{name} must be in (0, 1), got {value}")
     if not task.privacy.private:
         raise ValueError("epsilon must be finite for 'amp', got inf")
-    epsilon, delta = per_machine(task.privacy.epsilon, task.privacy.delta, task.num_classes)
+    epsilon, delta = per_machine(task.privacy.epsilon, task.privacy.delta, task.source.num_classes)
     budget = Budget(epsilon, delta, eps_out_frac, eps_frac)
     if not (1 - eps_out_frac) * epsilon * (1 - eps_frac) < 1:
         raise ValueError(f"eps_frac must leave less than 1 of epsilon {epsilon}, got {eps_frac}")
     x, y = task.pooled()
-    unit = x.double() / task.transform.clip_norm * L
+    unit = x.double() / task.source.transform.clip_norm * L
     check_norms(row_norms(unit), L, y.shape)
     gradient, generator = tolerance(len(x)), task.draws
     head = HuberSVMHead(
@@ -94,16 +94,16 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
     )
     columns = []
     task.spend()
-    for k in range(task.num_classes):
+    for k in range(task.source.num_classes):
         sign = torch.where(y == k, 1.0, -1.0).double()
         linear = budget.linear_std(len(x)) * _normal(unit.shape[1], generator)
         solved = minimise(head, unit, sign, linear, gradient)
         noise = budget.output_std(len(x), gradient) * _normal(unit.shape[1], generator)
-        columns.append((solved + noise) * L / task.transform.clip_norm)
+        columns.append((solved + noise) * L / task.source.transform.clip_norm)
     report = task.privacy.report() | {
         "noise": "float",
         "rounds": 1,
-        "bytes_per_user": 4 * x.shape[1] * math.ceil(len(x) / task.partition.users),
+        "bytes_per_user": 4 * x.shape[1] * math.ceil(len(x) / task.users.partition.users),
         "secure_sum": "none: every user sends its rows to one place",
         "epsilon_per_class": epsilon,
         "delta_per_class": delta,

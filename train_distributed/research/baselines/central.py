@@ -9,8 +9,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.registry import build_method
 from train_distributed.research.baselines.task import Task
 
 INVERSE_REG = 2.0  # C of the reference SVM, Kirschte et al. 2024, App. C
@@ -28,8 +28,8 @@ def train_as_one_user(task: Task, head: str, **options: float) -> Release:
     """
     task.refuse_users()
     single = task.as_one_user()
-    method = build_method(head, task.transform, task.num_classes, options)
-    return single.release(method, rounds=1)
+    method = build_method(head, task.source.transform, task.source.num_classes, options)
+    return single.summed(method, rounds=1)
 
 
 def train_svm(task: Task) -> Release:
@@ -69,17 +69,17 @@ def _finish(task: Task, coefficients: np.ndarray, classes: np.ndarray) -> Releas
     """Weights of the classes that occur; the others are never predicted."""
     if len(coefficients) == 1:  # two classes, told apart by one sign
         coefficients = np.concatenate([-coefficients, coefficients])
-    weights = torch.zeros(task.transform.dim, task.num_classes, dtype=torch.float64)
+    weights = torch.zeros(task.source.transform.dim, task.source.num_classes, dtype=torch.float64)
     weights[0] = -1e12
     weights[:, torch.from_numpy(classes)] = torch.from_numpy(coefficients.T.copy())
     report = task.privacy.report() | {"noise": "none", "rounds": 1, "secure_sum": "none"}
-    rows = int(task.partition.counts.max())
+    rows = int(task.users.sizes.max())
     return replace(task, noise="float").finish(
-        weights, report | {"bytes_per_user": 4 * task.transform.dim * rows}
+        weights, report | {"bytes_per_user": 4 * task.source.transform.dim * rows}
     )
 
 
 def _refuse_promise(task: Task) -> None:
     if task.privacy.private:
-        raise ValueError(f"epsilon must be inf for {task.method!r}, got {task.privacy.epsilon}")
+        raise ValueError(f"epsilon must be inf for {task.name!r}, got {task.privacy.epsilon}")
     task.refuse_users()

@@ -46,7 +46,7 @@ def train(
         ValueError: a setting out of range, or Opacus is missing.
     """
     task.refuse_federation()
-    require_records(task.method, task.privacy)
+    require_records(task.name, task.privacy)
     settings = {"learning_rate": learning_rate, "gradient_clip": gradient_clip}
     for name, value in (settings | {"epochs": epochs, "batch_size": batch_size}).items():
         if not (math.isfinite(value) and value > 0):
@@ -55,14 +55,14 @@ def train(
     batches = math.ceil(len(x) / batch_size)
     rate, steps = 1 / batches, epochs * batches
     multiplier = noise_multiplier(task.privacy.epsilon, task.privacy.delta, rate, steps)
-    users = task.partition.users
+    users, classes = task.users.partition.users, task.source.num_classes
     _opacus()  # where it is missing, nothing is spent
     task.spend()
     weights = fit_private(
         x,
         y,
-        task.num_classes,
-        noise=2 * multiplier * math.sqrt(users) * rounding(len(x), x.shape[1] * task.num_classes),
+        classes,
+        noise=2 * multiplier * math.sqrt(users) * rounding(len(x), x.shape[1] * classes),
         learning_rate=learning_rate,
         gradient_clip=gradient_clip,
         epochs=epochs,

@@ -14,7 +14,8 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from heads import HuberSVMHead
-from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.users import Chunk
 from train_distributed.research.baselines.task import Task
@@ -23,12 +24,12 @@ TOLERANCE, ITERATIONS = 2e-12, 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class DualSVM(BlindAveraging):
+class DualSVM(TrainedHeads):
     """User i submits n_i W_i, W_i the K one-vs-rest SVMs of liblinear with C = 1/(Λ n_i)."""
 
     unfinished: list[int] = field(default_factory=list, compare=False)  # users cut off; private
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """2c/Λ per class: the exact minimisers' sensitivity."""
         return 2 * self.head.lipschitz / self.head.l2_reg
 
@@ -91,13 +92,17 @@ def train(task: Task, *, l2_reg: float = 1.0) -> Release:
         task: rows and promise.
         l2_reg: Λ.
     """
+    source = task.source
     head = HuberSVMHead(
-        num_classes=task.num_classes, l2_reg=l2_reg, clip_norm=task.transform.clip_norm
+        num_classes=source.num_classes,
+        l2_reg=l2_reg,
+        clip_norm=source.transform.clip_norm,
     )  # for c and Λ, which hinge loss shares with it
-    method = DualSVM(head=head, dim=task.transform.dim)
-    released = task.release(method)
+    heads = DualSVM(head=head, dim=source.transform.dim)
+    averaged = AveragedHeads(statistic=heads)
+    released = task.summed(Method(task.name, heads, averaged, source.num_classes))
     report = released.report.with_reason(
         "the promise holds only where liblinear has converged, which it does not certify"
     )
-    unfinished = {"users_not_converged": len(method.unfinished)}
+    unfinished = {"users_not_converged": len(heads.unfinished)}
     return replace(released, report=report | {"simulation_only": unfinished})

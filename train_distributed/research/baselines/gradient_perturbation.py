@@ -16,7 +16,8 @@ from torch import Tensor
 from heads import Head, SoftmaxHead
 from train_distributed.ledger.fields import gaussian_fields, simulated_fields
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.release import FaultInjection
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
@@ -27,24 +28,17 @@ ROUNDING = 1 + 1e-12  # of one row's gradient in float64
 
 
 @dataclass(frozen=True)
-class GradientSum:
-    """One round as a `Method`: users submit Σ ∇loss at the current weights."""
+class GradientSum(Statistic):
+    """Σ ∇loss at the current weights, of every user: one round."""
 
     head: Head
     weights: Tensor  # (d, K) float64
     rounds: int  # M, all of which the promise covers
-    grid_powers: None = None
-    scale: float = 1.0
 
     def validate(self) -> None:
         """Raises ValueError for a setting out of range."""
         if self.rounds < 1:
             raise ValueError(f"rounds must be >= 1, got {self.rounds}")
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes K."""
-        return self.head.num_classes
 
     @property
     def dimension(self) -> int:
@@ -56,7 +50,7 @@ class GradientSum:
         """Over all rounds."""
         return self.rounds * self.head.compositions
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """2L: two gradients of norm at most L, and what a float64 sum of n of them may be off by.
 
         A sum of n gradients of norm L is exact to n 2⁻⁵³ of n L, whatever the order, on either of
@@ -65,17 +59,9 @@ class GradientSum:
         n = int(sizes.max())
         return 2 * self.head.lipschitz * (ROUNDING + n**2 * 2.0**-52)
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i records' worth."""
-        return sizes.double() * self.record_reach(sizes)
-
-    def record_removal(self, sizes: Tensor) -> float:
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """L less: one gradient instead of two."""
-        return self.record_reach(sizes) - self.head.lipschitz
-
-    def user_removal(self, sizes: Tensor) -> Tensor:
-        """(users,) n_i records' worth."""
-        return sizes.double() * self.record_removal(sizes)
+        return self.record_sensitivity(sizes) - self.head.lipschitz
 
     def entry_bound(self, n: int) -> float:
         """n gradients of norm at most L, and what their float64 sum may be off by."""
@@ -88,7 +74,7 @@ class GradientSum:
         own = torch.arange(x.shape[1]) < chunk.counts[:, None]
         return (x.mT @ (residual * own[..., None])).flatten(1)
 
-    def classifier(self, total: Tensor, rows: int, noise_std: float) -> Tensor:
+    def stepped(self, total: Tensor, rows: int) -> Tensor:
         """(d, K) weights after this round: W − (1/β) (ΛW + total/N)."""
         data = total.unflatten(0, tuple(self.weights.shape)) / rows
         return self.weights - (self.head.l2_reg * self.weights + data) / self.head.smoothness
@@ -102,18 +88,21 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
         l2_reg: Λ.
         rounds: M; None: ⌈ln N⌉, the published order.
     """
+    source = task.source
     head = SoftmaxHead(
-        num_classes=task.num_classes, l2_reg=l2_reg, clip_norm=task.transform.clip_norm
+        num_classes=source.num_classes,
+        l2_reg=l2_reg,
+        clip_norm=source.transform.clip_norm,
     )
-    sizes = task.partition.counts
+    sizes = task.users.sizes
     rounds = max(1, math.ceil(math.log(int(sizes.sum())))) if rounds is None else rounds
-    start = torch.zeros(task.transform.dim, task.num_classes, dtype=torch.float64)
+    start = torch.zeros(source.transform.dim, source.num_classes, dtype=torch.float64)
     step = GradientSum(head, start, rounds)
     step.validate()
     guarantee = Guarantee.of(sizes, step, task.privacy, task.min_survivors)
     generator, totals, report = task.draws, [], {}
-    played = task.rehearsal or Rehearsal()
-    kept = played.surviving(len(sizes), guarantee.min_survivors)
+    faults = task.faults or FaultInjection()
+    kept = faults.surviving(len(sizes), guarantee.min_survivors)
     exact = task.noise == "discrete" and task.privacy.private
     planned = _plan(step, guarantee) if exact else None
     task.spend(**(simulated_fields(guarantee) if planned is None else gaussian_fields(planned)))
@@ -125,7 +114,7 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
                 summation.add(present.users, step.submit(present))
         totals.append(summation.total())
         report = summation.report()
-        step = replace(step, weights=step.classifier(totals[-1], int(sizes[kept].sum()), 0.0))
+        step = replace(step, weights=step.stepped(totals[-1], int(sizes[kept].sum())))
     return task.finish(step.weights, _report(guarantee, report, rounds), torch.cat(totals))
 
 
@@ -142,7 +131,7 @@ def _summation(
     planned: IntegerRelease | None,
     generator: torch.Generator,
 ) -> Summation:
-    bare = frozenset(task.rehearsal.known_noise if task.rehearsal else ())
+    bare = frozenset(task.faults.known_noise if task.faults else ())
     if planned is None:
         return FloatSum(step.dimension, guarantee.float_std, generator, bare)
     code = planned.fixed_point(step.entry_bound(int(sizes.max())), guarantee.users)

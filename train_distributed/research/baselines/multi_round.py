@@ -30,22 +30,25 @@ def train(task: Task, **options: Any) -> Release:
         ValueError: a setting out of range. Nothing has been computed then.
     """
     task.refuse_users()
-    require_records(task.method, task.privacy)
-    if task.noise != only_noise(task.method, task.generator):
+    require_records(task.name, task.privacy)
+    if task.noise != only_noise(task.name, task.generator):
         if task.noise == "discrete":
             raise ValueError(
                 "noise must be 'float' for all methods of many rounds but an unseeded "
-                f"'charter-sum', got 'discrete' for {task.method!r}"
+                f"'charter-sum', got 'discrete' for {task.name!r}"
             )
         raise ValueError("noise must be 'discrete' for 'charter-sum' without a seed, got 'float'")
-    chosen = method_options(task.method, options)
-    problems = 1 if task.num_classes == 2 else task.num_classes
-    chosen.check(task.partition, task.transform.dim, problems, task.privacy)
-    rows = Rows.of(task.embeddings, task.transform, task.partition, task.num_classes)
+    chosen = method_options(task.name, options)
+    source, partition = task.source, task.users.partition
+    problems = 1 if source.num_classes == 2 else source.num_classes
+    chosen.check(partition, source.transform.dim, problems, task.privacy)
+    rows = Rows.of(
+        task.users.embeddings, task.source.transform, task.users.partition, task.source.num_classes
+    )
     task.spend()
     seeded = task.generator is not None  # what depends on private rows is for simulations only
     weights, report = learn_rows(
-        rows, task.method, task.privacy, chosen, task.generator, measure_risk=seeded
+        rows, task.name, task.privacy, chosen, task.generator, measure_risk=seeded
     )
     if not seeded:
         report.pop("simulation_only")

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from heads import LogisticHead, fit_exact
 from heads.exact import certified_sensitivity, default_tolerance
-from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
+from train_distributed.one_shot.estimator import Fitted
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.research.baselines.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class AveragedMinimisers(BlindAveraging):
+class AveragedMinimisers(TrainedHeads):
     """User i submits W_i / w."""
 
     users: int  # w, that were invited
@@ -29,7 +32,7 @@ class AveragedMinimisers(BlindAveraging):
         """‖W‖/w bounds every entry."""
         return self.weight_bound(1) / self.users
 
-    def record_reach(self, sizes: Tensor) -> float:
+    def record_sensitivity(self, sizes: Tensor) -> float:
         """2L/(Λ n_min w), and what the solver leaves: convex in n, largest at an end."""
         return max(self._reach(int(sizes.min())), self._reach(int(sizes.max()))) / self.users
 
@@ -37,23 +40,29 @@ class AveragedMinimisers(BlindAveraging):
         tolerance = default_tolerance(self.head, n)
         return certified_sensitivity(self.head, n, tolerance, torch.float32)
 
-    def user_reach(self, sizes: Tensor) -> Tensor:
+    def user_sensitivity(self, sizes: Tensor) -> Tensor:
         """(users,) twice the largest minimiser there is, over w."""
         largest = 2 * self.weight_bound(int(sizes.min())) / self.users
         return torch.full((len(sizes),), largest, dtype=torch.float64)
 
-    def record_removal(self, sizes: Tensor) -> float:
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """Not more than a replacement, for which there is room for another record's gradient."""
-        return self.record_reach(sizes)
+        return self.record_sensitivity(sizes)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64."""
         solution = fit_exact(self.head, chunk.x, chunk.y, counts=chunk.counts)
         return solution.weights.double().flatten(1) / self.users
 
-    def classifier(self, total: Tensor, rows: int, noise_std: Tensor | float) -> Tensor:
-        """(d, K) the average; where users dropped out, times the share that stayed."""
-        return total.unflatten(0, (self.dim, self.head.num_classes))
+
+@dataclass(frozen=True, kw_only=True)
+class PlainAverage(AveragedHeads):
+    """Sum as it is: the average; where users dropped out, times the share that stayed."""
+
+    def fit(self, noised: NoisedSum) -> Fitted:
+        """(d, K) weights."""
+        shape = (self.statistic.dim, self.statistic.head.num_classes)
+        return Fitted(noised.total.unflatten(0, shape))
 
 
 def train(task: Task, *, l2_reg: float = 1.0) -> Release:
@@ -63,8 +72,13 @@ def train(task: Task, *, l2_reg: float = 1.0) -> Release:
         task: rows and promise.
         l2_reg: Λ.
     """
+    source = task.source
     head = LogisticHead(
-        num_classes=task.num_classes, l2_reg=l2_reg, clip_norm=task.transform.clip_norm
+        num_classes=source.num_classes,
+        l2_reg=l2_reg,
+        clip_norm=source.transform.clip_norm,
     )
-    users = task.partition.users
-    return task.release(AveragedMinimisers(head=head, dim=task.transform.dim, users=users))
+    users = task.users.partition.users
+    heads = AveragedMinimisers(head=head, dim=source.transform.dim, users=users)
+    estimator = PlainAverage(statistic=heads)
+    return task.summed(Method(task.name, heads, estimator, source.num_classes))

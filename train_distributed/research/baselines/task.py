@@ -1,68 +1,31 @@
-"""What every learner is given, and how it ends: rows and a promise in, a release out."""
+"""What every learner to compare with is given, and how it ends: a request in, a release out."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from embed import EmbeddingSet, PublicTransform
-from train_distributed.ledger.fields import Reserve
-from train_distributed.one_shot.defaults import Circumstances
-from train_distributed.one_shot.intake import Admission, known_classes
+from train_distributed.one_shot.intake import Admission
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import Rehearsal, release
+from train_distributed.one_shot.release import FaultInjection, ReleaseRequest
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
-from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.statistic import Method
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition
-from train_distributed.privacy.float_noise import system_generator
-from train_distributed.privacy.promise import Privacy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """The arguments of `train_distributed.release`, with what was left out filled in."""
+class Task(ReleaseRequest):
+    """Request whose learner may need more than one sum, or none."""
 
-    method: str  # name of the learner, for errors and reports
-    embeddings: EmbeddingSet
-    transform: PublicTransform
-    declared: int | None  # K as the caller states it
-    partition: Partition
-    privacy: Privacy
-    noise: Noise
-    generator: torch.Generator | None
-    min_survivors: int | None = None
-    vouch_for_transform: bool = False
-    rehearsal: Rehearsal | None = None
-    reserve: Reserve | None = None  # as in `release`
-
-    @cached_property
-    def num_classes(self) -> int:
-        """Number of classes K: declared, or of the class names."""
-        return known_classes(self.embeddings, self.declared)
-
-    @property
-    def circumstances(self) -> Circumstances:
-        """What settings that are left out depend on."""
-        return Circumstances(
-            sizes=self.partition.counts,
-            num_classes=self.num_classes,
-            privacy=self.privacy,
-            min_survivors=self.min_survivors,
-        )
+    name: str  # of the learner, for errors and reports
+    noise: Noise = "discrete"
 
     @property
     def users(self) -> EmbeddingUsers:
         """All users' rows, transformed while they are read."""
-        return EmbeddingUsers(self.embeddings, self.transform, self.partition)
-
-    @property
-    def draws(self) -> torch.Generator:
-        """The generator given, or one from the operating system."""
-        return system_generator() if self.generator is None else self.generator
+        return cast(EmbeddingUsers, self.source.users)
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """((N, d) float32 rows, (N,) labels) of all users in one place."""
@@ -75,13 +38,12 @@ class Task:
 
     def admit(self) -> Admission:
         """Refuses what no release may rest on; see `intake`."""
-        source = Source.of(self.embeddings, self.transform, self.partition, self.declared)
         discrete = self.noise == "discrete" and self.privacy.private
-        return source.admit(self.privacy, discrete=discrete, vouched=self.vouch_for_transform)
+        return self.source.admit(self.privacy, discrete=discrete, vouched=self.vouch_for_transform)
 
     def as_one_user(self) -> "Task":
         """The same rows, all of them held by a single user, which trusts itself."""
-        order = self.partition.order
+        order = self.users.partition.order
         offsets = torch.tensor([0, len(order)])
         promise = replace(self.privacy, honest_fraction=None)
         return replace(self, partition=Partition(order, offsets), privacy=promise)
@@ -110,15 +72,15 @@ class Task:
         Raises:
             ValueError: dropouts or dishonest users.
         """
-        played = self.rehearsal or Rehearsal()
-        if self.min_survivors is not None or played.dropped:
+        faults = self.faults or FaultInjection()
+        if self.min_survivors is not None or faults.dropped:
             raise ValueError(
-                f"min_survivors and dropped must be left out for method {self.method!r}, where all "
+                f"min_survivors and dropped must be left out for method {self.name!r}, where all "
                 "users stay"
             )
-        if played.known_noise:
+        if faults.known_noise:
             raise ValueError(
-                f"known_noise must be empty for {self.method!r}, got {list(played.known_noise)}"
+                f"known_noise must be empty for {self.name!r}, got {list(faults.known_noise)}"
             )
 
     def refuse_discrete(self) -> None:
@@ -128,25 +90,11 @@ class Task:
             ValueError: discrete noise.
         """
         if self.noise != "float":
-            raise ValueError(f"noise must be 'float' for {self.method!r}, got {self.noise!r}")
+            raise ValueError(f"noise must be 'float' for {self.name!r}, got {self.noise!r}")
 
-    def release(self, method: Method, **report: Any) -> Release:
-        """By one secure sum, as our own methods, with additions to the report."""
-        released = release(
-            self.embeddings,
-            method,
-            self.privacy,
-            transform=self.transform,
-            num_classes=self.declared,
-            partition=self.partition,
-            noise=self.noise,
-            generator=self.generator,
-            min_survivors=self.min_survivors,
-            vouch_for_transform=self.vouch_for_transform,
-            rehearsal=self.rehearsal,
-            reserve=self.reserve,
-        )
-        return released.with_report(**report)
+    def summed(self, method: Method, **report: Any) -> Release:
+        """Release by one secure sum, as our own methods, with additions to the report."""
+        return replace(self, method=method, options={}).release().with_report(**report)
 
     def finish(
         self, weights: Tensor, report: dict[str, Any], opened: Tensor | None = None
@@ -158,14 +106,15 @@ class Task:
             report: rounds, bytes_per_user, noise and what the promise is made of.
             opened: (D,) what was shown besides the weights.
         """
-        names = class_names(self.embeddings.declared_classes, self.num_classes)
-        released = Release(weights.double(), self.transform, names, opened=opened)
-        sizes = self.partition.counts
+        rows, classes = self.users.embeddings, self.source.num_classes
+        names = class_names(rows.declared_classes, classes)
+        released = Release(weights.double(), self.source.transform, names, opened=opened)
+        sizes = self.users.sizes
         facts = {"users": len(sizes), "rows": int(sizes.sum())} | report
         verdict = suitability(
             self.privacy,
             self.noise,
             seeded=self.generator is not None,
-            rehearsed=None if self.rehearsal is None else self.rehearsal.reason,
+            rehearsed=None if self.faults is None else self.faults.reason,
         )
-        return reported(released, facts, verdict, self.embeddings)
+        return reported(released, facts, verdict, rows)

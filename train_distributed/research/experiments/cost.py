@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from embed import EmbeddingSet
 from embed.store import TRAIN
 from embed.transform_options import TransformOptions
-from train_distributed.one_shot.methods import build_method
-from train_distributed.one_shot.statistic import Method
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.privacy.discrete_gaussian import add_noise
 from train_distributed.privacy.guarantee import Guarantee
@@ -78,20 +79,22 @@ def measure(
     The noise is one user's, exact and from the operating system. Memory is what the training adds
     at its peak to what the process held before, rows excluded; None where the system does not say.
     """
-    sizes = held.sizes
-    guarantee = Guarantee.of(sizes, method, promise)
-    summation = IntegerSum.of(method, guarantee, sizes)
+    sizes, statistic = held.sizes, method.statistic
+    guarantee = Guarantee.of(sizes, statistic, promise)
+    summation = IntegerSum.of(statistic, guarantee, sizes)
     before = _memory("VmRSS") if _reset_peak() else None
     started = time.perf_counter()
-    total = torch.zeros(method.dimension, dtype=torch.float64)
+    total = torch.zeros(statistic.dimension, dtype=torch.float64)
     for chunk in held.chunks():
-        total += method.submit(chunk).sum(0)
+        total += statistic.submit(chunk).sum(0)
     trained = time.perf_counter()
     peak = _memory("VmHWM") if before is not None else None
-    add_noise(torch.zeros(method.dimension).numpy().astype("uint64"), summation.plan.stds_in_steps)
+    add_noise(
+        torch.zeros(statistic.dimension).numpy().astype("uint64"), summation.plan.stds_in_steps
+    )
     noised = time.perf_counter()
     std = guarantee.float_std * math.sqrt(guarantee.users)
-    method.classifier(total, int(sizes.sum()), std)
+    method.fit(NoisedSum(total, int(sizes.sum()), std))
     ended = time.perf_counter()
     return {
         "label": setting.label,
@@ -100,8 +103,8 @@ def measure(
         "users": len(sizes),
         "rows": int(sizes.sum()),
         "rounds": 1,
-        "numbers_per_user": method.dimension,
-        "bytes_per_user": 8 * method.dimension,
+        "numbers_per_user": statistic.dimension,
+        "bytes_per_user": 8 * statistic.dimension,
         "seconds_training_all_users": trained - started,
         "seconds_noise_per_user": noised - trained,
         "seconds_server": ended - noised,

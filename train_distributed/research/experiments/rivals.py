@@ -15,7 +15,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TEST, TRAIN
 from train_distributed import partition
-from train_distributed.one_shot.methods import METHODS, build_method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments.checkpoint import Rows
@@ -70,7 +70,7 @@ class LearnerBenchmark:
         method = build_method(LEARNERS[name], self.transform, self.num_classes, {})
         (weights,) = simulate(self.held, method, [promise], generator)
         spent = promise.epsilon if promise.private else None
-        costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.dimension}
+        costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.statistic.dimension}
         return weights, costs | {"server_sees": "the server sees one sum"}
 
     def _many_rounds(

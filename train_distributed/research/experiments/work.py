@@ -103,10 +103,11 @@ def baselines(
     for promise in plan.promises:
         words = f"baseline, seed {job.seed}, epsilon {promise.epsilon}"
         task = Task(
+            name=setting.method,
             method=setting.method,
             embeddings=rows,
             transform=clipped,
-            declared=plan.num_classes,
+            num_classes=plan.num_classes,
             partition=held.partition,
             privacy=promise,
             noise="float",

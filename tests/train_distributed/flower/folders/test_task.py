@@ -19,8 +19,9 @@ from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.fields import gaussian_fields
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.methods import build_method
 from train_distributed.one_shot.parts import advanced
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
@@ -45,12 +46,12 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     opened = Opened(result.total, frozenset(result.survivors))
     model = task.released(opened, FACTS)
     plain = build_method(method, PublicTransform.load(path), K, {})
-    expected = torch.zeros(plain.dimension, dtype=torch.float64)
+    expected = torch.zeros(plain.statistic.dimension, dtype=torch.float64)
     for i in (0, 2, 3):
-        expected += plain.submit(_chunk(task, embeddings_of(tmp_path, i)))[0]
+        expected += plain.statistic.submit(_chunk(task, embeddings_of(tmp_path, i)))[0]
     std = task.integers.local_std * 3**0.5
     torch.testing.assert_close(
-        model.weights, plain.classifier(expected, 3 * ROWS, std), rtol=2e-3, atol=2e-3
+        model.weights, plain.fit(NoisedSum(expected, 3 * ROWS, std)).weights, rtol=2e-3, atol=2e-3
     )
     assert model.class_names == ("a", "b", "c")
     assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)

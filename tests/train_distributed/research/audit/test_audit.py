@@ -12,8 +12,8 @@ from scipy.stats import binomtest, norm
 from embed import PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot import summation
-from train_distributed.one_shot.methods import build_method
-from train_distributed.one_shot.release import Rehearsal
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge
@@ -120,7 +120,7 @@ def test_neighbours_differ_in_what_is_protected(unit, group_size: int) -> None:
 
 def test_dishonest_noise_is_exactly_what_is_missing() -> None:
     """The discrete sum without their noise is the whole sum minus it, bit for bit."""
-    method = build_method("softmax", PublicTransform.identity(1), 2, {})
+    method = build_method("softmax", PublicTransform.identity(1), 2, {}).statistic
     sizes = torch.full((4,), 2)
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     submissions = torch.arange(4.0)[:, None].double().expand(4, method.dimension) / 8
@@ -151,12 +151,12 @@ def test_float_noise_of_the_dishonest_is_missing_too() -> None:
 def test_an_audited_release_is_marked() -> None:
     target = Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
     data = next(iter(target.federation.neighbours())).first
-    known = Rehearsal(known_noise=[0])
-    report = release(data, "class-sums", Privacy(1.0, 1e-5), rehearsal=known).report
+    known = FaultInjection(known_noise=[0])
+    report = release(data, "class-sums", Privacy(1.0, 1e-5), faults=known).report
     assert report["suitable_for_release"] is False
     assert "an audit: 1 users added no noise" in report["unsuitable_because"]
     with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
-        release(data, "class-sums", Privacy(1.0, 1e-5), rehearsal=Rehearsal(known_noise=[4]))
+        release(data, "class-sums", Privacy(1.0, 1e-5), faults=FaultInjection(known_noise=[4]))
 
 
 def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
@@ -168,8 +168,8 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
     ):
         target = Target(method, WorstCase(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
         found, shift = worst_pair(target)
-        built = build_method(method, target.transform, 2, options)
-        reach = math.sqrt(built.compositions) * built.record_reach(torch.tensor([2, 2]))
+        built = build_method(method, target.transform, 2, options).statistic
+        reach = math.sqrt(built.compositions) * built.record_sensitivity(torch.tensor([2, 2]))
         assert str(found) == pair
         assert 0.98 * reach < float(shift.norm()) <= reach * (1 + 1e-9)
 

@@ -21,7 +21,7 @@ from heads import project_ball
 from heads.schedule import Schedule
 from train_distributed import Privacy
 from train_distributed.one_shot import parts, summation
-from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.one_shot.user_clip import UserClip
@@ -96,7 +96,7 @@ def same_seed_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_composition(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlindAveraging, "compositions", property(lambda self: 1))
+    patch.setattr(TrainedHeads, "compositions", property(lambda self: 1))
 
 
 def share_of_the_survivors(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def share_of_the_survivors(patch: pytest.MonkeyPatch) -> None:
 
 
 def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Evaluation, "record_reach", lambda self, sizes: math.sqrt(2))
+    patch.setattr(Evaluation, "record_sensitivity", lambda self, sizes: math.sqrt(2))
 
 
 def rounds_counted_as_one(patch: pytest.MonkeyPatch) -> None:
@@ -119,8 +119,8 @@ def no_users_clip(patch: pytest.MonkeyPatch) -> None:
 
 def half_of_a_users_clip(patch: pytest.MonkeyPatch) -> None:
     """As if a user that turns round moved a sum by C_u."""
-    right = UserClip.user_reach
-    patch.setattr(UserClip, "user_reach", lambda self, sizes: right(self, sizes) / 2)
+    right = UserClip.user_sensitivity
+    patch.setattr(UserClip, "user_sensitivity", lambda self, sizes: right(self, sizes) / 2)
 
 
 def federation(users: int = 1, rows: int = 2, classes: int = 2, **more) -> WorstCase:

@@ -8,8 +8,9 @@ import torch
 
 from embed import EmbeddingSet
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, accounting
-from train_distributed.one_shot.blind_averaging import BlindAveraging
+from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
@@ -19,7 +20,6 @@ from train_distributed.research.admm import solver
 from train_distributed.research.admm.nodes import Nodes
 from train_distributed.research.baselines import dp_fl
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
-from train_distributed.research.baselines.learn import learn
 from train_distributed.research.charter import learner
 from train_distributed.research.charter.client import Client
 from train_distributed.research.charter.plan import CharterPlan, CharterTask
@@ -104,7 +104,7 @@ def test_the_integers_of_all_rounds_of_gradients_meet_the_promise_together(epsil
 @pytest.mark.parametrize("kind", [SoftmaxHead, HuberSVMHead])
 def test_what_a_user_submits_lies_within_the_radius(solver_name, kind):
     head = kind(num_classes=2, l2_reg=0.01, clip_norm=1.0, radius=0.05)
-    method = BlindAveraging(head=head, dim=3, solver=solver_name, epochs=20, batch_size=2)
+    method = TrainedHeads(head=head, dim=3, solver=solver_name, epochs=20, batch_size=2)
     x = torch.nn.functional.normalize(torch.ones(1, 8, 3), dim=2) * (1 - 1e-6)
     counts = torch.tensor([8])
     sent = method.submit(Chunk(torch.tensor([0]), x, torch.ones(1, 8).long(), counts))
@@ -189,7 +189,7 @@ def test_the_cast_to_float32_and_the_tolerance_are_charged():
     head = SoftmaxHead(num_classes=3, l2_reg=0.5, clip_norm=1.0)
     reach = head.lipschitz / head.l2_reg
     for n in (1, 50, 10**6):
-        stated = BlindAveraging(head=head, dim=4).record_reach(torch.tensor([1, n]))
+        stated = TrainedHeads(head=head, dim=4).record_sensitivity(torch.tensor([1, n]))
         assert stated >= reach * (2 + 2e-3 + 2.0**-23 * (n + 1e-3))
         assert stated <= reach * (2 + 2e-3 + 2.0**-23 * (n + 1) + n**2 * 2.0**-49)
 

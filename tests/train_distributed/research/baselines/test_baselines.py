@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from embed import EmbeddingSet, PublicTransform
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.research.baselines import BASELINES, dp_fl, dual_svm
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
-from train_distributed.research.baselines.learn import learn
 from train_distributed.research.baselines.output_perturbation import AveragedMinimisers
 
 CLASSES, DIM, ROWS = 3, 6, 240
@@ -207,7 +207,7 @@ def test_output_perturbation_keeps_to_chaudhuris_bound(n: int):
     x, y = worst(n)
     first, second = (method.submit(chunk_of(x, y, user)) for user in (0, 1))
     moved = float((first - second).unflatten(1, (3, 2)).norm(dim=1).max())
-    stated = method.record_reach(torch.tensor([n + 4, n]))
+    stated = method.record_sensitivity(torch.tensor([n + 4, n]))
     assert 0.99 * stated < moved <= stated
     assert stated == pytest.approx(2 / (50 * n * 5), rel=2e-3)
 
@@ -221,7 +221,7 @@ def test_a_round_of_gradients_moves_by_less_than_2l():
         x, y = worst(4)
         x[1, -1] = -x[1, -1]
         first, second = (step.submit(chunk_of(x, y, user)) for user in (0, 1))
-        assert float((first - second).norm()) <= step.record_reach(torch.tensor([4]))
+        assert float((first - second).norm()) <= step.record_sensitivity(torch.tensor([4]))
         assert step.compositions == 7
 
 
@@ -272,6 +272,6 @@ def test_a_sum_of_many_gradients_is_charged_for_its_rounding():
     head = SoftmaxHead(num_classes=2, l2_reg=0.1, clip_norm=1.0)
     step = GradientSum(head, torch.zeros(3, 2, dtype=torch.float64), 1)
     for n in (10, 50_000):
-        charged = step.record_reach(torch.tensor([1, n])) / (2 * head.lipschitz) - 1
+        charged = step.record_sensitivity(torch.tensor([1, n])) / (2 * head.lipschitz) - 1
         assert charged >= n**2 * 2.0**-53
         assert charged < 1e-5

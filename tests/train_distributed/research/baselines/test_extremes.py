@@ -8,6 +8,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
@@ -15,7 +16,6 @@ from train_distributed.privacy.guarantee import ROUND_UP
 from train_distributed.research.baselines import BASELINES, amp, dp_fl
 from train_distributed.research.baselines.dual_svm import DualSVM
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
-from train_distributed.research.baselines.learn import learn
 from train_distributed.research.baselines.output_perturbation import AveragedMinimisers
 
 
@@ -52,9 +52,9 @@ def check_gradients(case):
     shape = (chunks[0].x.shape[2], classes)
     weights = case.scale() * torch.randn(shape, generator=case.generator(), dtype=torch.float64)
     step = GradientSum(head, weights, case.whole(1, 100))
-    assert moved(step, chunks, 1) <= step.record_reach(chunks[0].counts) * ROUND_UP
+    assert moved(step, chunks, 1) <= step.record_sensitivity(chunks[0].counts) * ROUND_UP
     assert float(step.submit(chunks[0]).abs().max()) <= step.entry_bound(int(chunks[0].counts))
-    following = step.classifier(step.submit(chunks[0])[0], 3, 0.0)
+    following = step.stepped(step.submit(chunks[0])[0], 3)
     assert bool(following.isfinite().all())
 
 
@@ -64,7 +64,7 @@ def check_minimisers(case):
     head = LogisticHead(num_classes=2, l2_reg=bound**2 * case.scale(-3, 6), clip_norm=bound)
     chunks = pair(case, bound, 2)
     method = AveragedMinimisers(head=head, dim=chunks[0].x.shape[2], users=case.whole(1, 50))
-    assert moved(method, chunks, 2) <= method.record_reach(chunks[0].counts) * ROUND_UP
+    assert moved(method, chunks, 2) <= method.record_sensitivity(chunks[0].counts) * ROUND_UP
 
 
 def check_dual(case):
@@ -74,7 +74,7 @@ def check_dual(case):
     method = DualSVM(head=head, dim=chunks[0].x.shape[2])
     distance = moved(method, chunks, 2)
     if not method.unfinished:  # liblinear itself says otherwise that nothing is promised
-        assert distance <= method.record_reach(chunks[0].counts) * ROUND_UP
+        assert distance <= method.record_sensitivity(chunks[0].counts) * ROUND_UP
 
 
 def check_perturbed_minimum(case):

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
+from tests.train_distributed.research.learning import learn
 from train_distributed import partition
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm
 from train_distributed.research.audit.multi_round import audit
 from train_distributed.research.baselines import multi_round
-from train_distributed.research.baselines.learn import learn
 from train_distributed.research.charter import OneVsRestLogistic
 from train_distributed.research.charter.learner import excess_risk
 from train_distributed.research.rows import as_columns

@@ -20,7 +20,7 @@ from embed.fit import exclude
 from embed.hold_out import By, hold_out
 from embed.run import Run
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import Rehearsal, release
+from train_distributed.one_shot.release import FaultInjection, release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import summed
 from train_distributed.research.audit.pipeline.compared import (
@@ -196,7 +196,7 @@ def of_sums(
             transform=transform,
             noise="float" if shuffled else "discrete",
             generator=torch.Generator().manual_seed(1) if shuffled else None,
-            rehearsal=Rehearsal(known_noise=range(len(np.unique(users_of(rows))))),
+            faults=FaultInjection(known_noise=range(len(np.unique(users_of(rows))))),
             reserve=claims.update,
             **options,
         )
@@ -224,7 +224,7 @@ def of_evaluations(
                 each,
                 PROMISE,
                 overlap=overlap,
-                rehearsal=Rehearsal(known_noise=users),
+                faults=FaultInjection(known_noise=users),
                 reserve=claims.update,
             )
             for each in pair

@@ -1,0 +1,80 @@
+"""A method: the statistic that every user sends, and the estimator of its noised sum."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from embed import PublicTransform
+from train_distributed.one_shot.estimator import Estimator, Fitted
+from train_distributed.one_shot.further_rounds import MOST_ROUNDS, ClippedGradient
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
+
+
+@dataclass(frozen=True)
+class Method:
+    """Statistic and estimator under one name."""
+
+    name: str
+    statistic: Statistic
+    estimator: Estimator
+    num_classes: int  # K, public
+    rounds: int = 0  # T further sums of gradients, with the first under one promise
+    gradient: ClippedGradient | None = None  # that they sum, at weights not yet known
+
+    def validate(self) -> None:
+        """Checks what the transform and the data cannot know.
+
+        Raises:
+            ValueError: naming the setting, its rule and its value.
+        """
+        if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
+            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
+        if self.rounds and self.statistic.unclipped is not self.statistic:
+            raise ValueError("user_clip must be left out with rounds, which clip every record")
+        self.statistic.validate()
+        self.estimator.validate()
+
+    def check(self, transform: PublicTransform, num_classes: int) -> None:
+        """Refuses a method whose sensitivity is not that of the rows it is given.
+
+        Args:
+            transform: the one that makes the rows, and that alone clips them.
+            num_classes: K.
+
+        Raises:
+            ValueError: a setting out of range, another transform, clip norm, dimension or K.
+        """
+        self.validate()
+        self.statistic.check_rows(transform)
+        self.estimator.check_transform(transform)
+        if self.num_classes != num_classes:
+            raise ValueError(
+                f"num_classes must be the method's {self.num_classes}, got {num_classes}"
+            )
+
+    def opened(self, total: Tensor, rows: int, noise_std: float) -> NoisedSum:
+        """Sum as estimators read it.
+
+        Args:
+            total: (D,) scaled, noised sum.
+            rows: n of all users in it.
+            noise_std: of the noise in one entry of it.
+        """
+        return NoisedSum(total / self.statistic.scale, rows, noise_std)
+
+    def fit(self, noised: NoisedSum) -> Fitted:
+        """(d, K) weights, and the temperature of their probabilities."""
+        return self.estimator.fit(self._as_left(noised))
+
+    def report(self) -> dict[str, Any]:
+        """Name and settings that the report states."""
+        return {"method": self.name} | self.statistic.report()
+
+    def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
+        """Class prior of the weights: its word, and its shares as far as they are known."""
+        return self.estimator.prior_report(self._as_left(noised), class_names)
+
+    def _as_left(self, noised: NoisedSum) -> NoisedSum:
+        return replace(noised, rows=self.statistic.rows_left(noised))

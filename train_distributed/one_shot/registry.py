@@ -1,0 +1,137 @@
+"""Methods of one secure sum, by name: how each is built, and the words and rules that go with it.
+
+Nothing is loaded before a method is built: names and words are read without torch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from embed import PublicTransform
+    from train_distributed.one_shot.method import Method
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Numbers b, e and a of the rule for settings that are left out; see `defaults`."""
+
+    components: float  # b
+    exponent: float  # e
+    l2_reg: float | None = None  # a; None: the method has no Λ that a rule could help
+    one_vs_rest: bool = False  # C = K instead of 1
+    noise: Literal["shared", "everybody's", "central"] = "shared"  # m
+
+
+OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
+SUMS, ONE, MANY = Rule(0.3, 1), Rule(2.5, 0.5, 32), Rule(2.5, 0.5, 16, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodEntry:
+    """One method of the registry."""
+
+    build: Callable[..., "Method"]  # (transform, num_classes, **options), its keywords the options
+    words: str  # for the card
+    probabilities: str | None = None  # how they are made, for the report; None: unknown
+    rule: Rule = OTHERS
+    sums_rows: bool = False  # a sum over rows, whoever holds them
+
+
+def _build(module: str, *given: str) -> Callable[..., "Method"]:
+    return partial(_built, module, *given)
+
+
+def _built(module: str, *arguments: Any, **options: Any) -> "Method":
+    home = import_module(f"train_distributed.one_shot.{module}")
+    return home.build(*arguments, **options)
+
+
+METHODS: dict[str, MethodEntry] = {
+    "discriminant": MethodEntry(
+        build=_build("discriminant"),
+        words="discriminant: every user submits class sums, and second moments of its rows; the "
+        "classifier is Gaussian discriminant analysis, its means and covariance posterior "
+        "estimates under a public prior",
+        probabilities="softmax of the scores: the posterior of Gaussian classes with what the sum "
+        "leaves open of their means, calibrated as far as the classes are such",
+        rule=Rule(0.4, 1),
+        sums_rows=True,
+    ),
+    "class-sums": MethodEntry(
+        build=_build("class_sums"),
+        words="class sums: every user submits the sum of its rows by class; the classifier is "
+        "linear discriminant analysis with the public covariance",
+        probabilities="softmax of the scores: the posterior of Gaussian classes of the class prior "
+        "and the public covariance, calibrated as far as the classes are such",
+        rule=SUMS,
+        sums_rows=True,
+    ),
+    "least-squares": MethodEntry(
+        build=_build("least_squares"),
+        words="least squares: every user submits class sums and second moments of its rows; the "
+        "classifier is ridge regression",
+        probabilities="softmax of the scores / temperature, which fits Gaussian classes of the "
+        "means and the covariance that the noised sum shows; calibrated as far as the classes are "
+        "such",
+        rule=SUMS,
+        sums_rows=True,
+    ),
+    "softmax": MethodEntry(
+        build=_build("blind_averaging", "softmax"),
+        words="blind averaging: the average of softmax layers that the users trained",
+        probabilities="softmax of the scores: those of the averaged regressions, evened out by "
+        "regularisation and clipping and disturbed by noise; not calibrated",
+        rule=ONE,
+    ),
+    "svm": MethodEntry(
+        build=_build("blind_averaging", "svm"),
+        words="blind averaging: the average of one-vs-rest Huber SVMs that the users trained",
+        probabilities="softmax of the scores, which are no log-probabilities: a margin has no "
+        "likelihood; not calibrated",
+        rule=MANY,
+    ),
+    "logistic": MethodEntry(
+        build=_build("blind_averaging", "logistic"),
+        words="blind averaging: the average of one-vs-rest logistic regressions of the users",
+        probabilities="softmax of the scores of regressions of one class against the rest, evened "
+        "out by regularisation and clipping and disturbed by noise; not calibrated",
+        rule=MANY,
+    ),
+}
+
+
+def build_method(
+    name: str, transform: "PublicTransform", num_classes: int, options: Mapping[str, Any]
+) -> "Method":
+    """The method of this name, with clip norm and constant from the transform.
+
+    Args:
+        name: one of METHODS.
+        transform: the public transform that makes the rows.
+        num_classes: K.
+        options: keywords of the entry's `build`; for any method `user_clip`, the norm of
+            `UserClip`. A `prior` may be a list of shares.
+
+    Raises:
+        ValueError: an unknown name or option, a value out of range.
+    """
+    from train_distributed.one_shot.class_prior import checked_prior
+    from train_distributed.one_shot.user_clip import UserClip
+
+    if name not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
+    options = dict(options)
+    norm = options.pop("user_clip", None)
+    if "prior" in options:
+        options["prior"] = checked_prior(options["prior"], num_classes)
+    try:
+        method = METHODS[name].build(transform, num_classes, **options)
+    except TypeError as error:
+        raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
+    if norm is not None:
+        method = replace(method, statistic=UserClip(statistic=method.statistic, norm=norm))
+    method.validate()
+    return method

@@ -22,11 +22,11 @@ import torch
 
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy
 from train_distributed.one_shot.defaults import PublicFacts, rule_of
 from train_distributed.one_shot.registry import Rule
 from train_distributed.partition import split
-from tests.train_distributed.research.learning import learn
 from train_distributed.research.baselines.learn import ALL_METHODS
 from train_distributed.simulation.digits import load_digits, split_digits
 from train_distributed.simulation.plan import MethodConfig

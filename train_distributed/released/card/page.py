@@ -68,7 +68,7 @@ def card(
         report=report,
         transform=release.transform,
         encoding=None if report.encoding is None else Encoding.from_json(report.encoding),
-        methods=METHODS,
+        words_of=words_of,
         name=name,
         files=files or {},
         command=command,

@@ -1,7 +1,7 @@
 """Two embedding sets row by row, and two reports place by place."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def differing(first: Any, second: Any, at: str = "") -> list[str]:
     """Places in which two reports differ, those of the noised sum left out."""
     if at in OF_THE_SUM:
         return []
-    if isinstance(first, dict) and isinstance(second, dict):
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
         names = sorted(first.keys() | second.keys())
         return [
             place

@@ -1,0 +1,130 @@
+"""A method from a file of its own: one entry of the registry, and every command knows it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from embed.transform_options import TransformOptions
+from train_distributed import Privacy
+from train_distributed.one_shot.registry import METHODS
+from train_distributed.simulation.plan import MethodConfig
+from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+
+PROGRAM = """
+import sys
+
+import torch
+
+from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
+from train_distributed.one_shot.estimator import Fitted
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import METHODS, MethodEntry
+
+
+class PlainMean(ClassSumsEstimator):
+    def fit(self, noised):
+        means = self.statistic.sums(noised) / self.statistic.counts(noised)
+        bias = -0.5 * means[1:].square().sum(0) / self.statistic.transform.constant
+        return Fitted(torch.cat([bias[None], means[1:]]))
+
+
+def build(transform, num_classes, *, prior="empirical"):
+    sums = ClassSums(num_classes=num_classes, transform=transform)
+    return Method("plain-mean", sums, PlainMean(statistic=sums, prior=prior), num_classes)
+
+
+METHODS["plain-mean"] = MethodEntry(
+    build=build, words="the plain mean of every class", sums_rows=True
+)
+
+if __name__ == "__main__":
+    from train_distributed.__main__ import main
+
+    sys.exit(main())
+"""
+
+
+def rows(seed: int, users: int | None, classes: int = 3) -> EmbeddingSet:
+    """Rows around the corners of a simplex."""
+    draw = np.random.default_rng(seed)
+    labels = np.arange(1200) % classes
+    return EmbeddingSet(
+        embeddings=(np.eye(classes, 8)[labels] + 0.1 * draw.standard_normal((1200, 8))).astype(
+            np.float32
+        ),
+        labels=labels,
+        users=None if users is None else np.arange(1200) // classes % users,
+        split=(np.arange(1200) >= 900).astype(np.uint8),
+        meta={"class_names": [f"class {k}" for k in range(classes)]},
+    )
+
+
+@pytest.fixture
+def program(tmp_path: Path):
+    """Runs the file's own program on a command line."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+
+    def run(*arguments: object) -> str:
+        done = subprocess.run(
+            [sys.executable, path, *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_run_and_card_know_it(program, tmp_path: Path) -> None:
+    rows(0, 30).save(tmp_path / "mine")
+    rows(1, None).save(tmp_path / "public")
+    assert "plain-mean" in program("run", "--help")
+    program(
+        *("run", "--embeddings", "mine", "--public", "public", "--method", "plain-mean"),
+        *("--components", 4, "--epsilon", 5, "--out", "model"),
+    )
+    report = json.loads((tmp_path / "model" / "report.json").read_text())
+    assert report["method"] == "plain-mean"
+    assert report["test_accuracy"] > 0.9
+    assert report["prior"] == "empirical"
+    assert report["suitable_for_release"] is True
+    program("card", "--model", "model", "--out", "card")
+    pages = [path.read_text() for path in (tmp_path / "card").iterdir() if path.suffix == ".md"]
+    assert "the plain mean of every class" in pages[0]
+
+
+def test_a_federation_agrees_on_it(program, tmp_path: Path) -> None:
+    rows(1, None).save(tmp_path / "public")
+    program("embed", "fit-transform", "--public", "public", "--components", 4, "--out", "transform")
+    for number in range(3):
+        program("federation", "join", "--folder", f"u{number}", "--name", f"u{number}", "--rows", 9)
+    parties = [f"u{number}/u{number}.party.json" for number in range(3)]
+    shown = program(
+        *("federation", "init", "--folder", "fed", "--parties", *parties),
+        *("--transform", "transform/transform.safetensors", "--hosts", "127.0.0.1"),
+        *("--num-classes", 3, "--method", "plain-mean", "--epsilon", 5),
+    )
+    assert "3 users" in shown
+    assert '"plain-mean"' in (tmp_path / "fed" / "federation.json").read_text()
+
+
+def test_a_choice_of_settings_plays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    home: dict = {"__name__": "added"}
+    exec(compile(PROGRAM, "program.py", "exec"), home)  # the entry of the file, in this process
+    monkeypatch.setitem(METHODS, "plain-mean", METHODS.pop("plain-mean"))
+    transforms = {"q=4": TransformOptions(components=4)}
+    candidates = Candidates((MethodConfig("plain mean", "plain-mean", "q=4"),), transforms)
+    sizes = Sizes(users=20, rows_per_user=20, num_classes=2)
+    jobs = rehearse(rows(1, None, 6), [sizes], [Privacy(5.0, 1e-5)], candidates, tasks=1, seeds=1)
+    ((_, (result,)),) = jobs
+    assert result.method == "plain-mean"
+    assert result.accuracy > 0.8

@@ -15,6 +15,8 @@ from unittest.mock import patch
 
 import pytest
 
+from train_distributed.one_shot.registry import METHODS
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [
@@ -148,9 +150,14 @@ def python_blocks(page: Path) -> list[str]:
 
 
 def executed(block: str) -> dict:
-    """The names that a block leaves."""
+    """The names that a block leaves; a method that it adds to the registry goes with it."""
     names = {"__name__": "__main__"}  # where dataclasses look their module up
-    exec(compile(block, "README", "exec"), names)
+    before = dict(METHODS)
+    try:
+        exec(compile(block, "README", "exec"), names)
+    finally:
+        METHODS.clear()
+        METHODS.update(before)
     return names
 
 

@@ -157,7 +157,7 @@ class ReleaseRequest:
 
     def release(self) -> Release:
         """The model; see the function `release`."""
-        started, noise = time.perf_counter(), self.known_noise()
+        noise = self.known_noise()
         source, method, privacy = self.source, self.built, self.privacy
         discrete = noise == "discrete" and privacy.private
         transform, sizes = source.transform, source.users.sizes
@@ -210,14 +210,26 @@ class ReleaseRequest:
             rehearsed=None if self.faults is None else self.faults.reason,
             others=admitted.unsuitable,
         )
-        if not verdict["suitable_for_release"]:  # how long it took depends on the rows
-            spent: dict[str, Any] = {"seconds": time.perf_counter() - started}
-            spent |= {"seconds_per_round": seconds} if further else {}
-            facts |= {"simulation_only": spent}
+        if further and not verdict["suitable_for_release"]:  # how long it took depends on the rows
+            facts |= {"simulation_only": {"seconds_per_round": seconds}}
         released = Release(
             weights, transform, names, opened=torch.cat(opened), temperature=temperature
         )
         return reported(released, facts, verdict, source.embeddings)
+
+
+def with_seconds(released: Release, started: float) -> Release:
+    """The model; the report of a simulation also says how long it took, which depends on the rows.
+
+    Args:
+        released: the model.
+        started: when `time.perf_counter` was read.
+    """
+    if released.report.suitable_for_release:
+        return released
+    seconds = {"seconds": time.perf_counter() - started}
+    simulated = released.report.get("simulation_only", {}) | seconds
+    return released.with_report(simulation_only=simulated)
 
 
 def release(

@@ -196,9 +196,7 @@ def test_a_place_that_cannot_be_written_is_found_before_noise_is_drawn(
     call, sets, tmp_path, monkeypatch
 ):
     drawn = []
-    monkeypatch.setattr(
-        "train_distributed.research.baselines.learn.learn", lambda *args, **more: drawn.append(args)
-    )
+    monkeypatch.setattr("train_distributed.one_shot.release.ReleaseRequest.release", drawn.append)
     (tmp_path / "file").touch()
     private, public = sets
     out = str(tmp_path / "file" / "out")
@@ -253,7 +251,7 @@ def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path):
 
 
 def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
-    monkeypatch.setattr("train_distributed.research.baselines.learn.DISCRETE_NUMBERS", 10)
+    monkeypatch.setattr("train_distributed.one_shot.release.DISCRETE_NUMBERS", 10)
     code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
     assert code == 2
     assert "noise must be chosen" in error

@@ -186,7 +186,7 @@ def test_the_papers_bound_is_never_below_the_tight_one() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"solver": "newton"}, "solver must be 'exact' or 'sgd', got 'newton'"),
+        ({"solver": "newton"}, "solver must be one of exact, sgd, got 'newton'"),
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
         ({"batch_size": -1}, "batch_size must be >= 1, got -1"),
         ({"bound": "paper"}, "radius must be given for bound='paper', got None"),

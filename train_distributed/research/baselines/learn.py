@@ -7,7 +7,7 @@ from typing import Any
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.probabilities import reading
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.one_shot.release import ReleaseRequest
+from train_distributed.one_shot.release import ReleaseRequest, with_seconds
 from train_distributed.research import baselines
 from train_distributed.research.baselines import multi_round
 
@@ -22,9 +22,9 @@ def run_method(request: ReleaseRequest) -> Release:
     Raises:
         ValueError: an unknown method, or as `release`.
     """
-    name = request.method
+    started, name = time.perf_counter(), request.method
     if not isinstance(name, str) or name in METHODS:
-        return request.release()
+        return with_seconds(request.release(), started)
     return run_rival(request, name)
 
 
@@ -49,8 +49,4 @@ def run_rival(request: ReleaseRequest, name: str) -> Release:
         baselines.Task(**given, name=name), request.facts.options(name, request.options)
     )
     released = released.with_report(method=name, probabilities=reading(name))
-    if released.report.suitable_for_release:
-        return released
-    seconds = {"seconds": time.perf_counter() - started}  # how long it took depends on the rows
-    simulated = released.report.get("simulation_only", {}) | seconds
-    return released.with_report(simulation_only=simulated)
+    return with_seconds(released, started)

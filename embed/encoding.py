@@ -19,7 +19,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """What made embeddings out of pictures."""
+    """Encoder and preprocessing that made embeddings out of pictures."""
 
     encoder: str  # as given to `embed run --encoder`: timm:NAME, a checkpoint's path, ...
     encoder_hash: str  # `pretrain.encoder.encoder_hash`: equal for equal networks
@@ -28,7 +28,7 @@ class Encoding:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> "Encoding | None":
-        """What the `meta.json` of an embedding set says.
+        """Encoding that the `meta.json` of an embedding set states.
 
         Returns:
             None for rows of unknown origin: arrays of somebody else, an imported reference, or rows

@@ -28,7 +28,8 @@ from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, accounting
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.one_shot.release import FaultInjection, release
+from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.release import release
 from train_distributed.privacy.composition import ROUND_UP, Cost
 from train_distributed.research.audit.pipeline.neighbours import COMPUTED, PipelineAudit, of_rows
 from train_distributed.research.audit.pipeline.records import Record, as_png

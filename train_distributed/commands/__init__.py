@@ -1,1 +1,1 @@
-"""What a user types: one dataclass per command, its checks, directories and printing."""
+"""Command line: one dataclass per command, its checks, directories and printing."""

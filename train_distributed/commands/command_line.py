@@ -12,7 +12,7 @@ _IN_CONFIG = ("method", "options", "transform_options")  # which a file of `sele
 
 
 def command_line(program: str, command: type, configuration: Mapping[str, Any]) -> str:
-    """What to type for a configuration that a report keeps, defaults left out.
+    """Command line for a configuration that a report keeps, defaults left out.
 
     Of files outside the working directory only the names appear: where they lie is nobody's
     business.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 
 @dataclass(frozen=True)
 class Chosen:
-    """What `select` writes and `run --config` reads."""
+    """Configuration of a run: `select` writes it, `run --config` reads it."""
 
     method: str
     transform_options: TransformOptions
@@ -63,7 +63,7 @@ class Chosen:
     def filled_in(
         self, known: "PublicFacts", class_names: Sequence[str], *, width: int | None
     ) -> "Chosen":
-        """The same with what was left out, by the public rule, and the shares that a file holds.
+        """Fills in what was left out, by the public rule, and the shares that a file holds.
 
         Args:
             known: of the run.

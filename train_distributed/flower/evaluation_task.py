@@ -1,4 +1,4 @@
-"""What a federation computes where a released model is evaluated on rows that users held out."""
+"""Task of a federation that evaluates a released model on rows which users held out."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a federation computes: one private model, from what every user submits to the release."""
+"""Task of a federation that learns a private model: from submissions to the release."""
 
 import math
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class ModelTask(SumTask):
         return self.integers.encode(submission.numpy())
 
     def rounds_of(self, identity: int, embeddings: EmbeddingSet) -> Rounds:
-        """What a user submits in a further round: at these weights, with its noise when drawn.
+        """Submission of a user in a further round, at given weights, with its noise when drawn.
 
         Raises:
             ValueError: as `encoded`; what is returned does for weights out of range.

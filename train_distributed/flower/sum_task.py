@@ -1,4 +1,4 @@
-"""What every task of a federation does: one noised sum, and what a report says of it."""
+"""Base of a federation's tasks: one noised sum and its part of the report."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ SUMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of one session beside its sum; a model's report cannot be made without."""
+    """Facts about a session that a model's report needs besides the sum."""
 
     session: str  # its digest, hexadecimal: the same in every party's messages
     bytes_per_user: int  # sent by the user that sent most
@@ -39,7 +39,7 @@ class Facts:
 
 
 class SumTask(ABC):
-    """What tasks of either kind do alike: noise, and what a report says of the sum itself."""
+    """Noise and report of a sum, for both kinds of tasks."""
 
     federation: Federation
     guarantee: Guarantee
@@ -62,13 +62,13 @@ class SumTask(ABC):
 
     @property
     def epsilon_of_all_sessions(self) -> float:
-        """What a user gives away if every agreed session is run: ε of them together, same δ."""
+        """Privacy loss of a user if every agreed session is run: ε of them together, same δ."""
         together = Cost.of(plan.cost for plan in self.plans * self.federation.sessions)
         return together.at(self.guarantee.privacy.delta)
 
     @property
     def epsilon_if_all_others_collude(self) -> float:
-        """The same where all other users tell a server what they sent."""
+        """Privacy loss of all sessions where all other users show a server what they sent."""
         together = self.sums * self.federation.sessions
         return epsilon_if_all_others_collude(together, self.guarantee.privacy.delta)
 

@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train_distributed.one_shot.faults import FaultInjection
     from train_distributed.one_shot.method import Method
     from train_distributed.one_shot.model import Release
     from train_distributed.one_shot.registry import METHODS, build_method
-    from train_distributed.one_shot.release import FaultInjection
     from train_distributed.one_shot.users import Chunk, Users
 
 __all__ = ["METHODS", "Chunk", "FaultInjection", "Method", "Release", "Users", "build_method"]
@@ -17,7 +17,7 @@ _HOMES = {
     "Method": "method",
     "build_method": "registry",
     "Release": "model",
-    "FaultInjection": "release",
+    "FaultInjection": "faults",
     "Chunk": "users",
     "Users": "users",
 }  # the function `release` is `train_distributed.release`: here the name is its module's

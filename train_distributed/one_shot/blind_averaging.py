@@ -6,22 +6,18 @@ whoever holds it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from embed import PublicTransform
 from heads import (
     Head,
     HuberSVMHead,
-    LogisticHead,
-    SoftmaxHead,
     fit_exact,
     fit_sgd,
     project_ball,
@@ -35,17 +31,11 @@ from pretrain import check
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
     checked_prior,
-    reported_prior,
-    shares_of,
 )
-from train_distributed.one_shot.estimator import Estimator, Fitted
-from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
 
 Solver = Literal["exact", "sgd"]
-HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
-L2_REG = 1.0  # Λ where none is given
 LABEL_SHARE = 0.1  # of the sensitivity's square, for what labels alone teach
 ROUND_UP = 1 + 2.0**-36  # of entries, by more than double rounding or rows a little too long
 
@@ -98,7 +88,7 @@ class TrainedHeads(Statistic):
 
     @cached_property
     def labels(self) -> "TrainedHeads | None":
-        """What users submit beside their heads: those of the constant column alone."""
+        """Heads of the constant column alone, submitted with the others; None: not needed."""
         if self.prior == "empirical" or self.constant is None:
             return None
         head = replace(self.head, clip_norm=self.constant * (1 + 2.0**-23))  # as float32 has it
@@ -259,71 +249,3 @@ class TrainedHeads(Statistic):
         if self.labels is None:
             return submitted
         return torch.cat([submitted, self.labels.submit(replace(chunk, x=chunk.x[..., :1]))], 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AveragedHeads(Estimator):
-    """Mean of all heads, weighted by their rows, for the class prior that is asked for."""
-
-    statistic: TrainedHeads
-
-    def fit(self, noised: NoisedSum) -> Fitted:
-        """(d, K) weights from the noised sum over N rows."""
-        mean = noised.total.unflatten(0, (-1, self.statistic.num_classes)) / noised.rows
-        if self.statistic.labels is None:
-            return Fitted(mean)
-        weights = mean[:-1].clone()
-        weights[0] += self.taught_by(shares_of(self.statistic.prior, mean[-1])) - mean[-1]
-        return Fitted(weights)
-
-    def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
-        """Class prior of the weights; a head's sum shows no shares of the users' rows."""
-        if self.statistic.prior == "empirical":
-            return reported_prior("empirical", None, class_names)
-        unknown = torch.ones(self.statistic.num_classes, dtype=torch.float64)
-        return reported_prior(self.statistic.prior, unknown / unknown.sum(), class_names)
-
-    def taught_by(self, shares: Tensor) -> Tensor:
-        """(K,) weights of the constant column that minimise J where rows have no features.
-
-        Args:
-            shares: (K,) of the classes.
-        """
-        head, a = self.statistic.head, self.statistic.constant or 0.0
-        targets = head.targets(torch.arange(head.num_classes), torch.float64)
-
-        def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-            w = torch.from_numpy(weights)
-            scores = (a * w).expand(head.num_classes, -1)
-            value = head.l2_reg / 2 * w.square().sum() + shares @ head.data_loss(scores, targets)
-            return float(value), (
-                head.l2_reg * w + a * shares @ head.residual(scores.clone(), targets)
-            ).numpy()
-
-        found = minimize(loss, np.zeros(head.num_classes), jac=True, options={"gtol": 1e-10})
-        return torch.from_numpy(found.x)
-
-
-def build(
-    name: str,
-    transform: PublicTransform,
-    num_classes: int,
-    *,
-    l2_reg: float = L2_REG,
-    **options: Any,
-) -> Method:
-    """Blind averaging of one kind of head.
-
-    Args:
-        name: of the head, one of HEADS.
-        transform: makes the rows.
-        num_classes: K.
-        l2_reg: Λ.
-        **options: `radius`, `relaxation` (svm) and the fields of `TrainedHeads`.
-    """
-    of_head = {key: options.pop(key) for key in ("radius", "relaxation") if key in options}
-    head = HEADS[name](
-        num_classes=num_classes, clip_norm=transform.clip_norm, l2_reg=l2_reg, **of_head
-    )
-    heads = TrainedHeads(head=head, dim=transform.dim, constant=transform.constant, **options)
-    return Method(name, heads, AveragedHeads(statistic=heads), num_classes)

@@ -1,4 +1,4 @@
-"""What noised sums show of Gaussian classes: posterior means and covariance under a public prior.
+"""Gaussian classes from noised sums: posterior means and covariance under a public prior.
 
 Features u | class k ~ N(μ_k, W) and μ_k ~ N(g, t B): an empirical-Bayes model (Efron and Morris
 1973) whose B and a first guess of W come from public data, while t, and how far W is moved, come
@@ -38,7 +38,7 @@ class Prior:
 
     @classmethod
     def of(cls, covariance: Tensor) -> "Prior":
-        """Of a (q, q) covariance B; negative eigenvalues, which rounding leaves, become 0."""
+        """Prior of a (q, q) covariance B; negative eigenvalues, which rounding leaves, become 0."""
         values, vectors = torch.linalg.eigh(covariance.double())
         return cls(values.clamp(min=0), vectors)
 

@@ -1,4 +1,4 @@
-"""What a method takes where nothing is given: a rule of public numbers, fitted to public tasks.
+"""Default settings of methods: a rule of public numbers, fitted to public tasks.
 
 How many directions and how little regularisation pay depends on the noise. Its measure here is t,
 the standard deviation of the noise in a class mean of rows of norm 1, were classes equal:

@@ -90,7 +90,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """What all sums so far say of the weights; a value, which the next sum turns into the next.
+    """Estimate of the weights after all sums so far; the next sum turns it into the next.
 
     The Hessian is taken as A ⊗ M (Martens and Grosse 2015), A the mean of diag(p) − p pᵀ and M that
     of x xᵀ, weighted by 1 − ‖p‖², over rows drawn from the Gaussian model: no private row is read.
@@ -142,7 +142,7 @@ class Descent:
 
     @property
     def gradient(self) -> ClippedGradient:
-        """What the next round sums."""
+        """Statistic that the next round sums."""
         return ClippedGradient(weights=self.weights, clip_norm=self.clip_norm)
 
     @property

@@ -1,4 +1,4 @@
-"""What must hold of the private rows and the public transform before anything is computed.
+"""Checks of the private rows and the public transform before anything is computed.
 
 Refusals are visible: that a run was refused, and why, shows one bit that may rest on one record (a
 row that is not finite, a label out of range, a row that is public as well). They come before noise
@@ -29,7 +29,7 @@ STREAMED = "not compared: users stream in with rows that somebody else has trans
 
 @dataclass(frozen=True)
 class Admission:
-    """What was found in order, and what makes a model unsuitable for release all the same."""
+    """Findings of the checks, with reasons that make a model unsuitable for release."""
 
     report: dict[str, Any]
     unsuitable: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def refuse_seeded_split(embeddings: EmbeddingSet) -> None:
 def admit_stream(
     transform: PublicTransform | None, *, discrete: bool, vouched: bool = False
 ) -> Admission:
-    """The same for users that stream in: their raw rows are never seen, so nothing is compared.
+    """Checks users that stream in: their raw rows are never seen, so nothing is compared.
 
     Raises:
         ValueError: under discrete noise, a transform other than the identity, unless vouched for.

@@ -54,7 +54,7 @@ def parts_of(
 
 
 def mu_shares(rounds: int) -> tuple[float, float]:
-    """Of μ²: the first sum's share, and that of each of `rounds` > 0 further ones."""
+    """Shares of μ²: of the first sum, and of each of `rounds` > 0 further ones."""
     return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
 
 
@@ -137,7 +137,7 @@ def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | Integers]]) -> dict
 def advanced(
     method: Method, descent: Descent | None, total: Tensor, rows: int, noise_std: float
 ) -> Descent:
-    """What all sums so far say, from the last one.
+    """Estimate after all sums so far, from the last one.
 
     Args:
         method: one of several rounds.
@@ -207,7 +207,7 @@ def zero_out_report(
     summation: FloatSum | Integers,
     further: Sequence[tuple[Guarantee, FloatSum | Integers]] = (),
 ) -> dict[str, float]:
-    """What the same noise is worth where rows are taken out instead of replaced.
+    """Privacy loss of the same noise where rows are taken out instead of replaced.
 
     Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public, are
     the same of both, so nothing but the noised sum tells them apart ("zero-out", Kairouz et al.

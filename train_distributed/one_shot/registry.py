@@ -80,21 +80,21 @@ METHODS: dict[str, MethodEntry] = {
         sums_rows=True,
     ),
     "softmax": MethodEntry(
-        build=_build("blind_averaging", "softmax"),
+        build=_build("averaged_heads", "softmax"),
         words="blind averaging: the average of softmax layers that the users trained",
         probabilities="softmax of the scores: those of the averaged regressions, evened out by "
         "regularisation and clipping and disturbed by noise; not calibrated",
         rule=ONE,
     ),
     "svm": MethodEntry(
-        build=_build("blind_averaging", "svm"),
+        build=_build("averaged_heads", "svm"),
         words="blind averaging: the average of one-vs-rest Huber SVMs that the users trained",
         probabilities="softmax of the scores, which are no log-probabilities: a margin has no "
         "likelihood; not calibrated",
         rule=MANY,
     ),
     "logistic": MethodEntry(
-        build=_build("blind_averaging", "logistic"),
+        build=_build("averaged_heads", "logistic"),
         words="blind averaging: the average of one-vs-rest logistic regressions of the users",
         probabilities="softmax of the scores of regressions of one class against the rest, evened "
         "out by regularisation and clipping and disturbed by noise; not calibrated",

@@ -2,17 +2,17 @@
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import (
@@ -34,40 +34,6 @@ from train_distributed.privacy.promise import Privacy
 # users x length of a submission: about a minute of exact sampling (tests/benchmarks/bench_scale.py:
 # 4.1 ms for the 9,546 numbers of one user)
 DISCRETE_NUMBERS = 1 << 27
-
-
-@dataclass(frozen=True)
-class FaultInjection:
-    """Faults that an audit or a rehearsal plays; its model is never suitable for release."""
-
-    dropped: Collection[int] = ()  # users whose submission never arrives
-    known_noise: Collection[int] = ()  # users whose noise an attacker knows: none is in the sum
-
-    @property
-    def reason(self) -> str:
-        """Reason why the model is unsuitable."""
-        if self.known_noise:
-            return f"an audit: {len(set(self.known_noise))} users added no noise"
-        return f"a rehearsal: {len(set(self.dropped))} users were made to drop out"
-
-    def surviving(self, users: int, min_survivors: int) -> Tensor:
-        """(users,) bool: True for users who are left.
-
-        Raises:
-            ValueError: fewer than m_min, or a user that does not exist.
-        """
-        for name in ("known_noise", "dropped"):
-            for user in getattr(self, name):
-                if not 0 <= user < users:
-                    raise ValueError(f"{name} must hold users in [0, {users}), got {user}")
-        kept = torch.ones(users, dtype=torch.bool)
-        kept[list(self.dropped)] = False
-        if kept.sum() < min_survivors:
-            raise ValueError(
-                f"survivors must be >= min_survivors = {min_survivors}, got {int(kept.sum())}; "
-                "nothing is released"
-            )
-        return kept
 
 
 @dataclass(frozen=True, kw_only=True)

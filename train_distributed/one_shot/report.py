@@ -82,7 +82,7 @@ def suitability(
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the libraries that results depend on."""
+    """Versions of Python and the libraries that results depend on."""
     return dict(_versions())
 
 

@@ -47,7 +47,7 @@ class Summation(Protocol):
         ...
 
     def report(self) -> dict[str, Any]:
-        """What to say about the noise and the sum."""
+        """Facts about the noise and the sum."""
         ...
 
 
@@ -175,7 +175,7 @@ class Integers:
 
 @dataclass
 class IntegerSum(Integers):
-    """What is deployed, all in one process: every user's own discrete noise, and one secure sum."""
+    """Deployed sum in one process: every user's own discrete noise, and one secure sum."""
 
     parties: int  # w
     minimum: int  # m_min
@@ -221,7 +221,7 @@ class IntegerSum(Integers):
         return self.decode(self._result.total)
 
     def report(self) -> dict[str, Any]:
-        """What `Integers` reports, and what was sent.
+        """Facts of `Integers`, and the bytes that were sent.
 
         Raises:
             ValueError: there are several users, and no sum of theirs has been taken yet.

@@ -110,7 +110,7 @@ class UserClip(Statistic):
         return own.clamp(max=2 * self._part)
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """As `record_sensitivity`: what stays may be as long as C_u and point anywhere."""
+        """At most 2 C_u/√C: what stays may be as long as C_u and point anywhere."""
         return min(
             self.statistic.zero_out_sensitivity(sizes) + self._rounding(sizes), 2 * self._part
         )

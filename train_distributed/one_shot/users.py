@@ -45,7 +45,7 @@ class Chunk:
         return Chunk(torch.zeros(1, dtype=torch.int64), x, y, self.counts.sum()[None], self.grid)
 
     def portions(self, users: int) -> Iterator["Chunk"]:
-        """The same, at most so many users at a time."""
+        """Parts of the chunk, with at most so many users each."""
         for start in range(0, len(self.users), users):
             part = slice(start, start + users)
             x, y = self.x[part], self.y[part]

@@ -1,4 +1,4 @@
-"""What sums over the same private rows cost together.
+"""Privacy cost of several sums over the same private rows.
 
 **Gaussian promises** add up exactly: mechanisms of sensitivity over noise μ_i, chosen one after
 another with all earlier results in sight, are together one of μ² = Σ μ_i² (Cor. 3.3 of Dong, Roth
@@ -22,7 +22,7 @@ ROUND_UP = 1 + 2.0**-48  # more than the roundings of a sum of squares, its root
 
 @dataclass(frozen=True)
 class Cost:
-    """What promises cost together."""
+    """Privacy cost of several promises together."""
 
     squared_mu: float = 0.0  # Σ μ_i² of the Gaussian ones
     zeta: float = 0.0  # Σ ζ_i

@@ -42,7 +42,7 @@ class Sensitivity(Protocol):
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What the noise of one sum is made of; all lengths in scaled, submitted units.
+    """Promise, sensitivity and noise of one sum; all lengths in scaled, submitted units.
 
     Everything here is computed from public numbers: sizes, settings, never rows.
     """
@@ -145,7 +145,7 @@ class Guarantee:
 
     @property
     def joint_removal(self) -> float:
-        """How far the whole submission moves where the unit's rows are taken out."""
+        """Movement of the whole submission where the unit's rows are taken out."""
         return math.sqrt(self.compositions) * self.removal * ROUND_UP
 
     @property

@@ -72,7 +72,7 @@ EXACT_TERMS = 10**6  # beyond, the last term stands for all that follow (each sm
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerRelease:
-    """What one integer sum reveals; replace-one-record neighbours unless Δ says otherwise.
+    """Privacy of one integer sum; replace-one-record neighbours unless Δ says otherwise.
 
     Raises:
         ValueError: a field out of range, or noise of less than one step.
@@ -138,17 +138,17 @@ class IntegerRelease:
 
     @property
     def noise_multiplier(self) -> float:
-        """Of the continuous mechanism of the theorem: its standard deviation / sensitivity."""
+        """Standard deviation over sensitivity of the theorem's continuous mechanism."""
         return self.certain_std / self.charged_sensitivity
 
     @property
     def cost(self) -> Cost:
-        """What it adds to other sums over the same rows."""
+        """Privacy cost that it adds to other sums over the same rows."""
         return Cost(squared_mu=(ROUND_UP / self.noise_multiplier) ** 2, zeta=self.zeta)
 
     @property
     def stds_in_steps(self) -> float | NDArray[np.float64]:
-        """What each user's noise sampler is asked for: σ/g."""
+        """Standard deviations of each user's noise in steps: σ/g."""
         return self.local_std / self.step
 
     def fixed_point(self, bound: float, parties: int, bits: int = 64) -> FixedPoint:

@@ -111,7 +111,7 @@ def honest_users(users: int, fraction: Fraction, min_survivors: int | None = Non
 def group_sensitivity(
     record: float, reach: "Tensor", sizes: "Tensor", *, unit: Unit, group_size: int
 ) -> float:
-    """How far the sum of submissions moves when a group of units is replaced, in L2.
+    """L2 movement of the sum of submissions when a group of units is replaced.
 
     Records spread over users in the worst way: max Σ min(g_i u, r_i) over Σ g_i = G, g_i ≤ n_i.
     Each user's term is concave in g_i, so the G largest increments, taken greedily, are the

@@ -51,7 +51,7 @@ def released_encoder(
 def named_encoder(
     needed: Encoding, *, name: str | None = None, weights: str | None = None
 ) -> Encoder:
-    """The same by its name.
+    """Encoder of a model, by its name.
 
     Args:
         needed: which one it must be.

@@ -11,6 +11,7 @@ from torch import Tensor
 from embed import EmbeddingSet
 from embed.store import EVALUATION
 from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.intake import (
     SEEDED,
     check_partition,
@@ -19,7 +20,6 @@ from train_distributed.one_shot.intake import (
 )
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.parts import promise_report
-from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.report import Noise, suitability, versions
 from train_distributed.one_shot.summation import (
     Integers,
@@ -50,7 +50,7 @@ OF_GROUPS = "users, and groups of records, may have rows in both: for them the p
 
 @dataclass(frozen=True)
 class Sum:
-    """What one sum over held-out rows showed, not read yet."""
+    """Opened sum over held-out rows, not read yet."""
 
     method: Evaluation
     opened: Tensor  # (D,) float64

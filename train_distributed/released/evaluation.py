@@ -1,4 +1,4 @@
-"""What every user sends of a released model's mistakes: a confusion matrix and calibration bins.
+"""Statistic of a released model's mistakes: a confusion matrix and calibration bins.
 
 A record (x, y), of which the model says class ŷ with confidence q, adds
 
@@ -93,7 +93,7 @@ class Evaluation(Submission):
         return math.sqrt(6 + (self.weight / self.bins) ** 2) if self.bins else 2.0
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """How far one record that is taken out moves the sum: a one of each part, and its rest."""
+        """Movement by one record that is taken out: a one of each part, and its rest."""
         if not self.bins:
             return math.sqrt(2)
         return math.sqrt(3 + (self.weight * (0.5 / self.bins + COARSEST_GRID)) ** 2)
@@ -106,7 +106,7 @@ class Evaluation(Submission):
     def submit(
         self, users: Tensor, labels: Tensor, probabilities: Tensor, count: int, grid: float
     ) -> Tensor:
-        """What users send, before their noise.
+        """Vectors that users send, before their noise.
 
         Args:
             users: (n,) int64 in [0, count): whose row it is.

@@ -1,4 +1,4 @@
-"""What the noisy sums of an evaluation say of a model: shares with their intervals."""
+"""Estimates from the noisy sums of an evaluation: shares with their intervals."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.5, 0.999
 
 @dataclass(frozen=True)
 class Estimates:
-    """Of the rows' population, each with its interval at one confidence."""
+    """Estimates for the rows' population, each with its interval at one confidence."""
 
     confidence: float
     accuracy: Interval

@@ -90,7 +90,7 @@ class ClassRecalls:
         confidence: float,
         design_effect: float = 1.0,
     ) -> "ClassRecalls":
-        """Of (k,) right and (k,) wrong answers with noise of these variances a and b."""
+        """Recalls from (k,) right and (k,) wrong answers with noise of variances a and b."""
         hit, rows = np.asarray(hits, float), np.add(hits, misses, dtype=float)
         a, b = variances
         known = rows > max(FEW * math.sqrt(a + b), 0.5)
@@ -119,7 +119,7 @@ class ClassRecalls:
         ]
 
     def mean(self) -> Interval:
-        """Of all classes alike, at the stated confidence.
+        """Mean of all classes alike, at the stated confidence.
 
         Distances of limits from shares add up in squares (MOVER, Zou and Donner 2008), for classes
         are independent. A class of which nothing is known may have any share.

@@ -78,7 +78,7 @@ def submissions(
     partition: Partition,
     grid: float,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What users send, before their noise: (u,) which users, (u, D) float64.
+    """Vectors that users send, before their noise: (u,) which users, (u, D) float64.
 
     Args:
         method: what is sent.

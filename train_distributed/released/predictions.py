@@ -25,7 +25,7 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What is to be classified."""
+    """Rows that are to be classified."""
 
     count: int
     blocks: Iterator[np.ndarray]  # (b, p) floats, b <= BLOCK, `count` rows in all

@@ -1,1 +1,1 @@
-"""What claims are tested with; only commands import it."""
+"""Tests of the claims: rivals, attacks, experiments; only commands import it."""

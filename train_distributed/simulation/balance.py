@@ -11,7 +11,7 @@ UNEVEN = 2.0  # of every other task: odd classes have so many times the rows of 
 
 
 def task_shares(num_classes: int, task: int, told: Sequence[float] | None) -> np.ndarray:
-    """(K,) shares of one together: those told, or by turns equal and 1:2 ones.
+    """(K,) shares of one together: those given, or by turns equal and 1:2 ones.
 
     Examples:
         >>> task_shares(2, 0, None).tolist(), task_shares(2, 1, None).round(2).tolist()

@@ -31,7 +31,7 @@ HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is known of a run before it: sizes, classes and partition, nothing from its rows."""
+    """Public facts about a run: sizes, classes and partition, nothing from its rows."""
 
     users: int  # w
     rows_per_user: int  # n
@@ -46,7 +46,7 @@ class Sizes:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
     def of_new_classes(self, public: int) -> "Sizes":
-        """Of so few classes, each with as many rows, that half of the public ones are left.
+        """Sizes of so few classes, each with as many rows, that half of the public ones are left.
 
         For private classes that are none of the `public` ones: transforms are fitted on what a task
         leaves over, or what separates its own labels would look better than it is.
@@ -61,7 +61,7 @@ class Sizes:
         return self.stand_in(self.users * self.rows_per_user).name
 
     def stand_in(self, rows: int) -> Scenario:
-        """As many of its users as `rows` public rows can play, or one with all of them."""
+        """Scenario of as many users as `rows` public rows can play, or one with all of them."""
         each = min(self.rows_per_user, rows)
         return Scenario(
             users=min(self.users, rows // each),
@@ -104,7 +104,7 @@ class Candidates:
         return cls(tuple(settings), grid)
 
     def for_equal_classes(self) -> "Candidates":
-        """The same, every class taken for equally probable where a method can be told."""
+        """Candidates with every class equally probable, where a method has that option."""
         told = [
             s if s.method == "svm" else replace(s, options={**s.options, "prior": "equal"})
             for s in self.settings

@@ -13,7 +13,8 @@ from embed import EmbeddingSet, PublicTransform
 from heads import LogisticHead, SoftmaxHead
 from tests.train_distributed.one_shot.fitting import fitted
 from train_distributed import Privacy, release
-from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
+from train_distributed.one_shot.averaged_heads import AveragedHeads
+from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method

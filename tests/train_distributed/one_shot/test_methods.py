@@ -10,7 +10,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.blind_averaging import L2_REG
+from train_distributed.one_shot.averaged_heads import L2_REG
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import submissions

@@ -13,9 +13,9 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot import parts as one_shot_parts
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.parts import mu_shares, parts_of, sums_of
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.integer_gaussian import IntegerRelease, plan

@@ -9,8 +9,8 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee

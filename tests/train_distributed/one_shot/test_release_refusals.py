@@ -6,7 +6,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.release import FaultInjection
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.partition import split
 
 ROWS = EmbeddingSet(

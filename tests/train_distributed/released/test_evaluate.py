@@ -11,7 +11,7 @@ import torch
 from embed import EmbeddingSet
 from embed.hold_out import hold_out
 from train_distributed import Privacy, Release
-from train_distributed.one_shot.release import FaultInjection
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.partition import split
 from train_distributed.released import evaluate as module
 from train_distributed.released.evaluate import evaluate, summed

@@ -128,7 +128,7 @@ class NextSum:
             self.ledger.reserve(self.entry)
 
     def report(self) -> Any:
-        """What the model's report says."""
+        """Entry of the ledger as the model's report states it."""
         return NONE if self.ledger is None else self.ledger.report(self._id(self.ledger))
 
     def spend(self) -> None:

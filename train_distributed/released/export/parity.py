@@ -50,7 +50,7 @@ def some_rows(released: Release) -> np.ndarray:
 
 
 def of_rows(released: Release, pipeline: Any, rows: np.ndarray) -> tuple[float, int]:
-    """The same of (n, p) embeddings, by a scikit-learn estimator."""
+    """Compares the answers for (n, p) embeddings with those of a scikit-learn estimator."""
     names = np.array(released.class_names)[released.predict(rows).numpy()]
     difference = np.abs(pipeline.predict_proba(rows) - released.predict_proba(rows).numpy())
     return float(difference.max()), int((pipeline.predict(rows) != names).sum())

@@ -56,7 +56,7 @@ def trace(released: Release, encoder: nn.Module, size: tuple[int, int]) -> Expor
 
 
 def described(released: Release, size: tuple[int, int]) -> dict[str, Any]:
-    """What the file says of itself, ready for JSON."""
+    """Description that the file carries, ready for JSON."""
     return facts(released) | {
         "input": f"pixels: uint8 (batch, 3, {size[0]}, {size[1]}), RGB",
         "output": "class: int64 (batch,); probabilities: float32 (batch, classes)",

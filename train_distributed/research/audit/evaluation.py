@@ -11,8 +11,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import EVALUATION
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import Sum, summed

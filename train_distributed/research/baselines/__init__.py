@@ -1,4 +1,4 @@
-"""What blind averaging is compared with; the same arguments and reports as our own methods."""
+"""Learners to compare with; the same arguments and reports as our own methods."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from heads import Head, SoftmaxHead
 from train_distributed.ledger.fields import gaussian_fields, simulated_fields
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import FaultInjection
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
 from train_distributed.one_shot.users import Chunk

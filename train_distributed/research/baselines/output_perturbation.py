@@ -13,7 +13,8 @@ from torch import Tensor
 
 from heads import LogisticHead, fit_exact
 from heads.exact import certified_sensitivity, default_tolerance
-from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
+from train_distributed.one_shot.averaged_heads import AveragedHeads
+from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.estimator import Fitted
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release

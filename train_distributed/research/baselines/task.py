@@ -1,4 +1,4 @@
-"""What every learner to compare with is given, and how it ends: a request in, a release out."""
+"""Task of a learner to compare with: a request in, a release out."""
 
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -6,10 +6,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.intake import Admission
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import FaultInjection, ReleaseRequest
+from train_distributed.one_shot.release import ReleaseRequest
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition
@@ -42,7 +43,7 @@ class Task(ReleaseRequest):
         return self.source.admit(self.privacy, discrete=discrete, vouched=self.vouch_for_transform)
 
     def as_one_user(self) -> "Task":
-        """The same rows, all of them held by a single user, which trusts itself."""
+        """Task with all rows held by a single user, which trusts itself."""
         order = self.users.partition.order
         offsets = torch.tensor([0, len(order)])
         promise = replace(self.privacy, honest_fraction=None)

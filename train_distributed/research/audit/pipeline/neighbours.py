@@ -19,8 +19,9 @@ from embed.engines.trial import trial_pictures
 from embed.fit import exclude
 from embed.hold_out import By, hold_out
 from embed.run import Run
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import FaultInjection, release
+from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import summed
 from train_distributed.research.audit.pipeline.compared import (

@@ -1,4 +1,4 @@
-"""Which user holds which rows: every row belongs to exactly one user, every user has a row."""
+"""Partition of rows among users: every row belongs to exactly one user, every user has a row."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.release import release
-from train_distributed.privacy.composition import ROUND_UP, Cost
+from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 from train_distributed.research.audit.pipeline.neighbours import COMPUTED, PipelineAudit, of_rows
 from train_distributed.research.audit.pipeline.records import Record, as_png
 from train_distributed.research.audit.pipeline.sources import SOURCES
@@ -191,8 +191,8 @@ def ledgers(draw: np.random.Generator, tally: Tally, scratch: Path) -> None:
         for ledger in counted:
             entries, total = [r.entry for r in ledger.state().records], ledger.total()
             cost = Cost.of(e.cost for e in entries)
-            left = (1e-5 / ROUND_UP - cost.delta) * math.exp(-cost.zeta) / ROUND_UP
-            mu = math.sqrt(sum(Fraction(e.cost.squared_mu) for e in entries)) * ROUND_UP
+            left = (1e-5 / COST_ROUND_UP - cost.delta) * math.exp(-cost.zeta) / COST_ROUND_UP
+            mu = math.sqrt(sum(Fraction(e.cost.squared_mu) for e in entries)) * COST_ROUND_UP
             if left > 0 and mu:
                 exact = Fraction(accounting.epsilon(left, 1 / mu)) + 2 * Fraction(cost.zeta)
                 exact += sum(Fraction(e.cost.epsilon) for e in entries)

@@ -1,4 +1,4 @@
-"""Names that options offer. What they stand for is loaded when a command runs, not for `--help`.
+"""Names that options offer; their code is loaded when a command runs, not for `--help`.
 
 Methods of one sum are those of the registry when this module is loaded: who adds one does so before
 the command is parsed.

@@ -18,14 +18,14 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RunConfig:
     """Configuration of a run: `select` writes it, `run --config` reads it."""
 
     method: str
     transform_options: TransformOptions
     options: dict[str, Any]
-    privacy: Privacy  # that it was chosen for
-    public_hash: str | None = None  # of the set it was chosen on; None: by hand
+    privacy: Privacy  # promise that it was chosen for
+    public_hash: str | None = None  # hash of the set it was chosen on; None: by hand
 
     def text(self) -> str:
         """JSON; an infinite ε is the word "inf"."""
@@ -35,7 +35,7 @@ class Chosen:
         return json.dumps(fields, indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def read(cls, path: Path) -> "Chosen":
+    def read(cls, path: Path) -> "RunConfig":
         """Reads what `text` gave.
 
         Raises:
@@ -62,7 +62,7 @@ class Chosen:
 
     def filled_in(
         self, known: "PublicFacts", class_names: Sequence[str], *, width: int | None
-    ) -> "Chosen":
+    ) -> "RunConfig":
         """Fills in what was left out, by the public rule, and the shares that a file holds.
 
         Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MANY_ROUNDS, MethodName, Noise, Scheme
-from train_distributed.commands.configuration import Chosen, jsonable
+from train_distributed.commands.configuration import RunConfig, jsonable
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
@@ -112,9 +112,9 @@ class Run:
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.defaults import PublicFacts
-        from train_distributed.one_shot.intake import known_classes
         from train_distributed.one_shot.release import ReleaseRequest
         from train_distributed.one_shot.report import class_names
+        from train_distributed.one_shot.validation import known_classes
 
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
@@ -174,7 +174,7 @@ class Run:
         self._write(released, partial, settings.method)
         return counted
 
-    def _settings(self) -> Chosen:
+    def _settings(self) -> RunConfig:
         """Method, transform and options: as given, or from a configuration file and nowhere else.
 
         Raises:
@@ -182,8 +182,8 @@ class Run:
         """
         if self.config is None:
             method = self.method or "discriminant"
-            return Chosen(method, self.transform_options, self.options.given(), self.privacy)
-        chosen = Chosen.read(self.config)
+            return RunConfig(method, self.transform_options, self.options.given(), self.privacy)
+        chosen = RunConfig.read(self.config)
         for name in ("method", "transform"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} must be left out with config, got {getattr(self, name)}")
@@ -195,7 +195,7 @@ class Run:
             )
         return chosen
 
-    def _transform(self, private: "EmbeddingSet", settings: Chosen) -> "PublicTransform":
+    def _transform(self, private: "EmbeddingSet", settings: RunConfig) -> "PublicTransform":
         from embed import EmbeddingSet, PublicTransform
         from embed.fit import refuse_leak
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 from pretrain.cli.provenance import provenance
-from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -111,7 +111,7 @@ class Select:
         bar = tqdm(rehearsals, total=total, unit="job", disable=None, leave=False)
         (best,) = ranking(cell for _, cells in bar for cell in cells).values()
         setting = best[0].setting
-        chosen = Chosen(
+        chosen = RunConfig(
             setting.method,
             candidates.transforms[setting.transform],
             dict(setting.options),

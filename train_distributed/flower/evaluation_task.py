@@ -19,11 +19,11 @@ from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts, SumTask
 from train_distributed.ledger.entry import Kind
-from train_distributed.one_shot.intake import refuse_seeded_split
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import promise_report
 from train_distributed.one_shot.report import suitability, versions
-from train_distributed.one_shot.summation import Integers
+from train_distributed.one_shot.rounds import promise_report
+from train_distributed.one_shot.summation import IntegerEncoder
+from train_distributed.one_shot.validation import refuse_seeded_split
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.released.evaluate import overlap_words
@@ -61,7 +61,7 @@ class EvaluationTask(SumTask):
     model: Release
     method: Evaluation
     guarantee: Guarantee
-    integers: Integers
+    integers: IntegerEncoder
     kind: ClassVar[Kind] = "evaluation"
     part: ClassVar[str] = "evaluation"  # the rows that it is about
 
@@ -93,7 +93,7 @@ class EvaluationTask(SumTask):
             )
         sizes = torch.tensor([terms.sizes[user] for user in users])
         guarantee = Guarantee.of(sizes, method, terms.privacy, federation.certain)
-        integers = Integers.of(method, guarantee, sizes)
+        integers = IntegerEncoder.of(method, guarantee, sizes)
         return EvaluationTask(federation, terms, release, method, guarantee, integers)
 
     def encoded(self, identity: int, embeddings: EmbeddingSet) -> NDArray[np.uint64]:
@@ -120,7 +120,7 @@ class EvaluationTask(SumTask):
         return self.terms.sizes
 
     @property
-    def sums(self) -> list[tuple[Guarantee, Integers]]:
+    def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
         """The one sum."""
         return [(self.guarantee, self.integers)]
 

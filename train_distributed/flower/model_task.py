@@ -21,24 +21,24 @@ from train_distributed.flower.round_endpoint import WORD, Rounds
 from train_distributed.flower.sum_task import Facts, SumTask
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
-from train_distributed.one_shot.intake import admit, provenance
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import (
-    Part,
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.report import class_names, reported, suitability
+from train_distributed.one_shot.rounds import (
+    Round,
     advanced,
     check_zeta,
-    parts_of,
     promise_report,
     round_dimension,
+    rounds_of,
     rounds_report,
     zeta_of,
 )
-from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.summation import Integers
+from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
+from train_distributed.one_shot.validation import provenance, validate
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.secure_sum.opening import Opened
@@ -53,8 +53,8 @@ class ModelTask(SumTask):
     transform: PublicTransform
     method: Method
     guarantee: Guarantee
-    integers: Integers
-    further: tuple[Part, Integers] | None = None  # a round of gradients, as often as agreed
+    integers: IntegerEncoder
+    further: tuple[Round, IntegerEncoder] | None = None  # a round of gradients, as often as agreed
     kind: ClassVar[Kind] = "release"
     part: ClassVar[str] = "train"  # the rows that it is about
 
@@ -82,8 +82,8 @@ class ModelTask(SumTask):
 
         Raises:
             ValueError: not as many training rows as the federation says, an entry out of range, or
-                what `intake.admit` refuses: a row that is not finite or that the transform has
-                seen, a label out of range, or a transform that does not say what it has seen.
+                what `validation.validate` refuses: a row that is not finite or that the transform
+                has seen, a label out of range, or a transform that does not say what it has seen.
         """
         chunk = self._rows(identity, embeddings)
         (submission,) = submissions(self.method.statistic, chunk, self.integers.grid)
@@ -109,7 +109,9 @@ class ModelTask(SumTask):
     def _rows(self, identity: int, embeddings: EmbeddingSet) -> Chunk:
         self._check_user(identity)
         train, names = embeddings.split == TRAIN, self.terms.class_names
-        admit(embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names)
+        validate(
+            embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names
+        )
         agreed = self.sizes[identity]
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
@@ -123,7 +125,7 @@ class ModelTask(SumTask):
         return self.terms.sizes
 
     @property
-    def sums(self) -> list[tuple[Guarantee, Integers]]:
+    def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
         """The first sum, and those of further rounds."""
         first = (self.guarantee, self.integers)
         if self.further is None:
@@ -142,13 +144,13 @@ class ModelTask(SumTask):
         assert descent is not None
         return descent
 
-    def _decoded(self, integers: Integers, opened: Opened) -> tuple[Tensor, int, float]:
+    def _decoded(self, integers: IntegerEncoder, opened: Opened) -> tuple[Tensor, int, float]:
         rows = sum(self.sizes[user] for user in opened.users)
         std = integers.local_std * math.sqrt(len(opened.users))
         return integers.decode(opened.total), rows, std
 
     @property
-    def _round(self) -> tuple[Part, Integers]:
+    def _round(self) -> tuple[Round, IntegerEncoder]:
         if self.further is None:
             raise ValueError("rounds must be agreed on, got none")
         return self.further
@@ -190,12 +192,14 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     if agreed != (found := (method.rounds, round_dimension(method))):
         raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
     sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
-    parts = parts_of(method, sizes, terms.privacy, federation.certain)
+    rounds = rounds_of(method, sizes, terms.privacy, federation.certain)
     bits = terms.word_bits
-    zeta = zeta_of(parts, sizes, bits)
-    integers = [Integers.of(part.submission, part.guarantee, sizes, zeta, bits) for part in parts]
-    every = zip(integers, parts, strict=True)
+    zeta = zeta_of(rounds, sizes, bits)
+    integers = [
+        IntegerEncoder.of(each.submission, each.guarantee, sizes, zeta, bits) for each in rounds
+    ]
+    every = zip(integers, rounds, strict=True)
     check_zeta((own for own, part in every for _ in range(part.times)), zeta)
-    (first, own), *further = zip(parts, integers, strict=True)
+    (first, own), *further = zip(rounds, integers, strict=True)
     of_rounds = further[0] if further else None
     return ModelTask(federation, terms, transform, method, first.guarantee, own, of_rounds)

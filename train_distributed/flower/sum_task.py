@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.one_shot.parts import epsilon_if_all_others_collude
 from train_distributed.one_shot.reachable import unreachable
+from train_distributed.one_shot.rounds import epsilon_if_all_others_collude
 from train_distributed.one_shot.statistic import Submission
-from train_distributed.one_shot.summation import Integers
+from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import IntegerRelease
+from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.replicated import FEWEST_SERVERS
 
@@ -43,7 +43,7 @@ class SumTask(ABC):
 
     federation: Federation
     guarantee: Guarantee
-    integers: Integers
+    integers: IntegerEncoder
 
     @property
     @abstractmethod
@@ -52,11 +52,11 @@ class SumTask(ABC):
 
     @property
     @abstractmethod
-    def sums(self) -> list[tuple[Guarantee, Integers]]:
+    def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
         """Every sum that one session takes."""
 
     @property
-    def plans(self) -> list[IntegerRelease]:
+    def plans(self) -> list[DiscreteGaussianMechanism]:
         """The noise of every sum that one session takes: one entry of a ledger."""
         return [integers.plan for _, integers in self.sums]
 
@@ -104,7 +104,9 @@ class SumTask(ABC):
             "bytes_per_user": facts.bytes_per_user,
         }
 
-    def _unreachable(self, opened: Opened, submission: Submission, integers: Integers) -> list[str]:
+    def _unreachable(
+        self, opened: Opened, submission: Submission, integers: IntegerEncoder
+    ) -> list[str]:
         """Why honest users cannot have made a sum, if so."""
         sizes = torch.tensor([self.sizes[user] for user in sorted(opened.users)])
         found = unreachable(integers.decode(opened.total), submission, integers, sizes)

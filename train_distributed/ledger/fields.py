@@ -5,14 +5,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from train_distributed.privacy.composition import ROUND_UP, Cost
+from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embed.store import EmbeddingSet
     from train_distributed.privacy.guarantee import Guarantee
-    from train_distributed.privacy.integer_gaussian import IntegerRelease
+    from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
 
 Reserve = Callable[[Mapping[str, Any]], None]  # of fields of an entry; raises to stop a release
 
@@ -54,7 +54,7 @@ def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
     }
 
 
-def gaussian_fields(*planned: "IntegerRelease") -> dict[str, Any]:
+def gaussian_fields(*planned: "DiscreteGaussianMechanism") -> dict[str, Any]:
     """Fields of the noise of a sum of integers, or of several sums that are one entry.
 
     Several are stated as the one Gaussian that they are together: noise 1/μ at sensitivity 1.
@@ -64,5 +64,5 @@ def gaussian_fields(*planned: "IntegerRelease") -> dict[str, Any]:
         noise = {"sigma": only.certain_std, "sensitivity": only.charged_sensitivity}
         return {"noise": "discrete", "zeta": only.zeta} | noise
     together = Cost.of(each.cost for each in planned)
-    noise = {"sigma": 1 / (math.sqrt(together.squared_mu) * ROUND_UP), "sensitivity": 1.0}
+    noise = {"sigma": 1 / (math.sqrt(together.squared_mu) * COST_ROUND_UP), "sensitivity": 1.0}
     return {"noise": "discrete", "zeta": together.zeta} | noise

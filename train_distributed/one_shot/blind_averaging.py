@@ -37,7 +37,7 @@ from train_distributed.one_shot.users import Chunk
 
 Solver = Literal["exact", "sgd"]
 LABEL_SHARE = 0.1  # of the sensitivity's square, for what labels alone teach
-ROUND_UP = 1 + 2.0**-36  # of entries, by more than double rounding or rows a little too long
+HEADS_ROUND_UP = 1 + 2.0**-36  # relative: covers float64 rounding and rows slightly too long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +153,10 @@ class TrainedHeads(Statistic):
 
     def entry_bound(self, n: int) -> float:
         """n ‖W‖ bounds every entry."""
-        bound = n * self.weight_bound(n) * ROUND_UP
+        bound = n * self.weight_bound(n) * HEADS_ROUND_UP
         if self.labels is None:
             return bound
-        return max(bound, self.label_scale * self.labels.entry_bound(n) * ROUND_UP)
+        return max(bound, self.label_scale * self.labels.entry_bound(n) * HEADS_ROUND_UP)
 
     def record_sensitivity(self, sizes: Tensor) -> float:
         """u: L2 movement of one part of a submission when one record is replaced.
@@ -170,7 +170,7 @@ class TrainedHeads(Statistic):
         if self.labels is None:
             return largest
         of_labels = self.label_scale * self.labels.record_sensitivity(sizes)
-        return math.hypot(largest, of_labels) * ROUND_UP
+        return math.hypot(largest, of_labels) * HEADS_ROUND_UP
 
     def _moved_by_record(self, n: int) -> float:
         """L2 movement of one part of a head's submission, of a user of n rows."""
@@ -196,7 +196,10 @@ class TrainedHeads(Statistic):
         reach = 2 * sizes.double() * torch.tensor(bounds, dtype=torch.float64)[user]
         if self.labels is None:
             return reach
-        return torch.hypot(reach, self.label_scale * self.labels.user_sensitivity(sizes)) * ROUND_UP
+        return (
+            torch.hypot(reach, self.label_scale * self.labels.user_sensitivity(sizes))
+            * HEADS_ROUND_UP
+        )
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """L/Λ less than `record_sensitivity`: one gradient of norm L vanishes without another.

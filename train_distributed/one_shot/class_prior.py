@@ -1,4 +1,4 @@
-"""How probable every class is before a row is looked at: as counted, equal, or as somebody says."""
+"""Prior probabilities of the classes: as counted, equal, or as given."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def checked_prior(prior: object, num_classes: int) -> ClassPrior:
 
 
 def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
-    """(K,) float64 shares of one together that a prior stands for, where (K,) were counted."""
+    """(K,) float64 shares, adding up to 1, that a prior means where (K,) were counted."""
     if prior == "empirical":
         return counted
     if prior == "equal":

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from train_distributed.one_shot.statistic import Submission
-from train_distributed.one_shot.summation import Integers
+from train_distributed.one_shot.summation import IntegerEncoder
 
 FALSE_ALARM = 2.0**-40
 _T = -math.log(FALSE_ALARM / 2)  # of either test
 
 
 def unreachable(
-    total: Tensor, submission: Submission, integers: Integers, sizes: Tensor
+    total: Tensor, submission: Submission, integers: IntegerEncoder, sizes: Tensor
 ) -> str | None:
     """Why honest users cannot have made a sum; None: they can.
 
     Args:
-        total: (D,) float64, as `Integers.decode` gives it.
+        total: (D,) float64, as `IntegerEncoder.decode` gives it.
         submission: what every user submits.
         integers: its grid and noise.
         sizes: (m,) n_i of the users in the sum.

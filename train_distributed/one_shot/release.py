@@ -15,16 +15,16 @@ from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import (
+from train_distributed.one_shot.private_rows import PrivateRows
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.report import Noise, class_names, reported, suitability
+from train_distributed.one_shot.rounds import (
     advanced,
-    parts_of,
     promise_report,
+    rounds_of,
     rounds_report,
     sums_of,
 )
-from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.report import Noise, class_names, reported, suitability
-from train_distributed.one_shot.source import Source
 from train_distributed.one_shot.summation import IntegerSum, add_chunk
 from train_distributed.one_shot.users import Users, check_stream
 from train_distributed.partition import Partition
@@ -55,16 +55,16 @@ class ReleaseRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> PrivateRows:
         """Rows, users, transform and classes, with what was left out filled in.
 
         Raises:
-            ValueError: as `Source.of`.
+            ValueError: as `PrivateRows.of`.
         """
         transform = self.transform
         if transform is None and not isinstance(self.method, str):
             transform = self.method.statistic.own_transform
-        return Source.of(self.embeddings, transform, self.partition, self.num_classes)
+        return PrivateRows.of(self.embeddings, transform, self.partition, self.num_classes)
 
     @property
     def facts(self) -> PublicFacts:
@@ -127,15 +127,15 @@ class ReleaseRequest:
         source, method, privacy = self.source, self.built, self.privacy
         discrete = noise == "discrete" and privacy.private
         transform, sizes = source.transform, source.users.sizes
-        parts = parts_of(method, sizes, privacy, self.min_survivors)
-        guarantee = parts[0].guarantee
+        rounds = rounds_of(method, sizes, privacy, self.min_survivors)
+        guarantee = rounds[0].guarantee
         faults = FaultInjection() if self.faults is None else self.faults
         kept = faults.surviving(len(sizes), guarantee.min_survivors)
         bare = frozenset(faults.known_noise)
         sums = sums_of(
-            parts, sizes, discrete=noise == "discrete", generator=self.generator, bare=bare
+            rounds, sizes, discrete=noise == "discrete", generator=self.generator, bare=bare
         )
-        admitted = source.admit(privacy, discrete=discrete, vouched=self.vouch_for_transform)
+        checked = source.validate(privacy, discrete=discrete, vouched=self.vouch_for_transform)
         if self.reserve is not None:
             plans = [each.plan for _, each in sums if isinstance(each, IntegerSum)]
             self.reserve(gaussian_fields(*plans) if plans else simulated_fields(guarantee))
@@ -166,7 +166,7 @@ class ReleaseRequest:
         declared = () if source.embeddings is None else source.embeddings.declared_classes
         names = class_names(declared, method.num_classes)
         facts = promise_report(guarantee, summation, further)
-        facts |= summation.report() | admitted.report
+        facts |= summation.report() | checked.report
         facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
         facts |= rounds_report(sums) | method.report() | method.prior_report(first, names)
         verdict = suitability(
@@ -174,7 +174,7 @@ class ReleaseRequest:
             noise,
             seeded=self.generator is not None,
             rehearsed=None if self.faults is None else self.faults.reason,
-            others=admitted.unsuitable,
+            others=checked.unsuitable,
         )
         if further and not verdict["suitable_for_release"]:  # how long it took depends on the rows
             facts |= {"simulation_only": {"seconds_per_round": seconds}}

@@ -14,7 +14,7 @@ from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise,
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian, system_generator
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
+from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 from train_distributed.secure_sum import SumResult
 from train_distributed.secure_sum.simulate import SharesSum
 
@@ -90,10 +90,10 @@ class FloatSum:
 
 
 @dataclass
-class Integers:
-    """How submissions become whole numbers with noise, and what their sum means: no sum itself."""
+class IntegerEncoder:
+    """Encodes submissions as noised whole numbers and decodes their sum; it holds no sum itself."""
 
-    plan: IntegerRelease
+    plan: DiscreteGaussianMechanism
     code: FixedPoint  # of the scaled submission, or of whole steps where they differ by coordinate
     grid: float | None  # rows must be multiples of it; None: any rows
 
@@ -105,17 +105,18 @@ class Integers:
         sizes: Tensor,
         zeta: float = 0.0,
         bits: int = 64,
-    ) -> "Integers":
+    ) -> "IntegerEncoder":
         """The grid, noise and encoding of a method for users of these sizes.
 
-        `zeta` is that of all sums which share the promise; see `integer_gaussian.plan`. `bits` are
-        those of a word in which the sum is taken: fewer of them, and the grid is coarser.
+        `zeta` is that of all sums which share the promise; see `integer_gaussian.calibrate`.
+        `bits` are those of a word in which the sum is taken: fewer of them, and the grid is
+        coarser.
 
-        Trained weights are rounded to a step that `plan` chooses and charges. Statistics of rows
-        on a grid are whole steps already; the finest grid is taken whose sum cannot wrap around,
-        and where float64 holds every user's own sum exactly: rounding it would move it by more
-        than its sensitivity says. Those that a users' clip makes shorter are rounded to whole steps
-        again, which is charged.
+        Trained weights are rounded to a step that `calibrate` chooses and charges. Statistics of
+        rows on a grid are whole steps already; the finest grid is taken whose sum cannot wrap
+        around, and where float64 holds every user's own sum exactly: rounding it would move it by
+        more than its sensitivity says. Those that a users' clip makes shorter are rounded to whole
+        steps again, which is charged.
 
         Raises:
             ValueError: the sum could wrap around, or one user's would not be exact.
@@ -124,7 +125,7 @@ class Integers:
         rounded = 0 if method.additive else guarantee.touched_users
         if method.grid_powers is None:
             release = _plan(guarantee, method.dimension, rounded, None, zeta)
-            return Integers(release, release.fixed_point(bound, users, bits), None)
+            return IntegerEncoder(release, release.fixed_point(bound, users, bits), None)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
@@ -140,7 +141,7 @@ class Integers:
                 if exponent == GRID_EXPONENTS[-1]:
                     raise
                 continue
-            return Integers(release, code, grid)
+            return IntegerEncoder(release, code, grid)
         raise AssertionError("unreachable: the last grid returns or raises")
 
     @property
@@ -174,7 +175,7 @@ class Integers:
 
 
 @dataclass
-class IntegerSum(Integers):
+class IntegerSum(IntegerEncoder):
     """Deployed sum in one process: every user's own discrete noise, and one secure sum."""
 
     parties: int  # w
@@ -194,8 +195,8 @@ class IntegerSum(Integers):
         bits: int = 64,
         sampler: NoiseSampler = discrete_gaussian,
     ) -> "IntegerSum":
-        """The sum of `Integers.of` these; see there."""
-        made = Integers.of(method, guarantee, sizes, zeta, bits)
+        """An empty sum, encoded as `IntegerEncoder.of` says."""
+        made = IntegerEncoder.of(method, guarantee, sizes, zeta, bits)
         least = guarantee.min_survivors
         return cls(made.plan, made.code, made.grid, guarantee.users, least, sampler)
 
@@ -221,7 +222,7 @@ class IntegerSum(Integers):
         return self.decode(self._result.total)
 
     def report(self) -> dict[str, Any]:
-        """Facts of `Integers`, and the bytes that were sent.
+        """Facts of `IntegerEncoder`, and the bytes that were sent.
 
         Raises:
             ValueError: there are several users, and no sum of theirs has been taken yet.
@@ -284,8 +285,8 @@ def _plan(
     rounded_users: int,
     steps: np.ndarray | None,
     zeta: float,
-) -> IntegerRelease:
-    return plan(
+) -> DiscreteGaussianMechanism:
+    return calibrate(
         guarantee.privacy.epsilon,
         guarantee.privacy.delta,
         sensitivity=guarantee.joint_sensitivity,

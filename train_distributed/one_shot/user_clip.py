@@ -35,7 +35,7 @@ class UserClip(Statistic):
     most C_u. Two submissions lie no further from their projections than 2 C_u m each, which is
     charged to the statistic's own bounds. Sums of whole steps of a grid are rounded towards zero to
     such steps again: no norm grows, and no coordinate's difference by a step or more, which
-    `summation.Integers` charges as it charges the rounding of weights.
+    `summation.IntegerEncoder` charges as it charges the rounding of weights.
 
     **Bias.** Users whose sums are long weigh less. Class sums and moments of one user are scaled
     alike, so statistics are those of weighted rows, whose number the noised counts show

@@ -17,7 +17,9 @@ from fractions import Fraction
 
 from train_distributed import accounting
 
-ROUND_UP = 1 + 2.0**-48  # more than the roundings of a sum of squares, its root and its inverse
+# Relative margin of costs that add up, and of noise that is planned: covers the float64 rounding of
+# a sum of squares (and of sums of shares), of its root and of its inverse.
+COST_ROUND_UP = 1 + 2.0**-48
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Cost:
             raise ValueError(f"delta must be in (0, 1), got {delta}")
         if self.squared_mu == 0:
             return self.epsilon if delta >= self.delta else math.inf
-        left = (delta / ROUND_UP - self.delta) * math.exp(-self.zeta) / ROUND_UP
+        left = (delta / COST_ROUND_UP - self.delta) * math.exp(-self.zeta) / COST_ROUND_UP
         if not left >= accounting.SMALLEST_DELTA or math.isinf(self.squared_mu):
             return math.inf
-        mu = math.sqrt(self.squared_mu) * ROUND_UP
+        mu = math.sqrt(self.squared_mu) * COST_ROUND_UP
         return sum_up((accounting.epsilon(left, 1 / mu), 2 * self.zeta, self.epsilon))
 
 

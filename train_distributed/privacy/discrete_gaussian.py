@@ -47,7 +47,7 @@ UNDECIDED = 2.0**-40  # > 2^-42, and the 2^-53 by which U may exceed its first b
 
 
 class NoiseSampler(Protocol):
-    """Where a party's noise comes from; a test passes a recorded one."""
+    """Source of a party's noise; a test passes a recorded one."""
 
     def __call__(self, std: float, count: int) -> NDArray[np.int64]:
         """Returns `count` independent draws from N_Z(0, std²), std in steps."""
@@ -133,7 +133,7 @@ def _acceptance(
 
 
 def _decide(drawn: int, v: int, x: int, std: float) -> bool:
-    """Whether U < 2^v exp(-x²/(2 std²)): U's first 53 bits are `drawn`, more as it takes."""
+    """True where U < 2^v exp(-x²/(2 std²)): U's first 53 bits are `drawn`, more as it takes."""
     gamma = Fraction(x) ** 2 / (2 * Fraction(std) ** 2)
     bits = UNIFORM_BITS
     while True:

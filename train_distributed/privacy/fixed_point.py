@@ -84,7 +84,7 @@ class FixedPoint:
         return _words(np.rint(self._in_steps(x)))
 
     def encode_exact(self, x: ArrayLike) -> NDArray[np.uint64]:
-        """Like `encode`, for values that are whole multiples of the step: no rounding happens.
+        """Encodes values that are whole multiples of the step, without rounding.
 
         Raises:
             ValueError: as `encode`, or an entry between two steps.
@@ -123,7 +123,7 @@ class FixedPoint:
 
 
 def is_power_of_two(step: float) -> bool:
-    """Whether dividing by `step` only moves the exponent."""
+    """True where dividing by `step` only moves the exponent."""
     return math.isfinite(step) and step > 0 and math.frexp(step)[0] == 0.5
 
 

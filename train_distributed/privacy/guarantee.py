@@ -10,8 +10,9 @@ from heads.rows import SLACK
 from train_distributed import accounting
 from train_distributed.privacy.promise import Privacy, group_sensitivity, honest_users
 
-# By more than double rounding, and than rows that are longer than their bound do: by SLACK as
-# computed, by d 2⁻⁵⁴ more in truth, where the square counts twice; that is for d up to 2¹⁶.
+# Relative margin of sensitivities and noise: covers float64 rounding and rows whose computed norm
+# exceeds the clip norm, by SLACK as computed and by d 2⁻⁵⁴ more in truth for d up to 2¹⁶, where the
+# square counts twice.
 ROUND_UP = 1 + 4 * SLACK + 2.0**-36
 
 
@@ -150,7 +151,7 @@ class Guarantee:
 
     @property
     def touched_users(self) -> int:
-        """How many users' submissions a neighbour changes at most: A."""
+        """A, the most users whose submissions a neighbour changes."""
         return min(self.privacy.group_size, self.users)
 
     @property

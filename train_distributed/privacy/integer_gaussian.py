@@ -60,18 +60,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from train_distributed import accounting
-from train_distributed.privacy.composition import Cost
+from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
 
 TAU = 4.0  # τ, steps
 STEPS_PER_STD = 2.0**10  # default step: σ is at least so many steps,
 STEPS_PER_SENSITIVITY = 2.0**14  # and rounding at most 1/2^14 of the sensitivity
-ROUND_UP = 1 + 2.0**-48  # planned noise errs upwards by more than doubles, and sums of shares, do
-EXACT_TERMS = 10**6  # beyond, the last term stands for all that follow (each smaller)
+EXACT_TERMS = 10**6  # beyond, the last term replaces all that follow, which are smaller
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntegerRelease:
+class DiscreteGaussianMechanism:
     """Privacy of one integer sum; replace-one-record neighbours unless Δ says otherwise.
 
     Raises:
@@ -132,7 +131,7 @@ class IntegerRelease:
 
     @property
     def charged_sensitivity(self) -> float:
-        """Its sensitivity Δ + A sqrt(Σ g_c²)."""
+        """Sensitivity Δ + A sqrt(Σ g_c²) of the theorem's continuous mechanism."""
         steps = _steps(self.step, self.dimension)
         return self.sensitivity + self.rounded_users * _rounding(steps, self.dimension)
 
@@ -144,7 +143,7 @@ class IntegerRelease:
     @property
     def cost(self) -> Cost:
         """Privacy cost that it adds to other sums over the same rows."""
-        return Cost(squared_mu=(ROUND_UP / self.noise_multiplier) ** 2, zeta=self.zeta)
+        return Cost(squared_mu=(COST_ROUND_UP / self.noise_multiplier) ** 2, zeta=self.zeta)
 
     @property
     def stds_in_steps(self) -> float | NDArray[np.float64]:
@@ -181,7 +180,7 @@ class IntegerRelease:
         return accounting.epsilon(math.exp(-zeta) * delta, self.noise_multiplier) + 2 * zeta
 
 
-def plan(
+def calibrate(
     epsilon: float,
     delta: float,
     *,
@@ -192,7 +191,7 @@ def plan(
     step: float | NDArray[np.float64] | None = None,
     share: float = 1.0,
     zeta: float = 0.0,
-) -> IntegerRelease:
+) -> DiscreteGaussianMechanism:
     """The smallest noise, and a step, with which the integer sum is (epsilon, delta).
 
     Sums whose shares come to 1 are (epsilon, delta) together if each is planned with a `zeta` that
@@ -226,8 +225,8 @@ def plan(
     multiplier = accounting.noise_multiplier(epsilon - 2 * zeta, math.exp(-zeta) * delta)
     std = multiplier * (sensitivity + rounded_users * _rounding(steps, dimension))
     std /= math.sqrt(share)
-    std = math.hypot(std, TAU * float(steps.max())) * ROUND_UP
-    return IntegerRelease(
+    std = math.hypot(std, TAU * float(steps.max())) * COST_ROUND_UP
+    return DiscreteGaussianMechanism(
         local_std=std / math.sqrt(honest),
         step=step,
         sensitivity=sensitivity,

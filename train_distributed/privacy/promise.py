@@ -59,7 +59,7 @@ class Privacy:
 
     @property
     def private(self) -> bool:
-        """Whether anything is promised at all."""
+        """True where ε is finite."""
         return math.isfinite(self.epsilon)
 
     def report(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Privacy:
 
 
 def honest_users(users: int, fraction: Fraction, min_survivors: int | None = None) -> int:
-    """How many honest users are certain to be in a release: H = m_min − ⌊(1 − t) w⌋.
+    """Least number of honest users in a release: H = m_min − ⌊(1 − t) w⌋.
 
     Dishonest users may be among those that stay when others drop out, so "t times the survivors"
     would be too many.

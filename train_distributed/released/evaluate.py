@@ -12,20 +12,20 @@ from embed import EmbeddingSet
 from embed.store import EVALUATION
 from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.intake import (
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.report import Noise, suitability, versions
+from train_distributed.one_shot.rounds import promise_report
+from train_distributed.one_shot.summation import (
+    IntegerEncoder,
+    one_sum,
+)
+from train_distributed.one_shot.users import own_partition
+from train_distributed.one_shot.validation import (
     SEEDED,
     check_partition,
     refuse_seeded_split,
     spread_users,
 )
-from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.parts import promise_report
-from train_distributed.one_shot.report import Noise, suitability, versions
-from train_distributed.one_shot.summation import (
-    Integers,
-    one_sum,
-)
-from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
@@ -169,7 +169,7 @@ def summed(
         bare=frozenset(played.known_noise),
     )
     if reserve is not None:
-        exact = isinstance(summation, Integers)
+        exact = isinstance(summation, IntegerEncoder)
         reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     grid = FINEST_GRID if summation.grid is None else summation.grid
     for users, sent in submissions(method, release, embeddings, rows, partition, grid):

@@ -1,7 +1,7 @@
 """The rows that a private evaluation looks at, and those that it refuses.
 
-Refusals are visible, as those before a release are (`one_shot.intake`): they come before any noise,
-for the set as a whole, and no ε covers them.
+Refusals are visible, as those before a release are (`one_shot.validation`): they come before any
+noise, for the set as a whole, and no ε covers them.
 """
 
 from collections.abc import Iterable, Iterator

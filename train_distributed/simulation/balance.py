@@ -1,4 +1,4 @@
-"""How frequent the classes of a rehearsed task are: as somebody says, or balanced and 1:2 in turn.
+"""Class frequencies of a rehearsed task: as given, or balanced and 1:2 in turn.
 
 A candidate is chosen by its balanced accuracy, so that none is for leaving a small class out.
 """
@@ -10,21 +10,21 @@ import numpy as np
 UNEVEN = 2.0  # of every other task: odd classes have so many times the rows of even ones
 
 
-def task_shares(num_classes: int, task: int, told: Sequence[float] | None) -> np.ndarray:
+def task_shares(num_classes: int, task: int, given: Sequence[float] | None) -> np.ndarray:
     """(K,) shares of one together: those given, or by turns equal and 1:2 ones.
 
     Examples:
         >>> task_shares(2, 0, None).tolist(), task_shares(2, 1, None).round(2).tolist()
         ([0.5, 0.5], [0.33, 0.67])
     """
-    shares = np.ones(num_classes) if told is None else np.asarray(told, float)
-    if told is None and task % 2:
+    shares = np.ones(num_classes) if given is None else np.asarray(given, float)
+    if given is None and task % 2:
         shares[1::2] = UNEVEN
     return shares / shares.sum()
 
 
 def rebalanced(labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(n,) bool: as many rows as there can be, so that classes have these shares of them.
+    """(n,) bool mask of the most rows in which classes have these shares.
 
     Args:
         labels: (n,) in [0, K), every class at least once.

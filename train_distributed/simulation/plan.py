@@ -114,7 +114,7 @@ class Trial:
 
     @property
     def shared(self) -> bool:
-        """Whether its sums are the same whoever holds which rows: not those of clipped users."""
+        """True where its sums do not depend on who holds which rows: not for clipped users."""
         first = self.family[0]
         return sums_rows(first.method) and CLIP not in first.options
 
@@ -137,7 +137,7 @@ class Trial:
 
 
 def sums_rows(method: str) -> bool:
-    """Whether users send a sum over their rows, whoever holds them."""
+    """True where users send a sum over their rows, whoever holds them."""
     return method in METHODS and METHODS[method].sums_rows
 
 

@@ -1,4 +1,4 @@
-"""Which candidate of a rehearsal is taken."""
+"""Choice of a candidate after a rehearsal."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

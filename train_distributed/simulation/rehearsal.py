@@ -85,8 +85,8 @@ class Candidates:
 
         Args:
             dim: p of the embeddings.
-            moments: what is sent beside class sums.
-            rounds: T further sums, which may be chosen beside none; 0: one sum.
+            moments: what is sent as well as class sums.
+            rounds: T further sums, an alternative to none; 0: one sum only.
         """
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), get_args(Directions))
         grid = {
@@ -105,11 +105,11 @@ class Candidates:
 
     def for_equal_classes(self) -> "Candidates":
         """Candidates with every class equally probable, where a method has that option."""
-        told = [
+        balanced = [
             s if s.method == "svm" else replace(s, options={**s.options, "prior": "equal"})
             for s in self.settings
         ]
-        return replace(self, settings=tuple(told))
+        return replace(self, settings=tuple(balanced))
 
 
 def rehearse(

@@ -48,7 +48,7 @@ def run_trials(
 
 
 class _Stage:
-    """What consecutive jobs share: transformed rows, a partition, sums that know no partition."""
+    """Values that consecutive jobs share: rows, a partition, sums that need no partition."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ def _releases(
 
 
 def accuracies(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[Accuracies]:
-    """How often each (d, K) classifies rows (n, d) as their labels (n,): of all, and balanced."""
+    """Accuracy and balanced accuracy of each (d, K) on rows (n, d) with labels (n,)."""
     values: list[Accuracies] = []
     counts = torch.bincount(y).double()
     shares = torch.where(counts > 0, 1 / counts, 0.0)[y] / (counts > 0).sum()

@@ -1,4 +1,4 @@
-"""A simulated federation: who holds which rows, and how many users stand behind each."""
+"""A simulated federation: who holds which rows, and how many users each one represents."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from train_distributed.partition import Partition, split, uneven_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """How rows are spread over users; equal scenarios and seeds give equal partitions."""
+    """Partition of rows over users; equal scenarios and seeds give equal partitions."""
 
     users: int | None  # w; None for by-writer
     scheme: str = "iid"  # one of partition.SCHEMES

@@ -12,7 +12,7 @@ from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.parts import parts_of
+from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition
@@ -98,7 +98,7 @@ def released(
     """
     rows = int(sizes.sum())
     scale = rows / int(held.sizes.sum())
-    first, *further = parts_of(method, sizes, promise)
+    first, *further = rounds_of(method, sizes, promise)
     std = first.guarantee.float_std * math.sqrt(len(sizes))
     statistic = method.statistic
     noised = scale * total + draw(0, statistic.dimension) * std / statistic.scale

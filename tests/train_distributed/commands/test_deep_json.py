@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from embed import EmbeddingSet, PublicTransform
 from pretrain.sources import open_images
-from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.one_shot.files import read_object
 
 DEEP = '{"a":' * 50_000 + "0" + "}" * 50_000
@@ -46,7 +46,7 @@ def test_pictures_in_shards(tmp_path: Path) -> None:
 def test_what_select_chose(tmp_path: Path) -> None:
     (tmp_path / "chosen.json").write_text(DEEP)
     with pytest.raises(ValueError, match=r"chosen\.json"):
-        Chosen.read(tmp_path / "chosen.json")
+        RunConfig.read(tmp_path / "chosen.json")
 
 
 def test_reports_of_models(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from train_distributed import Privacy, release
 from train_distributed.commands.protect import Protect
 from train_distributed.commands.run import Run
 from train_distributed.commands.sweep import Sweep
-from train_distributed.one_shot.intake import admit
+from train_distributed.one_shot.validation import validate
 
 OURS = Encoding(
     encoder="simclr-small", encoder_hash="a" * 64, weights="shipped", preprocess=Preprocess()
@@ -127,7 +127,7 @@ def _released(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
 
 
 def _admitted(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
-    admit(private, PublicTransform.fit(public), None, discrete=True)
+    validate(private, PublicTransform.fit(public), None, discrete=True)
 
 
 def _saved(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> tuple[Path, Path]:

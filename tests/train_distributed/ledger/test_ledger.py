@@ -78,10 +78,10 @@ def test_a_limit_is_not_passed(ledger) -> None:
 
 def test_a_limit_of_what_is_promised_admits_it(tmp_path) -> None:
     from train_distributed.ledger.fields import gaussian_fields
-    from train_distributed.privacy.integer_gaussian import plan
+    from train_distributed.privacy.integer_gaussian import calibrate
 
     for epsilon, delta in ((0.01, 1e-9), (1.0, 1e-5), (30.0, 1e-3)):
-        planned = plan(epsilon, delta, sensitivity=1.0, honest=3, dimension=9)
+        planned = calibrate(epsilon, delta, sensitivity=1.0, honest=3, dimension=9)
         fields = gaussian_fields(planned) | {"epsilon": epsilon, "delta": delta}
         ledger = Ledger.open(tmp_path / f"{epsilon}.ledger")
         ledger.limit(Limit(epsilon=epsilon, delta=delta))

@@ -15,8 +15,8 @@ from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed import accounting
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.total import Total
-from train_distributed.privacy.composition import ROUND_UP, Cost
-from train_distributed.privacy.integer_gaussian import plan
+from train_distributed.privacy.composition import COST_ROUND_UP, Cost
+from train_distributed.privacy.integer_gaussian import calibrate
 
 
 def gaussian(mu: float, **more) -> Entry:
@@ -82,7 +82,7 @@ def test_discreteness_is_charged_twice_over() -> None:
 def test_a_planned_sum_costs_what_it_promised() -> None:
     from train_distributed.ledger.fields import gaussian_fields
 
-    planned = plan(1.0, 1e-5, sensitivity=2.0, honest=5, dimension=40)
+    planned = calibrate(1.0, 1e-5, sensitivity=2.0, honest=5, dimension=40)
     entry = replace(GAUSSIAN, **gaussian_fields(planned))
     spent = Total.of([entry], "record").epsilon(1e-5)
     assert spent == pytest.approx(planned.epsilon(1e-5), rel=1e-11)
@@ -175,8 +175,8 @@ def test_no_total_is_below_the_exact_sum() -> None:
     """What is added to the Gaussian part is rounded up too."""
     for k in range(1, 2000):
         cost = Cost(squared_mu=0.01, zeta=k * 1e-17, epsilon=k * 0.1)
-        left = (1e-5 / ROUND_UP) * math.exp(-cost.zeta) / ROUND_UP
-        gaussian = accounting.epsilon(left, 1 / (0.1 * ROUND_UP))
+        left = (1e-5 / COST_ROUND_UP) * math.exp(-cost.zeta) / COST_ROUND_UP
+        gaussian = accounting.epsilon(left, 1 / (0.1 * COST_ROUND_UP))
         exact = Fraction(gaussian) + 2 * Fraction(cost.zeta) + Fraction(cost.epsilon)
         assert Fraction(cost.at(1e-5)) >= exact
 

@@ -11,7 +11,7 @@ from embed import PublicTransform
 from train_distributed.one_shot import METHODS, build_method
 from train_distributed.one_shot.reachable import unreachable
 from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.summation import Integers
+from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import Guarantee
 from train_distributed.privacy.promise import Privacy
@@ -21,14 +21,16 @@ WEIGHTS = ("softmax", "svm", "logistic")
 TRANSFORM = PublicTransform.identity(FEATURES)
 
 
-def _case(name: str, users: int, epsilon: float, **options: Any) -> tuple[Statistic, Integers, Any]:
+def _case(
+    name: str, users: int, epsilon: float, **options: Any
+) -> tuple[Statistic, IntegerEncoder, Any]:
     method = build_method(name, TRANSFORM, K, options).statistic
     sizes = torch.full((users,), ROWS)
     guarantee = Guarantee.of(sizes, method, Privacy(epsilon, 1e-5))
-    return method, Integers.of(method, guarantee, sizes), sizes
+    return method, IntegerEncoder.of(method, guarantee, sizes), sizes
 
 
-def _alike(method: Statistic, integers: Integers, users: int) -> np.ndarray:
+def _alike(method: Statistic, integers: IntegerEncoder, users: int) -> np.ndarray:
     """(users, D) uint64: every row the same and of full length: the longest that there is."""
     row = torch.zeros(FEATURES + 1, dtype=torch.float64)
     row[0] = TRANSFORM.constant

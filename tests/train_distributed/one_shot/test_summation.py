@@ -12,7 +12,7 @@ from train_distributed import Privacy, accounting
 from train_distributed.one_shot import summation as module
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, add_chunk
+from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum, add_chunk
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 
@@ -153,7 +153,7 @@ def test_narrower_words_take_a_coarser_grid_and_no_less_noise():
     method, _, _ = parts("class-sums")
     sizes = torch.ones(100_000, dtype=torch.int64)
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5), min_survivors=80_000)
-    wide, narrow = (Integers.of(method, guarantee, sizes, bits=bits) for bits in (64, 32))
+    wide, narrow = (IntegerEncoder.of(method, guarantee, sizes, bits=bits) for bits in (64, 32))
     assert (wide.code.bits, narrow.code.bits) == (64, 32)
     assert wide.grid is not None
     assert narrow.grid is not None
@@ -165,7 +165,7 @@ def test_narrower_words_take_a_coarser_grid_and_no_less_noise():
     assert narrow.plan.delta(1.0) <= 1e-5
     many = torch.full((100_000,), 2**12)
     with pytest.raises(ValueError, match=r"must be < 2\^31, got"):
-        Integers.of(method, Guarantee.of(many, method, Privacy(1.0, 1e-5)), many, bits=32)
+        IntegerEncoder.of(method, Guarantee.of(many, method, Privacy(1.0, 1e-5)), many, bits=32)
 
 
 @pytest.mark.parametrize("name", ["class-sums", "least-squares"])
@@ -205,7 +205,7 @@ def test_a_user_too_large_to_sum_exactly_is_refused():
 def test_integers_alone_report_no_sum():
     """A sum is reported by whoever took it; `bytes_per_user` of 0 was nobody's figure."""
     method, guarantee, sizes = parts("softmax")
-    report = Integers.of(method, guarantee, sizes).report()
+    report = IntegerEncoder.of(method, guarantee, sizes).report()
     assert {"secure_sum", "bytes_per_user"}.isdisjoint(report)
     summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
     with pytest.raises(ValueError, match="report must come after total"):

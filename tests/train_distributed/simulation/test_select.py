@@ -10,7 +10,7 @@ import pytest
 from embed import EmbeddingSet
 from embed.compress import Compression
 from embed.transform_options import TransformOptions
-from train_distributed.commands.configuration import Chosen
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.run import Run
 from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
@@ -94,9 +94,11 @@ def test_run_refuses_a_file_for_another_promise_public_set_or_beside_options(
 
 
 def test_an_infinite_epsilon_survives_the_file(tmp_path):
-    before = Chosen("svm", TransformOptions(components=3), {"l2_reg": 0.1}, Privacy(np.inf, 1e-5))
+    before = RunConfig(
+        "svm", TransformOptions(components=3), {"l2_reg": 0.1}, Privacy(np.inf, 1e-5)
+    )
     (tmp_path / "c.json").write_text(before.text())
-    assert Chosen.read(tmp_path / "c.json") == before
+    assert RunConfig.read(tmp_path / "c.json") == before
 
 
 def test_select_refuses_too_few_public_classes_and_empty_federations(public):

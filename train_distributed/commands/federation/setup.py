@@ -120,7 +120,7 @@ def _agreed(
         given = "neither" if init.model is None else "both"
         raise ValueError(f"exactly one of transform and model must be given, got {given}")
     if init.transform is not None:
-        from train_distributed.one_shot.parts import round_dimension
+        from train_distributed.one_shot.rounds import round_dimension
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
         terms = _terms(folder, init, users)

@@ -32,21 +32,21 @@ BASELINES = tuple(TRAINERS)
 
 
 def train(task: Task, options: Mapping[str, Any]) -> Release:
-    """The release of the task's baseline or learner of many rounds, of rows that are admitted.
+    """The release of the task's baseline or learner of many rounds, of rows that are checked.
 
     Raises:
         ValueError: an unknown option, a setting out of range, or what no release may rest on.
     """
     task.privacy.validate()
-    admitted = task.admit()
+    checked = task.validate()
     try:
         released = TRAINERS.get(task.name, multi_round.train)(task, **options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
         raise ValueError(f"options must fit method {task.name!r}, got {sorted(options)}") from error
-    report = released.report | admitted.report
-    for reason in admitted.unsuitable:
+    report = released.report | checked.report
+    for reason in checked.unsuitable:
         if reason not in report.unsuitable_because:
             report = report.with_reason(reason)
     return replace(released, report=report)

@@ -30,7 +30,7 @@ LARGEST_LOSS = 500.0  # ε₀ of a machine, beyond which composition is by addin
 
 @dataclass(frozen=True)
 class Budget:
-    """How (ε₀, δ₀) of one machine is split."""
+    """Split of one machine's (ε₀, δ₀)."""
 
     epsilon: float
     delta: float

@@ -21,7 +21,7 @@ from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
+from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 from train_distributed.research.baselines.task import Task
 
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64
@@ -128,7 +128,7 @@ def _summation(
     step: GradientSum,
     guarantee: Guarantee,
     sizes: Tensor,
-    planned: IntegerRelease | None,
+    planned: DiscreteGaussianMechanism | None,
     generator: torch.Generator,
 ) -> Summation:
     bare = frozenset(task.faults.known_noise if task.faults else ())
@@ -139,9 +139,9 @@ def _summation(
     return IntegerSum(per_round, code, None, guarantee.users, guarantee.min_survivors, bare=bare)
 
 
-def _plan(step: GradientSum, guarantee: Guarantee) -> IntegerRelease:
-    """As one sum of all rounds' numbers: rounding and discreteness add up."""
-    return plan(
+def _plan(step: GradientSum, guarantee: Guarantee) -> DiscreteGaussianMechanism:
+    """Mechanism of one sum of all rounds' numbers: rounding and discreteness add up."""
+    return calibrate(
         guarantee.privacy.epsilon,
         guarantee.privacy.delta,
         sensitivity=guarantee.joint_sensitivity,

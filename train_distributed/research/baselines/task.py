@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.intake import Admission
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import ReleaseRequest
 from train_distributed.one_shot.report import Noise, class_names, reported, suitability
 from train_distributed.one_shot.users import EmbeddingUsers
+from train_distributed.one_shot.validation import CheckedInputs
 from train_distributed.partition import Partition
 
 
@@ -37,10 +37,12 @@ class Task(ReleaseRequest):
         ]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
-    def admit(self) -> Admission:
+    def validate(self) -> CheckedInputs:
         """Refuses what no release may rest on; see `intake`."""
         discrete = self.noise == "discrete" and self.privacy.private
-        return self.source.admit(self.privacy, discrete=discrete, vouched=self.vouch_for_transform)
+        return self.source.validate(
+            self.privacy, discrete=discrete, vouched=self.vouch_for_transform
+        )
 
     def as_one_user(self) -> "Task":
         """Task with all rows held by a single user, which trusts itself."""

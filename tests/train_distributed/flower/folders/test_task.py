@@ -19,8 +19,8 @@ from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.fields import gaussian_fields
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.parts import advanced
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.rounds import advanced
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split

@@ -13,7 +13,7 @@ from torch import Tensor
 from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.statistic import Submission
-from train_distributed.one_shot.summation import FloatSum, Integers, IntegerSum, one_sum
+from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum, one_sum
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import TAU
@@ -21,18 +21,18 @@ from train_distributed.privacy.promise import Privacy
 
 
 @dataclass(frozen=True)
-class Part:
-    """Sums of one kind: as many, each with this guarantee's share of the promise."""
+class Round:
+    """A round, made `times` times, each with this guarantee's share of the promise."""
 
     submission: Submission
     guarantee: Guarantee
     times: int = 1
 
 
-def parts_of(
+def rounds_of(
     method: Method, sizes: Tensor, privacy: Privacy, min_survivors: int | None = None
-) -> tuple[Part, ...]:
-    """The sums of a release in their order; their shares of μ² come to 1.
+) -> tuple[Round, ...]:
+    """Rounds of a release in their order; their shares of μ² come to 1.
 
     Args:
         method: the method.
@@ -45,12 +45,12 @@ def parts_of(
     """
     rounds, gradient, statistic = method.rounds, method.gradient, method.statistic
     if not rounds or gradient is None:
-        return (Part(statistic, Guarantee.of(sizes, statistic, privacy, min_survivors)),)
+        return (Round(statistic, Guarantee.of(sizes, statistic, privacy, min_survivors)),)
     first, each = (
         Guarantee.of(sizes, submission, privacy, min_survivors, share=share)
         for submission, share in zip((statistic, gradient), mu_shares(rounds), strict=True)
     )
-    return Part(statistic, first), Part(gradient, each, rounds)
+    return Round(statistic, first), Round(gradient, each, rounds)
 
 
 def mu_shares(rounds: int) -> tuple[float, float]:
@@ -63,19 +63,22 @@ def round_dimension(method: Method) -> int:
     return method.gradient.dimension if method.gradient and method.rounds else 0
 
 
-def zeta_of(parts: Sequence[Part], sizes: Tensor, bits: int = 64) -> float:
+def zeta_of(rounds: Sequence[Round], sizes: Tensor, bits: int = 64) -> float:
     """ζ of all integer sums together, of words of so many bits, which each is to be planned with.
 
     As planned alone; more noise for what the others cost only lowers it.
     """
-    if len(parts) == 1:
+    if len(rounds) == 1:
         return 0.0  # its own is counted anyway
-    alone = [(Integers.of(p.submission, p.guarantee, sizes, bits=bits), p.times) for p in parts]
+    alone = [
+        (IntegerEncoder.of(each.submission, each.guarantee, sizes, bits=bits), each.times)
+        for each in rounds
+    ]
     return sum_up(zeta for own, times in alone for zeta in repeat(own.plan.zeta, times))
 
 
 def sums_of(
-    parts: Sequence[Part],
+    rounds: Sequence[Round],
     sizes: Tensor,
     *,
     discrete: bool,
@@ -83,25 +86,25 @@ def sums_of(
     bare: frozenset[int] = frozenset(),
 ) -> list[tuple[Guarantee, FloatSum | IntegerSum]]:
     """Every sum of a release in its order, planned before any noise; arguments of `one_sum`."""
-    exact = discrete and parts[0].guarantee.privacy.private
-    zeta = zeta_of(parts, sizes) if exact else 0.0
+    exact = discrete and rounds[0].guarantee.privacy.private
+    zeta = zeta_of(rounds, sizes) if exact else 0.0
     sums = []
-    for part in parts:
+    for each in rounds:
         summation = one_sum(
-            part.submission,
-            part.guarantee,
+            each.submission,
+            each.guarantee,
             sizes,
             discrete=discrete,
             generator=generator,
             bare=bare,
             zeta=zeta,
         )
-        sums += [(part.guarantee, replace(summation)) for _ in range(part.times)]
-    check_zeta((each for _, each in sums if isinstance(each, Integers)), zeta)
+        sums += [(each.guarantee, replace(summation)) for _ in range(each.times)]
+    check_zeta((own for _, own in sums if isinstance(own, IntegerEncoder)), zeta)
     return sums
 
 
-def check_zeta(planned: Iterable[Integers], zeta: float) -> None:
+def check_zeta(planned: Iterable[IntegerEncoder], zeta: float) -> None:
     """Refuses several integer sums that cost more than the ζ that each was planned with.
 
     Raises:
@@ -112,16 +115,16 @@ def check_zeta(planned: Iterable[Integers], zeta: float) -> None:
         raise ArithmeticError(f"zeta of all sums must be <= {zeta}, got {sum_up(spent)}")
 
 
-def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | Integers]]) -> dict[str, Any]:
-    """How many sums there were, and where there were several what each of them was.
+def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]]) -> dict[str, Any]:
+    """Facts about the number of sums and, where there are several, about each of them.
 
     Of the other facts, sensitivity and step are the first's; ε and ζ are of all together.
     """
     if len(sums) == 1:
         return {"rounds": 1}
-    told = [summation.report() for _, summation in sums]
-    sent = [each["bytes_per_user"] for each in told if "bytes_per_user" in each]
-    planned = [each.plan for _, each in sums if isinstance(each, Integers)]
+    facts = [summation.report() for _, summation in sums]
+    sent = [each["bytes_per_user"] for each in facts if "bytes_per_user" in each]
+    planned = [each.plan for _, each in sums if isinstance(each, IntegerEncoder)]
     zeta = math.log10(sum_up(plan.zeta for plan in planned)) if planned else None
     report = {} if zeta is None else {"log10_zeta": zeta}
     if sent:
@@ -141,7 +144,7 @@ def advanced(
 
     Args:
         method: one of several rounds.
-        descent: before it; None: it was the first.
+        descent: state before this sum; None: it was the first.
         total: (D,) scaled, noised sum.
         rows: n of all users in it.
         noise_std: of the noise in one entry.
@@ -153,10 +156,10 @@ def advanced(
 
 def promise_report(
     guarantee: Guarantee,
-    summation: FloatSum | Integers,
-    further: Sequence[tuple[Guarantee, FloatSum | Integers]] = (),
+    summation: FloatSum | IntegerEncoder,
+    further: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]] = (),
 ) -> dict[str, Any]:
-    """The promise, and what the same noise is worth under two other assumptions.
+    """Reports the promise, and the ε of the same noise under two other assumptions.
 
     Args:
         guarantee: of the first sum.
@@ -176,9 +179,9 @@ def promise_report(
 
 
 def epsilon_if_all_others_collude(
-    sums: Iterable[tuple[Guarantee, FloatSum | Integers]], delta: float
+    sums: Iterable[tuple[Guarantee, FloatSum | IntegerEncoder]], delta: float
 ) -> float:
-    """ε of an honest user where all others tell a server what they sent: its own noise is left.
+    """ε of an honest user where all others show a server what they sent, so its own noise is left.
 
     The theorem of `privacy.integer_gaussian` with H = 1; a group of records that lies with several
     users moves their submissions by no more in all, so one user with all of it is the worst case.
@@ -193,8 +196,8 @@ def epsilon_if_all_others_collude(
     return Cost.of(_alone(*each) for each in sums).at(delta)
 
 
-def _alone(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
-    if isinstance(summation, Integers):
+def _alone(guarantee: Guarantee, summation: FloatSum | IntegerEncoder) -> Cost:
+    if isinstance(summation, IntegerEncoder):
         plan = summation.plan
         if plan.local_std <= TAU * np.max(plan.step):
             return Cost(squared_mu=math.inf)
@@ -204,8 +207,8 @@ def _alone(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
 
 def zero_out_report(
     guarantee: Guarantee,
-    summation: FloatSum | Integers,
-    further: Sequence[tuple[Guarantee, FloatSum | Integers]] = (),
+    summation: FloatSum | IntegerEncoder,
+    further: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]] = (),
 ) -> dict[str, float]:
     """Privacy loss of the same noise where rows are taken out instead of replaced.
 
@@ -231,8 +234,8 @@ def zero_out_report(
     return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
 
 
-def _removed(guarantee: Guarantee, summation: FloatSum | Integers) -> Cost:
-    if isinstance(summation, Integers):
+def _removed(guarantee: Guarantee, summation: FloatSum | IntegerEncoder) -> Cost:
+    if isinstance(summation, IntegerEncoder):
         return replace(summation.plan, sensitivity=guarantee.joint_removal).cost
     return _gaussian(guarantee.joint_removal, summation.local_std * math.sqrt(guarantee.honest))
 

@@ -12,13 +12,13 @@ from dp_accounting.pld import PLDAccountant
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.ledger.entry import Entry
-from train_distributed.one_shot import parts as one_shot_parts
+from train_distributed.one_shot import rounds as rounds_module
 from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.parts import mu_shares, parts_of, sums_of
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.rounds import mu_shares, rounds_of, sums_of
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.privacy.composition import Cost
-from train_distributed.privacy.integer_gaussian import IntegerRelease, plan
+from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 
 TRANSFORM = PublicTransform.identity(3, math.sqrt(1.25), 0.5)
 SIZES = torch.tensor([20, 30, 7, 11])
@@ -36,10 +36,10 @@ def rows(users: int = 4, each: int = 25) -> EmbeddingSet:
     )
 
 
-def planned(epsilon: float, delta: float, rounds: int) -> list[IntegerRelease]:
+def planned(epsilon: float, delta: float, rounds: int) -> list[DiscreteGaussianMechanism]:
     method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds})
-    parts = parts_of(method, SIZES, Privacy(epsilon, delta))
-    sums = sums_of(parts, SIZES, discrete=True, generator=None)
+    every = rounds_of(method, SIZES, Privacy(epsilon, delta))
+    sums = sums_of(every, SIZES, discrete=True, generator=None)
     return [summation.plan for _, summation in sums if isinstance(summation, IntegerSum)]
 
 
@@ -61,7 +61,7 @@ def test_all_sums_together_keep_the_promise_by_another_accountant(epsilon, round
 def test_float_sums_have_the_noise_of_their_shares(rounds):
     method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds})
     promise = Privacy(1.0, 1e-5)
-    sums = sums_of(parts_of(method, SIZES, promise), SIZES, discrete=False, generator=None)
+    sums = sums_of(rounds_of(method, SIZES, promise), SIZES, discrete=False, generator=None)
     certain = math.sqrt(sums[0][0].honest)
     mus = [of.sensitivity / (summation.local_std * certain) for of, summation in sums]
     mu = math.sqrt(sum(each**2 for each in mus))
@@ -76,26 +76,26 @@ def test_the_zeta_of_every_sum_is_charged_to_all():
     """Steps as coarse as they may be: discreteness is a good part of the promise."""
     shape = {"sensitivity": 1.0, "honest": 40, "dimension": 1000, "rounded_users": 0}
     step = 0.4
-    alone = plan(2.0, 1e-5, share=0.5, step=step, **shape)
+    alone = calibrate(2.0, 1e-5, share=0.5, step=step, **shape)
     assert alone.zeta > 1e-4
     others = Cost(zeta=0.3)
-    with_them = plan(2.0, 1e-5, share=0.5, step=step, zeta=0.3 + 2 * alone.zeta, **shape)
+    with_them = calibrate(2.0, 1e-5, share=0.5, step=step, zeta=0.3 + 2 * alone.zeta, **shape)
     assert with_them.zeta < alone.zeta
     assert Cost.of([with_them.cost, with_them.cost, others]).at(1e-5) <= 2.0
     assert Cost.of([alone.cost, alone.cost, others]).at(1e-5) > 2.0
 
 
 def test_sums_that_cost_more_than_they_were_planned_with_are_refused(monkeypatch):
-    monkeypatch.setattr(IntegerRelease, "zeta", property(lambda each: 1e-6))
+    monkeypatch.setattr(DiscreteGaussianMechanism, "zeta", property(lambda each: 1e-6))
     planned(1.0, 1e-5, 2)  # three of 10⁻⁶
-    monkeypatch.setattr(one_shot_parts, "zeta_of", lambda parts, sizes: 2e-6)
+    monkeypatch.setattr(rounds_module, "zeta_of", lambda rounds, sizes: 2e-6)
     with pytest.raises(ArithmeticError, match="zeta of all sums must be <= 2e-06, got 3e-06"):
         planned(1.0, 1e-5, 2)
 
 
 def test_two_discrete_sums_of_which_the_second_follows_the_first_cost_no_more_than_stated():
     """By all probabilities: the first sum says in which direction the second one moves."""
-    of = IntegerRelease(
+    of = DiscreteGaussianMechanism(
         local_std=4.0, step=1.0, sensitivity=2.0, honest=12, dimension=1, rounded_users=0
     )
     z = np.arange(-60, 61)
@@ -203,7 +203,7 @@ def test_what_has_no_rounds_refuses_them(method, options, message):
 
 def test_a_share_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
-        plan(1.0, 1e-5, sensitivity=1.0, honest=5, dimension=2, share=0.0)
+        calibrate(1.0, 1e-5, sensitivity=1.0, honest=5, dimension=2, share=0.0)
 
 
 def test_one_sum_costs_what_it_did():

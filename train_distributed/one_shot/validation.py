@@ -28,7 +28,7 @@ STREAMED = "not compared: users stream in with rows that somebody else has trans
 
 
 @dataclass(frozen=True)
-class Admission:
+class CheckedInputs:
     """Findings of the checks, with reasons that make a model unsuitable for release."""
 
     report: dict[str, Any]
@@ -45,7 +45,7 @@ class _Scan:
     shared: int = 0  # finite rows that the transform has seen
 
 
-def admit(
+def validate(
     embeddings: EmbeddingSet,
     transform: PublicTransform,
     num_classes: int | None,
@@ -53,7 +53,7 @@ def admit(
     discrete: bool,
     vouched: bool = False,
     class_names: Sequence[str] = (),
-) -> Admission:
+) -> CheckedInputs:
     """Checks a set with its transform, before any work on its rows.
 
     All rows of the set are compared with those that the transform has seen, test rows too: a set is
@@ -93,9 +93,9 @@ def admit(
         SEEDED: embeddings.held_out_seed is not None,
     }
     report = provenance(transform) | {"public_transform": origin}
-    report |= _admit_rows(embeddings, transform)
+    report |= _compare_rows(embeddings, transform)
     report |= {"classes": INFERRED if inferred else "declared"}
-    return Admission(report, tuple(reason for reason, holds in reasons.items() if holds))
+    return CheckedInputs(report, tuple(reason for reason, holds in reasons.items() if holds))
 
 
 def _refuse_shaped(transform: PublicTransform) -> None:
@@ -119,16 +119,16 @@ def refuse_seeded_split(embeddings: EmbeddingSet) -> None:
         )
 
 
-def admit_stream(
+def validate_stream(
     transform: PublicTransform | None, *, discrete: bool, vouched: bool = False
-) -> Admission:
+) -> CheckedInputs:
     """Checks users that stream in: their raw rows are never seen, so nothing is compared.
 
     Raises:
         ValueError: under discrete noise, a transform other than the identity, unless vouched for.
     """
     if transform is None or transform.is_identity:
-        return Admission({"public_transform": STREAMED})
+        return CheckedInputs({"public_transform": STREAMED})
     if discrete and not vouched:
         raise ValueError(
             "vouch_for_transform must be set for users that stream in already transformed, whose "
@@ -136,7 +136,7 @@ def admit_stream(
         )
     unsuitable = () if vouched else ("nobody compared private rows with the public ones",)
     origin = f"{STREAMED}; vouched for" if vouched else STREAMED
-    return Admission(provenance(transform) | {"public_transform": origin}, unsuitable)
+    return CheckedInputs(provenance(transform) | {"public_transform": origin}, unsuitable)
 
 
 def check_partition(partition: Partition, rows: int) -> None:
@@ -190,7 +190,7 @@ def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
 
 
 def provenance(transform: PublicTransform) -> dict[str, Any]:
-    """How many public rows a transform has seen."""
+    """Number of public rows that a transform has seen."""
     if transform.seen is None:
         return {}
     return {"public_rows": len(transform.seen)}
@@ -219,8 +219,8 @@ def _check_names(embeddings: EmbeddingSet, agreed: Sequence[str]) -> None:
         raise ValueError(f"class_names must be {tuple(agreed)} as agreed, got {declared}")
 
 
-def _admit_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
-    """Of all rows, what a report says about those that the transform has seen."""
+def _compare_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
+    """Report on the rows that the transform has seen."""
     if embeddings.dim != len(transform.mean):
         raise ValueError(
             f"transform must be of {embeddings.dim} columns, got one of {len(transform.mean)}"

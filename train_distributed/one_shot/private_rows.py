@@ -1,4 +1,4 @@
-"""Where the rows of a release come from: a set of raw ones, or users that stream in."""
+"""Private rows of a release: a set of raw ones, or users that stream in."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,22 +8,22 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
-from train_distributed.one_shot.intake import (
-    Admission,
-    admit,
-    admit_stream,
+from train_distributed.one_shot.users import Chunk, EmbeddingUsers, Users, own_partition
+from train_distributed.one_shot.validation import (
+    CheckedInputs,
     check_partition,
     known_classes,
     spread_users,
+    validate,
+    validate_stream,
 )
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers, Users, own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the rows come from, and the one transform that clips them."""
+class PrivateRows:
+    """Private rows, and the one transform that clips them."""
 
     embeddings: EmbeddingSet | None  # None: rows stream in that somebody else has transformed
     users: Users
@@ -38,7 +38,7 @@ class Source:
         transform: PublicTransform | None,
         partition: Partition | None,
         given: int | None,
-    ) -> "Source":
+    ) -> "PrivateRows":
         """The arguments of `release`, filled in.
 
         Raises:
@@ -63,15 +63,15 @@ class Source:
         check_partition(partition, int((rows.split == TRAIN).sum()))
         return cls(rows, EmbeddingUsers(rows, transform, partition), transform, given, classes)
 
-    def admit(self, privacy: Privacy, *, discrete: bool, vouched: bool) -> Admission:
-        """Refuses what no release may rest on; see `intake`."""
+    def validate(self, privacy: Privacy, *, discrete: bool, vouched: bool) -> CheckedInputs:
+        """Refuses what no release may rest on; see `validation`."""
         if self.embeddings is None or not isinstance(self.users, EmbeddingUsers):
-            return admit_stream(self.transform, discrete=discrete, vouched=vouched)
-        admitted = admit(
+            return validate_stream(self.transform, discrete=discrete, vouched=vouched)
+        checked = validate(
             self.embeddings, self.transform, self.given, discrete=discrete, vouched=vouched
         )
         spread = spread_users(self.embeddings, self.users.partition, privacy)
-        return replace(admitted, unsuitable=admitted.unsuitable + spread)
+        return replace(checked, unsuitable=checked.unsuitable + spread)
 
     def chunks(self) -> Iterator[Chunk]:
         """Every user once, with the rows that the noise rests on.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embed.transform_options import TransformOptions
+from pretrain import check
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
 from train_distributed.commands.choices import MANY_ROUNDS, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
@@ -88,12 +89,9 @@ class Run:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
-        if self.encoder_weights is not None and not self.with_encoder:
-            raise ValueError(
-                f"encoder_weights must be left out without with_encoder, got {self.encoder_weights}"
-            )
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
+        if not self.with_encoder:
+            check.left_out("without with_encoder", encoder_weights=self.encoder_weights)
+        check.within("[0, 2^63)", seed=self.seed)
         out = default_directory("run") if self.out is None else self.out
         given = (self.embeddings, self.public, self.transform, self.config, self.ledger)
         files = [each for each in self.options.given().values() if isinstance(each, Path)]

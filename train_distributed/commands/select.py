@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pretrain import check
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.configuration import RunConfig
@@ -140,11 +141,8 @@ class Select:
         from train_distributed.simulation.rehearsal import Sizes
 
         self.privacy.validate()
-        for name in ("tasks", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 <= self.rounds <= MOST_ROUNDS:
-            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}], got {self.rounds}")
+        check.at_least(1, tasks=self.tasks, seeds=self.seeds)
+        check.within(f"[0, {MOST_ROUNDS}]", rounds=self.rounds)
         if self.rounds and self.privacy.unit == "user":
             raise ValueError(f"rounds must be 0 where users are clipped, got {self.rounds}")
         sizes = Sizes(

@@ -13,6 +13,7 @@ from embed.compress import Compression
 from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
+from pretrain import check
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.balance import rebalanced, task_shares
@@ -41,9 +42,8 @@ class Sizes:
 
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
-        for name, least in (("users", 1), ("rows_per_user", 1), ("num_classes", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        check.at_least(1, users=self.users, rows_per_user=self.rows_per_user)
+        check.at_least(2, num_classes=self.num_classes)
 
     def of_new_classes(self, public: int) -> "Sizes":
         """Sizes of so few classes, each with as many rows, that half of the public ones are left.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.partition import Partition, split, uneven_sizes
 
 
@@ -115,8 +116,7 @@ def held_out(
     """
     if folds is None:
         return np.flatnonzero(split == 0), np.flatnonzero(split == 1)
-    if folds < 2:
-        raise ValueError(f"folds must be >= 2, got {folds}")
+    check.at_least(2, folds=folds)
     repetition, fold = divmod(seed, folds)
     order = np.random.default_rng(repetition).permutation(len(labels))
     by_class = order[np.argsort(labels[order], kind="stable")]

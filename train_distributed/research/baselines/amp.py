@@ -76,9 +76,7 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
     """
     task.refuse_federation()
     require_records(task.name, task.privacy)
-    for name, value in {"eps_frac": eps_frac, "eps_out_frac": eps_out_frac}.items():
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be in (0, 1), got {value}")
+    check.within("(0, 1)", eps_frac=eps_frac, eps_out_frac=eps_out_frac)
     if not task.privacy.private:
         raise ValueError("epsilon must be finite for 'amp', got inf")
     epsilon, delta = per_machine(task.privacy.epsilon, task.privacy.delta, task.source.num_classes)

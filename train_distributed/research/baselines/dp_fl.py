@@ -48,9 +48,8 @@ def train(
     task.refuse_federation()
     require_records(task.name, task.privacy)
     settings = {"learning_rate": learning_rate, "gradient_clip": gradient_clip}
-    for name, value in (settings | {"epochs": epochs, "batch_size": batch_size}).items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be finite and > 0, got {value}")
+    settings |= {"epochs": epochs, "batch_size": batch_size}
+    check.positive(**settings)
     x, y = task.pooled()
     batches = math.ceil(len(x) / batch_size)
     rate, steps = 1 / batches, epochs * batches
@@ -70,7 +69,7 @@ def train(
         generator=task.draws,
     )
     report = task.privacy.report() | _account(task, multiplier, rate, steps)
-    report |= settings | {"epochs": epochs, "batch_size": batch_size}
+    report |= settings
     report |= {"rounds": steps, "bytes_per_user": 4 * weights.numel() * steps}
     report |= {"noise": "float" if multiplier else "none", "secure_sum": "none"}
     return task.finish(weights, report)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from heads import Head, SoftmaxHead
+from pretrain import check
 from train_distributed.ledger.fields import gaussian_fields, simulated_fields
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
@@ -37,8 +38,7 @@ class GradientSum(Statistic):
 
     def validate(self) -> None:
         """Raises ValueError for a setting out of range."""
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be >= 1, got {self.rounds}")
+        check.at_least(1, rounds=self.rounds)
 
     @property
     def dimension(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
@@ -99,8 +100,7 @@ def method_options(method: str, options: Mapping[str, Any]) -> Options:
 
 def check_method(method: str) -> None:
     """Raises ValueError for a method that is not one of METHODS."""
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check.one_of(METHODS, method=method)
 
 
 def only_noise(method: str, generator: torch.Generator | None) -> Noise:

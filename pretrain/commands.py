@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from pretrain import check
 from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import new_directory, output_directory, write_json
+from pretrain.cli.provenance import versions
 from pretrain.recipes import SMALL, SimCLRConfig
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -26,8 +26,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.encoders.base import Encoder
 
 
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
+LIBRARIES = ("torch", "torchvision", "timm", "numpy")
 
 
 def _pixels(images: "ImageSet") -> "Tensor":
@@ -118,7 +117,7 @@ class Simclr:
             "history": history,
             "seconds_of_last_run": round(time.perf_counter() - start, 1),
             "device": device,
-            "versions": _versions(),
+            "versions": versions(*LIBRARIES),
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
             save_encoder(encoder.cpu(), directory / "encoder.safetensors")
@@ -191,7 +190,7 @@ class Convert:
             "checkpoint": self.checkpoint.name,
             "encoder_hash": encoder_hash(network),
             "embedding_dim": network.embedding_dim,
-            "versions": _versions(),
+            "versions": versions(*LIBRARIES),
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
             convert.save_network(network, directory / "weights.safetensors", self.arch)
@@ -232,7 +231,7 @@ class Probe:
 
         inputs = (self.data, self.encoder, self.weights)
         out = output_directory(self.out, "probe", *inputs, overwrite=self.overwrite)
-        check.within("[0, inf)", l2_reg=self.l2_reg)
+        check.within("[0, inf)", **check.present(l2_reg=self.l2_reg))
         images = open_images(self.data)
         images.need_labels()
         train, test = (images.take(images.split == split) for split in (0, 1))
@@ -255,7 +254,7 @@ class Probe:
             "image_size": self.image_size,
             "l2_reg": self.l2_reg,
             "accuracy": scores,
-            "versions": _versions(),
+            "versions": versions(*LIBRARIES),
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
             write_json(directory / "report.json", report)

@@ -5,7 +5,8 @@ import os
 import platform
 import shlex
 import sys
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting")
@@ -20,8 +21,13 @@ def provenance() -> dict[str, object]:
         "command": shlex.join([*_program(), *map(public_argument, sys.argv[1:])]),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "versions": {"python": platform.python_version()} | {n: version(n) for n in LIBRARIES},
+        "versions": versions(*LIBRARIES),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python and of these packages; one that is missing is "not installed"."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 
 def public_argument(argument: str) -> str:
@@ -40,6 +46,14 @@ def _program() -> list[str]:
     with contextlib.suppress(ValueError):
         return ["python", str(program.resolve().relative_to(Path.cwd()))]
     return ["python", program.name]
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _processor() -> str:

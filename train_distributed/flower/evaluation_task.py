@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from embed import EmbeddingSet
+from pretrain.cli.provenance import versions
 from train_distributed.flower.documents.document import load_file
 from train_distributed.flower.documents.evaluation_terms import KIND, EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
@@ -20,7 +21,7 @@ from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts, SumTask
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import suitability, versions
+from train_distributed.one_shot.report import MADE_WITH, suitability
 from train_distributed.one_shot.rounds import promise_report
 from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.one_shot.validation import refuse_seeded_split
@@ -145,7 +146,7 @@ class EvaluationTask(SumTask):
         report |= {"sampling": "rows"} | read.as_dict(self.terms.class_names)
         odd = self._unreachable(opened, self.method, self.integers)
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
-        return Answer(report | {"versions": versions()})
+        return Answer(report | {"versions": versions(*MADE_WITH)})
 
     @property
     def _grid(self) -> float:

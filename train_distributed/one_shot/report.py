@@ -1,22 +1,21 @@
 """How every report ends: may the model leave the building, what made it, how often it is right."""
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import numpy as np
 
 from embed import EmbeddingSet
 from embed.store import TEST
+from pretrain.cli.provenance import versions
 from train_distributed.ledger.ledger import NONE
 from train_distributed.one_shot.model import BLOCK, Release
 from train_distributed.one_shot.probabilities import reading
 from train_distributed.one_shot.report_file import Report
 from train_distributed.privacy.promise import Privacy
 
+MADE_WITH = ("torch", "numpy", "blind-averaging")  # packages that a model depends on
 Noise = Literal["discrete", "float"]
 CLEAR = "rows of split 1 (test), read in the clear: no epsilon covers what these numbers show"
 
@@ -36,7 +35,7 @@ def reported(
         embeddings: the set that was learned from; its test split, if it has one, gives the
             accuracy, and what it says of its encoder is what the model says.
     """
-    report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions()}
+    report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions(*MADE_WITH)}
     made = released.transform.encoding if embeddings is None else embeddings.encoding
     made = made or released.transform.encoding
     report |= {"encoding": made and made.to_json(), "probabilities": reading(facts.get("method"))}
@@ -79,23 +78,6 @@ def suitability(
     why = [reason for reason, holds in reasons.items() if holds]
     why += [*([] if rehearsed is None else [rehearsed]), *others]
     return {"suitable_for_release": not why} | ({"unsuitable_because": why} if why else {})
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and the libraries that results depend on."""
-    return dict(_versions())
-
-
-@cache
-def _versions() -> dict[str, str]:
-    names = ("torch", "numpy", "blind-averaging")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def accuracy_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:

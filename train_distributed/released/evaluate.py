@@ -10,10 +10,11 @@ from torch import Tensor
 
 from embed import EmbeddingSet
 from embed.store import EVALUATION
+from pretrain.cli.provenance import versions
 from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import Noise, suitability, versions
+from train_distributed.one_shot.report import MADE_WITH, Noise, suitability
 from train_distributed.one_shot.rounds import promise_report
 from train_distributed.one_shot.summation import (
     IntegerEncoder,
@@ -105,7 +106,7 @@ def evaluate(
         grid=found.grid,
     )
     told = {"sampling": sampling} | read.as_dict(release.class_names)
-    return Evaluated(found.report | told | {"versions": versions()}, read, found.opened)
+    return Evaluated(found.report | told | {"versions": versions(*MADE_WITH)}, read, found.opened)
 
 
 def summed(

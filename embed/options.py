@@ -66,7 +66,7 @@ class ImageOptions:
         Raises:
             ValueError: an invalid source or option, or users in train and test both.
         """
-        check.at_least(1, limit=self.limit)
+        check.at_least(1, **check.present(limit=self.limit))
         from pretrain.datasets import declared_classes
         from pretrain.intake.reading import ColumnNames, Reading
         from pretrain.intake.splits import (
@@ -149,7 +149,7 @@ class ExtractOptions:
     def __post_init__(self) -> None:
         for name, choices in {"dtype": Dtype, "engine": EngineName, "compute": Precision}.items():
             check.one_of(get_args(choices), **{name: getattr(self, name)})
-        check.at_least(1, shard_rows=self.shard_rows, batch_size=self.batch_size)
+        check.at_least(1, shard_rows=self.shard_rows, **check.present(batch_size=self.batch_size))
         index, count = self.share
         if not 0 <= index < count:
             raise ValueError(f"shard i/n must have 0 <= i < n, got {index}/{count}")

@@ -1,7 +1,8 @@
 """Refusals of arguments: one line per rule, naming the argument, the rule and the value.
 
 Every function takes the values to check by their names and raises ValueError for the first that
-breaks the rule. None passes: it is an option that was left out.
+breaks the rule. Options that may be left out go through `present`, which drops those that were:
+`check.within("[0, 1]", **check.present(share=self.share))`.
 """
 
 import importlib
@@ -14,28 +15,33 @@ from typing import Any
 _INTERVAL = re.compile(r"([\[(])([^,]+), ([^,]+)([\])])")
 
 
-def positive(**values: float | None) -> None:
+def present(**values: Any) -> dict[str, Any]:
+    """Values that were given: all but None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def positive(**values: float) -> None:
     """Finite and > 0."""
-    for name, value in _given(values):
+    for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} must be finite and > 0, got {value}")
 
 
-def at_least(least: float, **values: float | None) -> None:
+def at_least(least: float, **values: float) -> None:
     """>= `least`; NaN is refused."""
-    for name, value in _given(values):
+    for name, value in values.items():
         if not value >= least:
             raise ValueError(f"{name} must be >= {least}, got {value}")
 
 
-def at_most(most: float, **values: float | None) -> None:
+def at_most(most: float, **values: float) -> None:
     """<= `most`; NaN is refused."""
-    for name, value in _given(values):
+    for name, value in values.items():
         if not value <= most:
             raise ValueError(f"{name} must be <= {most}, got {value}")
 
 
-def within(interval: str, **values: float | None) -> None:
+def within(interval: str, **values: float) -> None:
     """Inside an interval in the notation of mathematics: "(0, 1]", "[1, inf)", f"[1, {users}]".
 
     A bound may be a power of two: "[0, 2^32)". NaN is refused.
@@ -46,35 +52,35 @@ def within(interval: str, **values: float | None) -> None:
     opening, low, high, closing = parts.groups()
     above = operator.gt if opening == "(" else operator.ge
     below = operator.lt if closing == ")" else operator.le
-    for name, value in _given(values):
+    for name, value in values.items():
         if not (above(value, _bound(low)) and below(value, _bound(high))):
             raise ValueError(f"{name} must be in {interval}, got {value}")
 
 
 def one_of(choices: Collection[Any], **values: Any) -> None:
     """Equal to one of the choices."""
-    for name, value in _given(values):
+    for name, value in values.items():
         if value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
 
 
 def equal(expected: Any, **values: Any) -> None:
     """Equal to the expected value."""
-    for name, value in _given(values):
+    for name, value in values.items():
         if value != expected:
             raise ValueError(f"{name} must be {expected}, got {value}")
 
 
-def byte_length(length: int, **values: bytes | None) -> None:
+def byte_length(length: int, **values: bytes) -> None:
     """This many bytes; the bytes themselves are not shown."""
-    for name, value in _given(values):
+    for name, value in values.items():
         if len(value) != length:
             raise ValueError(f"{name} must be {length} bytes, got {len(value)}")
 
 
 def shape(expected: tuple[int | str, ...], **arrays: Any) -> None:
     """This shape; a dimension that is a word is free, such as "n" in ("n", 3)."""
-    for name, array in _given(arrays):
+    for name, array in arrays.items():
         actual = tuple(array.shape)
         same = len(actual) == len(expected) and all(
             isinstance(size, str) or size == found
@@ -94,7 +100,7 @@ def given(**values: Any) -> None:
 
 def left_out(why: str, **values: Any) -> None:
     """Left out: None, or empty. `why` ends the sentence "... must be left out"."""
-    for name, value in _given(values):
+    for name, value in present(**values).items():
         if value is not False and value not in ((), ""):
             raise ValueError(f"{name} must be left out {why}, got {value}")
 
@@ -111,10 +117,6 @@ def installed(module: str, what: str, *, extra: str, package: str | None = None)
         install = f"pip install 'blind-averaging[{extra}]'"
         rule = f"must have {package or module} installed"
         raise ValueError(f"{what} {rule}: {install}") from error
-
-
-def _given(values: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in values.items() if value is not None]
 
 
 def _bound(text: str) -> float:

@@ -77,7 +77,7 @@ class Reading:
     def __post_init__(self) -> None:
         for name in ("splits", "classes"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        check.at_least(1, resize=self.resize, max_pixels=self.max_pixels)
-        check.at_most(math.isqrt(MAX_PIXELS), resize=self.resize)
+        check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
+        check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
         if unknown := set(self.splits) - SPLITS.keys():
             raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")

@@ -74,13 +74,18 @@ def test_given_and_left_out() -> None:
         check.left_out("with an invitation", port=0)
 
 
-def test_an_option_that_was_left_out_passes() -> None:
-    check.positive(a=None)
-    check.at_least(1, a=None)
-    check.at_most(1, a=None)
-    check.within("[0, 1]", a=None)
-    check.one_of((), a=None)
-    check.equal(1, a=None)
-    check.byte_length(1, a=None)
-    check.shape((1,), a=None)
+def test_only_options_that_say_so_may_be_left_out() -> None:
+    assert check.present(a=None, b=0, c="") == {"b": 0, "c": ""}
     check.left_out("here", a=None, b=(), c="", d=False)
+    for rule in (
+        check.positive,
+        lambda **values: check.at_least(1, **values),
+        lambda **values: check.at_most(1, **values),
+        lambda **values: check.within("[0, 1]", **values),
+        lambda **values: check.one_of((1,), **values),
+        lambda **values: check.equal(1, **values),
+        lambda **values: check.byte_length(1, **values),
+        lambda **values: check.shape((1,), **values),
+    ):
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            rule(a=None)  # pyright: ignore[reportArgumentType]

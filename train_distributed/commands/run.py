@@ -91,7 +91,7 @@ class Run:
         self.privacy.validate()
         if not self.with_encoder:
             check.left_out("without with_encoder", encoder_weights=self.encoder_weights)
-        check.within("[0, 2^63)", seed=self.seed)
+        check.within("[0, 2^63)", **check.present(seed=self.seed))
         out = default_directory("run") if self.out is None else self.out
         given = (self.embeddings, self.public, self.transform, self.config, self.ledger)
         files = [each for each in self.options.given().values() if isinstance(each, Path)]

@@ -55,9 +55,10 @@ class Conditions:
 
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
-        check.at_least(1, seeds=self.seeds, tasks=self.tasks, rows_per_user=self.rows_per_user)
+        check.at_least(1, seeds=self.seeds, tasks=self.tasks)
+        check.at_least(1, **check.present(rows_per_user=self.rows_per_user))
         check.at_least(0, rounds=self.rounds)
-        check.at_least(2, folds=self.folds)
+        check.at_least(2, **check.present(folds=self.folds))
         for name in ("users", "schemes", "lineup", "components"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")

@@ -98,6 +98,14 @@ def given(**values: Any) -> None:
             raise ValueError(f"{name} must be given, got none")
 
 
+def exactly_one(**values: Any) -> None:
+    """Of two, one is given and the other None or empty."""
+    found = sum(value is not None and value != () for value in values.values())
+    if found != 1:
+        got = "both" if found else "neither"
+        raise ValueError(f"exactly one of {' and '.join(values)} must be given, got {got}")
+
+
 def left_out(why: str, **values: Any) -> None:
     """Left out: None, or empty. `why` ends the sentence "... must be left out"."""
     for name, value in present(**values).items():

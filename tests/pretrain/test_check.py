@@ -89,3 +89,11 @@ def test_only_options_that_say_so_may_be_left_out() -> None:
     ):
         with pytest.raises((TypeError, ValueError, AttributeError)):
             rule(a=None)  # pyright: ignore[reportArgumentType]
+
+
+def test_exactly_one_of_two() -> None:
+    check.exactly_one(a=0, b=None)
+    check.exactly_one(a=(), b="x")
+    for values, got in (({"a": None, "b": ()}, "neither"), ({"a": 1, "b": 2}, "both")):
+        with pytest.raises(ValueError, match=f"exactly one of a and b must be given, got {got}"):
+            check.exactly_one(**values)

@@ -1,14 +1,13 @@
 """`python -m train_distributed audit`: is more learned from a release than it promises?"""
 
 import itertools
-import json
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain import check
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.choices import Noise, PrivateMethodName
 from train_distributed.one_shot.method_options import MethodOptions
@@ -80,8 +79,7 @@ class Audit:
         """
         from train_distributed.research.audit.attack import attack
 
-        out = default_directory("audit") if self.out is None else self.out
-        refuse_existing(out, overwrite=self.overwrite)
+        out = output_directory(self.out, "audit", overwrite=self.overwrite)
         if self.pipeline is not None:
             return self._compare_neighbours(self.pipeline, out)
         rows: list[dict[str, Any]] = []
@@ -94,16 +92,9 @@ class Audit:
                 lines.append(line)
             rows.append(_described(target) | finding.as_dict())
         broken = sum(row["broken"] for row in rows)
-        with new_directory(out, overwrite=self.overwrite) as partial:
-            result = {**provenance(), "broken": broken, "audits": rows}
-            (partial / "audit.json").write_text(json.dumps(result, indent=1) + "\n")
-            lines.append(
-                f"{broken} of {len(rows)} promises broken at {100 * self.confidence:g} % "
-                "confidence each"
-            )
-            (partial / "table.txt").write_text("\n".join(lines) + "\n")
-        print(f"{lines[-1]}; written: {out}")
-        return BROKEN if broken else 0
+        confidence = f"{100 * self.confidence:g} % confidence each"
+        lines.append(f"{broken} of {len(rows)} promises broken at {confidence}")
+        return self._write(out, {"broken": broken, "audits": rows}, lines)
 
     def _compare_neighbours(self, data: str, out: Path) -> int:
         from pretrain.sources import open_images
@@ -126,12 +117,14 @@ class Audit:
                 print(lines[-1], flush=True)
         broken = sum(check.broken for check in found)
         lines.append(f"{broken} of {len(found)} comparisons broken")
+        return self._write(out, {"broken": broken, "checks": [asdict(c) for c in found]}, lines)
+
+    def _write(self, out: Path, result: dict[str, Any], lines: list[str]) -> int:
         with new_directory(out, overwrite=self.overwrite) as partial:
-            result = {**provenance(), "broken": broken, "checks": [asdict(c) for c in found]}
-            (partial / "audit.json").write_text(json.dumps(result, indent=1) + "\n")
+            write_json(partial / "audit.json", provenance() | result)
             (partial / "table.txt").write_text("\n".join(lines) + "\n")
         print(f"{lines[-1]}; written: {out}")
-        return BROKEN if broken else 0
+        return BROKEN if result["broken"] else 0
 
     def _targets(self) -> "tuple[Target | EvaluationTarget, ...]":
         from train_distributed.research.audit.configurations import standing

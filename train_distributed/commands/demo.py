@@ -1,6 +1,5 @@
 """The embedded default: 5,000 real digits, public, private and test, from pixels to a table."""
 
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embed.transform_options import TransformOptions
-from pretrain.cli.output import default_directory, new_directory, refuse_existing
+from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed.privacy.promise import Privacy
 
@@ -56,8 +55,7 @@ class Demo:
         """
         from train_distributed.simulation.digits import load_digits, pixels
 
-        out = default_directory("demo") if self.out is None else self.out
-        refuse_existing(out, overwrite=self.overwrite)
+        out = output_directory(self.out, "demo", overwrite=self.overwrite)
         self._plan().validate()
         started = time.perf_counter()
         images, labels = load_digits()
@@ -139,7 +137,7 @@ class Demo:
             "seconds": seconds,
             "cells": [row.as_dict() for row in rows],
         }
-        (directory / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_json(directory / "results.json", result)
         for name, file in ((SIMCLR, "accuracy.png"), (PIXELS, "accuracy_pixels.png")):
             title = f"{PRIVATE} digits of {self.users} users, {name}, δ = {DELTA:g}"
             path = directory / file

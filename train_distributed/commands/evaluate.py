@@ -1,13 +1,13 @@
 """`python -m train_distributed evaluate`: how good a released model is, privately."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
+from pretrain import check
+from pretrain.cli.output import new_directory, output_directory, reserved, write_json
 from train_distributed.commands.choices import Noise
 from train_distributed.commands.configuration import jsonable
 from train_distributed.privacy.promise import Privacy
@@ -75,16 +75,13 @@ class Evaluate:
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
-        out = default_directory("evaluate") if self.out is None else self.out
+        check.within("[0, 2^63)", **check.present(seed=self.seed))
         given = (self.model, self.embeddings, self.ledger, *self.training)
-        refuse_inputs(out, given)
+        out = output_directory(self.out, "evaluate", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             with reserved(partial, SPARE):
                 report, counted = self._evaluated(out)
-            text = json.dumps(report, indent=1, allow_nan=False)
-            (partial / REPORT).write_text(text + "\n")
+            write_json(partial / REPORT, report)
         counted.spend()
         for line in lines_of(report):
             print(line)

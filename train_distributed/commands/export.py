@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.cli.output import default_directory, new_directory, refuse_inputs
+from pretrain import check
+from pretrain.cli.output import new_directory, output_directory, write_json
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.one_shot.model import Release
@@ -48,14 +49,10 @@ class Export:
             FileExistsError: the directory exists.
         """
         if self.format == "sklearn":
-            for name in ("encoder", "weights", "input_size"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name} must be left out for sklearn, which takes embeddings, "
-                        f"got {getattr(self, name)}"
-                    )
-        out = default_directory("export") if self.out is None else self.out
-        refuse_inputs(out, (self.model, self.encoder, self.weights))
+            unused = {name: getattr(self, name) for name in ("encoder", "weights", "input_size")}
+            check.left_out("for sklearn, which takes embeddings", **unused)
+        given = (self.model, self.encoder, self.weights)
+        out = output_directory(self.out, "export", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
             told = self._into(partial)
         for name in ("input", "output", "largest_difference"):
@@ -68,8 +65,6 @@ class Export:
         print(f"{'written':20} {out / FILES[self.format]}")
 
     def _into(self, partial: Path) -> dict[str, Any]:
-        import json
-
         from train_distributed.one_shot.model import Release
 
         released = Release.load(self.model)
@@ -77,8 +72,7 @@ class Export:
         write = self._rows if self.format == "sklearn" else self._pictures
         told, (difference, classes) = write(released, path)
         told |= {"largest_difference": difference, "classes_that_differ": classes}
-        text = json.dumps({"format": self.format} | told, indent=2, allow_nan=False)
-        (partial / "export.json").write_text(text + "\n")
+        write_json(partial / "export.json", {"format": self.format} | told)
         return told
 
     def _rows(self, released: "Release", path: Path) -> tuple[dict[str, Any], tuple[float, int]]:

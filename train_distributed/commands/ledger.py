@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from train_distributed.privacy.promise import Unit
 
@@ -37,9 +38,7 @@ class Place:
         """
         from train_distributed.ledger.ledger import Ledger
 
-        if (self.embeddings is None) == (self.ledger is None):
-            given = "neither" if self.embeddings is None else "both"
-            raise ValueError(f"exactly one of embeddings and ledger must be given, got {given}")
+        check.exactly_one(embeddings=self.embeddings, ledger=self.ledger)
         if self.ledger is not None:
             return Ledger.open(self.ledger)
         assert self.embeddings is not None
@@ -69,8 +68,7 @@ class Show(Place):
         Raises:
             ValueError: the chain is broken, or a report has seen lines that are missing.
         """
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+        check.within("(0, 1)", **check.present(delta=self.delta))
         ledger = self.open()
         if not ledger.path.exists():
             raise ValueError(f"ledger must exist, got {ledger.path}")
@@ -145,9 +143,7 @@ class Reserve(Place):
         print(self.open().reserve(entry))
 
     def _rows(self) -> dict[str, str]:
-        if (self.embeddings is None) == (self.data is None):
-            given = "neither" if self.embeddings is None else "both"
-            raise ValueError(f"exactly one of embeddings and data must be given, got {given}")
+        check.exactly_one(embeddings=self.embeddings, data=self.data)
         if self.embeddings is None:
             assert self.data is not None
             return {"data": self.data}

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.cli.output import default_directory, new_directory, refuse_inputs
+from pretrain import check
+from pretrain.cli.output import new_directory, output_directory, write_json
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import numpy as np
@@ -58,13 +59,10 @@ class Predict:
             ValueError: a setting out of range, or pictures or an encoder that do not fit the model.
             FileExistsError: the directory exists.
         """
-        if (self.data is None) == (self.embeddings is None):
-            given = "neither" if self.data is None else "both"
-            raise ValueError(f"exactly one of data and embeddings must be given, got {given}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
-        out = default_directory("predict") if self.out is None else self.out
-        refuse_inputs(out, (self.model, self.embeddings, self.data, self.encoder, self.weights))
+        check.exactly_one(data=self.data, embeddings=self.embeddings)
+        check.at_least(1, **check.present(batch_size=self.batch_size))
+        given = (self.model, self.embeddings, self.data, self.encoder, self.weights)
+        out = output_directory(self.out, "predict", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial)
         print(f"{'written':26} {out}")
@@ -96,11 +94,8 @@ class Predict:
         from embed.encoding import refuse_other
         from train_distributed.released.predictions import Rows, own_labels
 
-        for name in ("encoder", "weights", "resize"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} must be left out with embeddings, got {getattr(self, name)}"
-                )
+        unused = {name: getattr(self, name) for name in ("encoder", "weights", "resize")}
+        check.left_out("with embeddings", **unused)
         assert self.embeddings is not None
         found = EmbeddingSet.open(self.embeddings)
         found.check_finite()
@@ -147,16 +142,13 @@ class Predict:
         return picture_rows(released, images, encoder, computing, labels)
 
     def _measured(self, released: "Release", metrics: dict[str, Any], partial: Path) -> None:
-        import json
-
         from train_distributed.one_shot.figure import draw_confusion
         from train_distributed.one_shot.metrics import brief
         from train_distributed.one_shot.probabilities import UNKNOWN
 
         read = released.report.probabilities or UNKNOWN
         facts = {"model": self.model.name, "probabilities": read}
-        text = json.dumps(facts | metrics, indent=2, allow_nan=False)
-        (partial / "metrics.json").write_text(text + "\n")
+        write_json(partial / "metrics.json", facts | metrics)
         if "confusion" in metrics:
             draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")
         print(f"{'accuracy':26} {metrics['accuracy']:.4f}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from embed.transform_options import TransformOptions
 from pretrain import check
-from pretrain.cli.output import default_directory, new_directory, refuse_inputs, reserved
+from pretrain.cli.output import new_directory, output_directory, reserved
 from train_distributed.commands.choices import MANY_ROUNDS, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
 from train_distributed.one_shot.method_options import MethodOptions
@@ -92,10 +92,9 @@ class Run:
         if not self.with_encoder:
             check.left_out("without with_encoder", encoder_weights=self.encoder_weights)
         check.within("[0, 2^63)", **check.present(seed=self.seed))
-        out = default_directory("run") if self.out is None else self.out
         given = (self.embeddings, self.public, self.transform, self.config, self.ledger)
         files = [each for each in self.options.given().values() if isinstance(each, Path)]
-        refuse_inputs(out, (*given, *files))
+        out = output_directory(self.out, "run", *given, *files, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             counted = self._into(partial, out)
         counted.spend()
@@ -182,9 +181,7 @@ class Run:
             method = self.method or "discriminant"
             return RunConfig(method, self.transform_options, self.options.given(), self.privacy)
         chosen = RunConfig.read(self.config)
-        for name in ("method", "transform"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} must be left out with config, got {getattr(self, name)}")
+        check.left_out("with config", method=self.method, transform=self.transform)
         if self.options.given() or self.transform_options != TransformOptions():
             raise ValueError("options of method and transform must be left out with config")
         if chosen.privacy != self.privacy:
@@ -197,9 +194,7 @@ class Run:
         from embed import EmbeddingSet, PublicTransform
         from embed.fit import refuse_leak
 
-        if (self.public is None) == (self.transform is None):
-            given = "neither" if self.public is None else "both"
-            raise ValueError(f"exactly one of public and transform must be given, got {given}")
+        check.exactly_one(public=self.public, transform=self.transform)
         if self.transform is None:
             assert self.public is not None
             public = EmbeddingSet.open(self.public)

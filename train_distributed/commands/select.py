@@ -1,12 +1,11 @@
 """`python -m train_distributed select`: choose the settings of a run on public data alone."""
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain import check
-from pretrain.cli.output import default_directory, new_directory, refuse_inputs
+from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.privacy.promise import Privacy
@@ -68,8 +67,8 @@ class Select:
             FileExistsError: the directory exists.
         """
         sizes = self._checked()
-        out = default_directory("select") if self.out is None else self.out
-        refuse_inputs(out, (self.public, self.balance))
+        given = (self.public, self.balance)
+        out = output_directory(self.out, "select", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial, sizes)
         print(f"written: {out}")
@@ -127,7 +126,7 @@ class Select:
             "private_data_read": False,
             "candidates": [_described(choice) for choice in best],
         }
-        (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_json(partial / "report.json", report)
         print("balanced accuracy of the best candidates on public tasks, not of the private run:")
         for choice in best[:SHOWN]:
             setting = choice.setting

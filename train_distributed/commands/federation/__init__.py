@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pretrain import check
 from pretrain.cli.output import new_directory
 from train_distributed.commands.choices import OneSumMethodName
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
@@ -66,13 +67,11 @@ class Join:
         print(f"give {out} to the operator, and nothing else in {self.folder}")
 
     def _rows(self) -> int:
-        given = [value for value in (self.rows, self.embeddings) if value is not None]
+        given = {"rows": self.rows, "embeddings": self.embeddings}
         if self.server:
-            if given:
-                raise ValueError(f"rows and embeddings must be left out for a server, got {given}")
+            check.left_out("for a server", **given)
             return 0
-        if len(given) != 1:
-            raise ValueError(f"exactly one of rows and embeddings must be given, got {given}")
+        check.exactly_one(**given)
         rows = self.rows
         if self.embeddings is not None:
             from embed.store import EVALUATION, TRAIN, EmbeddingSet
@@ -80,8 +79,8 @@ class Join:
             own = EmbeddingSet.open(self.embeddings)
             own.need_labels()
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
-        if rows is None or not 1 <= rows <= MOST_ROWS:
-            raise ValueError(f"rows must be from 1 to {MOST_ROWS}, got {rows}")
+        assert rows is not None
+        check.within(f"[1, {MOST_ROWS}]", rows=rows)
         return rows
 
 
@@ -134,10 +133,8 @@ class Init:
         """
         from train_distributed.released.card.numbers import rounded_up
 
-        if not self.hosts:
-            raise ValueError("hosts must hold the operator's names or addresses, got none")
-        if not 0 < self.port < 2**16:
-            raise ValueError(f"port must be from 1 to 65535, got {self.port}")
+        check.given(hosts=self.hosts or None)
+        check.within("[1, 65535]", port=self.port)
         with new_directory(self.folder) as partial:
             partial.chmod(0o700)
             task = fill(partial, self)

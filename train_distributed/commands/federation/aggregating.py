@@ -37,45 +37,36 @@ class Aggregate:
         """Serves until it is ended.
 
         Raises:
-            ValueError: files that do not fit, a damaged state, a clock that went back.
+            ValueError: keys, a roll or a state that do not fit, or a clock that went back.
             OSError: the state or the port is used by another process, or the disk is full.
         """
-        serve_reports(self)
-
-
-def serve_reports(options: Aggregate) -> None:
-    """Serves until it is ended, or its disk or clock fails.
-
-    Raises:
-        ValueError: keys, a roll or a state that do not fit, or a clock that went back.
-        OSError: the state is used by another process, or cannot be written; the port is taken.
-    """
-    folder = options.folder.resolve()
-    window_file, keys = WindowFile.load(options.window / WINDOW), read_private(folder)
-    window, public = window_file.window, keys.public
-    aggregator = next((a for a, pinned in window.servers.items() if pinned == public), None)
-    if aggregator is None:
-        raise ValueError(f"keys in {folder} must be those of an aggregator of the window, are not")
-    enrolled = window_file.enrolled(options.window)
-    tls = None
-    if options.tls is not None:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(options.tls / "server.pem", options.tls / "server.key")
-    number = aggregator - FIRST_SERVER
-    state = party_state(window.digest, f"adder{number}", folder / "state")
-    listen = window_file.addresses[aggregator][1] if options.listen is None else options.listen
-    host, port = ("0.0.0.0", listen) if isinstance(listen, int) else split_address(listen)
-    log = RunLog.begin(folder, f"aggregator{number}")
-    with log.told(), spread(Checker(enrolled, aggregator, keys), options.processes) as check:
-        holdings = ReportStore(state, enrolled, aggregator)
-        machine = Aggregator(enrolled, aggregator, keys, holdings, check=check)
-        log.say(
-            f"aggregator {number} of window {window.digest.hex()[:16]}, {holdings.count} reports"
-        )
-        ready = partial(_ready, log)
-        with suppress(KeyboardInterrupt):
-            asyncio.run(serve(machine, enrolled, host, port, tls, ready))
-        log.say(f"ended with {holdings.count} reports; started again, it goes on")
+        folder = self.folder.resolve()
+        window_file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
+        window, public = window_file.window, keys.public
+        aggregator = next((a for a, pinned in window.servers.items() if pinned == public), None)
+        if aggregator is None:
+            raise ValueError(
+                f"keys in {folder} must be those of an aggregator of the window, are not"
+            )
+        enrolled = window_file.enrolled(self.window)
+        tls = None
+        if self.tls is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(self.tls / "server.pem", self.tls / "server.key")
+        number = aggregator - FIRST_SERVER
+        state = party_state(window.digest, f"adder{number}", folder / "state")
+        listen = window_file.addresses[aggregator][1] if self.listen is None else self.listen
+        host, port = ("0.0.0.0", listen) if isinstance(listen, int) else split_address(listen)
+        log = RunLog.begin(folder, f"aggregator{number}")
+        with log.told(), spread(Checker(enrolled, aggregator, keys), self.processes) as check:
+            holdings = ReportStore(state, enrolled, aggregator)
+            machine = Aggregator(enrolled, aggregator, keys, holdings, check=check)
+            name = f"aggregator {number} of window {window.digest.hex()[:16]}"
+            log.say(f"{name}, {holdings.count} reports")
+            ready = partial(_ready, log)
+            with suppress(KeyboardInterrupt):
+                asyncio.run(serve(machine, enrolled, host, port, tls, ready))
+            log.say(f"ended with {holdings.count} reports; started again, it goes on")
 
 
 def _ready(log: RunLog, port: int) -> None:

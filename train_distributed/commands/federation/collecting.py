@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain import check
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed, authorities
@@ -48,7 +49,21 @@ class MakeWindow:
         Raises:
             ValueError: no operator's folder, or a setting that does not fit.
         """
-        make_window(self)
+        federation = Federation.load(self.folder / FEDERATION)
+        check.within("(0, 100000)", hours=self.hours)
+        now = time.time()
+        opens, closes = int(now), int(now + 3600 * self.hours) + 1
+        window = window_of(federation, secrets.token_bytes(KEY_BYTES), opens, closes)
+        check.equal(len(window.servers), aggregators=len(self.aggregators))
+        addresses = dict(enumerate(map(split_address, self.aggregators), FIRST_SERVER))
+        with new_directory(self.out) as partial:
+            made = WindowFile(window=window, addresses=addresses)
+            made.save(partial / WINDOW)
+            (partial / ROLL).write_bytes(roll_of(federation))
+            keep_window(self.folder, made)
+        sums = f"sums of {window.minimum} and more, {window.bits} bits a number"
+        print(f"{window.enrolled} users, {sums}")
+        print(f"hand {self.out} to every aggregator, {self.out / WINDOW} to every user")
 
 
 @dataclass(frozen=True)
@@ -71,82 +86,45 @@ class Collect:
     """Only say how many reports each aggregator holds; nothing is closed."""
 
     def run(self) -> None:
-        """Closes for good, unless there are too few reports: then the window goes on.
+        """Opens the sum and writes the model, or says how many reports there are.
+
+        It closes for good, unless there are too few reports: then the window goes on. Called again
+        after a kill, the same sum is opened again.
 
         Raises:
             ValueError: files that do not fit, or fewer reports than the minimum.
             OSError: an aggregator is gone, or the model cannot be written.
         """
-        collect(self)
+        folder = self.folder.resolve()
+        federation = Federation.load(folder / FEDERATION)
+        keys, file = own_keys(folder, federation), WindowFile.load(self.window / WINDOW)
+        window = agreed(file.window, federation)
+        with Aggregators(
+            window, file.addresses, authorities(self.ca), self.patience
+        ) as aggregators:
+            for aggregator, words in aggregators.status(keys).items():
+                print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
+            if self.status:
+                return
+            from train_distributed.flower.evaluation_task import task_of
+            from train_distributed.flower.sum_task import Facts
 
-
-def make_window(options: MakeWindow) -> None:
-    """Writes the folder to hand out.
-
-    Raises:
-        ValueError: no operator's folder, or a setting that does not fit.
-    """
-    federation = Federation.load(options.folder / FEDERATION)
-    if not 0 < options.hours < 10**5:
-        raise ValueError(f"hours must be > 0 and < 100000, got {options.hours}")
-    now = time.time()
-    opens, closes = int(now), int(now + 3600 * options.hours) + 1
-    window = window_of(federation, secrets.token_bytes(KEY_BYTES), opens, closes)
-    if len(options.aggregators) != len(window.servers):
-        raise ValueError(
-            f"aggregators must be {len(window.servers)}, got {len(options.aggregators)}"
-        )
-    addresses = dict(enumerate(map(split_address, options.aggregators), FIRST_SERVER))
-    with new_directory(options.out) as partial:
-        made = WindowFile(window=window, addresses=addresses)
-        made.save(partial / WINDOW)
-        (partial / ROLL).write_bytes(roll_of(federation))
-        keep_window(options.folder, made)
-    print(
-        f"{window.enrolled} users, sums of {window.minimum} and more, {window.bits} bits a number"
-    )
-    print(f"hand {options.out} to every aggregator, {options.out / WINDOW} to every user")
-
-
-def collect(options: Collect) -> None:
-    """Opens the sum and writes the model, or says how many reports there are.
-
-    The sum is opened once; called again after a kill, the same sum is opened again.
-
-    Raises:
-        ValueError: files that do not fit, or fewer reports than the minimum.
-        OSError: an aggregator is gone, or the model cannot be written.
-    """
-    folder = options.folder.resolve()
-    federation = Federation.load(folder / FEDERATION)
-    keys, file = own_keys(folder, federation), WindowFile.load(options.window / WINDOW)
-    window = agreed(file.window, federation)
-    with Aggregators(
-        window, file.addresses, authorities(options.ca), options.patience
-    ) as aggregators:
-        for aggregator, words in aggregators.status(keys).items():
-            print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
-        if options.status:
-            return
-        from train_distributed.flower.evaluation_task import task_of
-        from train_distributed.flower.sum_task import Facts
-
-        task = task_of(federation, folder / agreed_file(federation.task))
-        entry = NextSum.of(options.ledger, folder, task)
-        with new_directory(options.out) as partial:
-            entry.reserve()
-            opened = aggregators.open(keys)
-            keep_opened(folder, window)
-            missing = dict.fromkeys(set(window.users) - opened.users, "report")
-            facts = Facts(
-                session=window.digest.hex(), bytes_per_user=_sent_bytes(window), missing=missing
-            )
-            released = task.released(opened, facts).with_report(ledger=entry.report())
-            released.write(partial)
-        entry.spend()
-    for reason in released.report.get("unsuitable_because", ()):
-        print(f"not suitable for release: {reason}")
-    print(f"{len(opened.users)} of {window.enrolled} users in {options.out}")
+            task = task_of(federation, folder / agreed_file(federation.task))
+            entry = NextSum.of(self.ledger, folder, task)
+            with new_directory(self.out) as partial:
+                entry.reserve()
+                opened = aggregators.open(keys)
+                keep_opened(folder, window)
+                missing = dict.fromkeys(set(window.users) - opened.users, "report")
+                facts = Facts(
+                    session=window.digest.hex(), bytes_per_user=_sent_bytes(window), missing=missing
+                )
+                released = task.released(opened, facts).with_report(ledger=entry.report())
+                released.write(partial)
+            entry.spend()
+        for reason in released.report.get("unsuitable_because", ()):
+            print(f"not suitable for release: {reason}")
+        print(f"{len(opened.users)} of {window.enrolled} users in {self.out}")
 
 
 def _sent_bytes(window: Window) -> int:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pretrain import check
 from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
 from train_distributed.flower.chain import forget
@@ -52,8 +53,7 @@ def run_session(start: "Start") -> int:
     _check_party_options(start)
     federation = Federation.load(folder / FEDERATION)
     port = _port(folder) if start.port is None else start.port
-    if not 0 < port < 2**16:
-        raise ValueError(f"port must be from 1 to 65535, got {port}")
+    check.within("[1, 65535]", port=port)
     keys = own_keys(folder, federation)
     check_server(folder / TLS)
     from train_distributed.flower.evaluation_task import task_of
@@ -201,6 +201,5 @@ def _port(folder: Path) -> int:
 
 def _check_party_options(start: "Start") -> None:
     given = {name: getattr(start, name) for name in ("embeddings", "accept", "superlink")}
-    for name, value in (given | {"limits": start.limits != Limits()}).items():
-        if value:
-            raise ValueError(f"{name} must be left out without an invitation, got one")
+    limits = None if start.limits == Limits() else start.limits
+    check.left_out("without an invitation", **given, limits=limits)

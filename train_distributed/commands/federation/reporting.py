@@ -21,6 +21,8 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
 
+KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
+
 
 @dataclass(frozen=True)
 class Report:
@@ -46,58 +48,47 @@ class Report:
     """Seconds after which an aggregator that is gone is an error; then report again."""
 
     def run(self) -> None:
-        """Reports; called again, the same report is sent again and counts once.
+        """Draws a report, keeps it and sends it; called again, it sends the same one.
 
         Raises:
-            ValueError: a file or setting does not fit, or an aggregator refuses the report.
-            OSError: an aggregator is gone.
+            ValueError: a file or setting does not fit and nothing was drawn, or a refusal.
+            OSError: an aggregator is gone; the same report can be sent again.
         """
-        report(self)
-
-
-KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
-
-
-def report(options: Report) -> None:
-    """Sends the report that was kept, or draws one, keeps it, and sends it.
-
-    Raises:
-        ValueError: a file or setting does not fit and nothing was drawn, or a refusal.
-        OSError: an aggregator is gone; the same report can be sent again.
-    """
-    invitation = Invitation.read(options.invitation, options.accept)
-    federation, keys = invitation.federation, read_private(options.folder)
-    user = invitation.identify(keys, options.folder)
-    if user >= FIRST_SERVER:
-        raise ValueError(
-            f"{options.folder} must be a user's, is of {federation.display_name(user)}"
-        )
-    rows = OwnRows.of(options.embeddings, options.ledger, invitation, user)
-    assert rows is not None
-    file = WindowFile.load(options.window)
-    window = agreed(file.window, federation)
-    account = rows.account(options.folder, federation, options.limits)
-    plain = DurableJournal(state_of(options.folder, federation, user))
-    journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
-    with Aggregators(
-        window, file.addresses, authorities(options.ca), options.patience
-    ) as aggregators:
-        if journal.detail(window.digest, KEPT) is None:
-            _check_time(window)
-            consent(rows.task, invitation, user, account, options.accept)
-            remember(options.folder, federation, user)
-            journal.check()
-            encoded = rows.task.encoded(user, rows.rows)
-            aggregators.connect()
-            spend_session(journal, federation, window.digest, resume=True)
-            made = make_report(window, user, keys, rows.task.noised(encoded))
-            journal.claim(window.digest, KEPT, join(made[a] for a in (*first, window.last)))
-        kept = split(journal.detail(window.digest, KEPT) or b"")
-        parts = dict(zip((*first, window.last), kept, strict=True))
-        for why in aggregators.report({user: parts}).values():
-            raise ValueError(f"report of {federation.display_name(user)} must be taken, got: {why}")
-    name, size = federation.display_name(user), sum(map(len, kept))
-    print(f"reported as {name}: {size} bytes, held by all aggregators")
+        invitation = Invitation.read(self.invitation, self.accept)
+        federation, keys = invitation.federation, read_private(self.folder)
+        user = invitation.identify(keys, self.folder)
+        if user >= FIRST_SERVER:
+            raise ValueError(
+                f"{self.folder} must be a user's, is of {federation.display_name(user)}"
+            )
+        rows = OwnRows.of(self.embeddings, self.ledger, invitation, user)
+        assert rows is not None
+        file = WindowFile.load(self.window)
+        window = agreed(file.window, federation)
+        account = rows.account(self.folder, federation, self.limits)
+        plain = DurableJournal(state_of(self.folder, federation, user))
+        journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
+        with Aggregators(
+            window, file.addresses, authorities(self.ca), self.patience
+        ) as aggregators:
+            if journal.detail(window.digest, KEPT) is None:
+                _check_time(window)
+                consent(rows.task, invitation, user, account, self.accept)
+                remember(self.folder, federation, user)
+                journal.check()
+                encoded = rows.task.encoded(user, rows.rows)
+                aggregators.connect()
+                spend_session(journal, federation, window.digest, resume=True)
+                made = make_report(window, user, keys, rows.task.noised(encoded))
+                journal.claim(window.digest, KEPT, join(made[a] for a in (*first, window.last)))
+            kept = split(journal.detail(window.digest, KEPT) or b"")
+            parts = dict(zip((*first, window.last), kept, strict=True))
+            for why in aggregators.report({user: parts}).values():
+                raise ValueError(
+                    f"report of {federation.display_name(user)} must be taken, got: {why}"
+                )
+        name, size = federation.display_name(user), sum(map(len, kept))
+        print(f"reported as {name}: {size} bytes, held by all aggregators")
 
 
 def agreed(window: Window, federation: Federation) -> Window:

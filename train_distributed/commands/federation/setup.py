@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pretrain import check
 from train_distributed.flower.documents.certificates import CA, write_certificates
 from train_distributed.flower.documents.document import LARGE, read_file
 from train_distributed.flower.documents.evaluation_terms import (
@@ -116,9 +117,7 @@ def _agreed(
 
     Writes the file that all need for it.
     """
-    if (init.transform is None) == (init.model is None):
-        given = "neither" if init.model is None else "both"
-        raise ValueError(f"exactly one of transform and model must be given, got {given}")
+    check.exactly_one(transform=init.transform, model=init.model)
     if init.transform is not None:
         from train_distributed.one_shot.rounds import round_dimension
 
@@ -127,14 +126,13 @@ def _agreed(
         method = _method(folder, terms)
         return terms, method.statistic.dimension, method.rounds, round_dimension(method)
     assert init.model is not None
-    for name, given in (
-        ("class_names", init.class_names),
-        ("num_classes", init.num_classes),
-        ("options", init.options.given()),
-        ("word_bits", init.word_bits % Terms.word_bits),
-    ):
-        if given:
-            raise ValueError(f"{name} must be left out with model, which has its own, got {given}")
+    check.left_out(
+        "with model, which has its own",
+        class_names=init.class_names,
+        num_classes=init.num_classes,
+        options=tuple(init.options.given()),
+        word_bits=None if init.word_bits == Terms.word_bits else init.word_bits,
+    )
     return *_evaluation(folder, init, users, init.model), 0, 0
 
 
@@ -170,9 +168,7 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
     from train_distributed.one_shot.defaults import PublicFacts
     from train_distributed.one_shot.report import class_names
 
-    if bool(init.class_names) == (init.num_classes is not None):
-        given = "both" if init.class_names else "neither"
-        raise ValueError(f"exactly one of class_names and num_classes must be given, got {given}")
+    check.exactly_one(class_names=init.class_names, num_classes=init.num_classes)
     init.privacy.validate()
     classes = init.num_classes or len(init.class_names)
     sizes = {i: party.rows for i, party in enumerate(users)}

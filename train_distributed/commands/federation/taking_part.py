@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pretrain import check
 from train_distributed.commands.federation.consent import consent
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
@@ -116,11 +117,8 @@ class OwnRows:
         """
         federation = invitation.federation
         if party >= FIRST_SERVER:
-            for name, given in (("embeddings", embeddings), ("ledger", ledger)):
-                if given is not None:
-                    raise ValueError(
-                        f"{name} must be left out for {federation.display_name(party)}"
-                    )
+            who = federation.display_name(party)
+            check.left_out(f"for {who}", embeddings=embeddings, ledger=ledger)
             return None
         if embeddings is None:
             raise ValueError(
@@ -178,8 +176,5 @@ def _status(federation: Federation, party: int, state: Path, what: str) -> dict[
 
 
 def _check_options(start: "Start") -> None:
-    for name in ("out", "port"):
-        if getattr(start, name) is not None:
-            raise ValueError(f"{name} must be left out with an invitation, got one")
-    if not start.patience > 0:
-        raise ValueError(f"patience must be > 0 seconds, got {start.patience}")
+    check.left_out("with an invitation", out=start.out, port=start.port)
+    check.within("(0, inf]", patience=start.patience)

@@ -24,7 +24,7 @@ def test_what_does_not_fit_is_refused_in_one_line(initiated, tmp_path) -> None:
         ({"aggregators": ("h:1",)}, "aggregators must be 3, got 1"),
         ({"aggregators": ("h:1", "h:2", "h")}, "HOST:PORT"),
         ({"aggregators": ("h:1", "h:2", "h:70000")}, "HOST:PORT"),
-        ({"aggregators": ("h:1", "h:2", "h:3"), "hours": 0.0}, "hours must be > 0"),
+        ({"aggregators": ("h:1", "h:2", "h:3"), "hours": 0.0}, "hours must be in"),
     ):
         made = MakeWindow(home.home / "fed", given["aggregators"], tmp_path / "no")
         with pytest.raises(ValueError, match=words):

@@ -20,7 +20,7 @@ from embed import transform as embed_transform
 from heads import project_ball
 from heads.schedule import Schedule
 from train_distributed import Privacy
-from train_distributed.one_shot import parts, summation
+from train_distributed.one_shot import rounds, summation
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.summation import FloatSum
@@ -110,7 +110,7 @@ def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def rounds_counted_as_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parts, "mu_shares", lambda rounds: (FIRST_SHARE, 1 - FIRST_SHARE))
+    patch.setattr(rounds, "mu_shares", lambda count: (FIRST_SHARE, 1 - FIRST_SHARE))
 
 
 def no_users_clip(patch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,11 @@ from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, reserved, write_json
 from train_distributed.commands.choices import Noise
 from train_distributed.commands.configuration import jsonable
+from train_distributed.commands.simulated_users import simulated_partition
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
-    from embed import EmbeddingSet
     from train_distributed.ledger.reservation import LedgerReservation
-    from train_distributed.partition import Partition
 
 REPORT = "evaluation.json"
 SPARE = 1 << 22  # bytes of the report
@@ -90,7 +89,7 @@ class Evaluate:
     def _evaluated(self, out: Path) -> "tuple[dict[str, Any], LedgerReservation]":
         import torch
 
-        from embed import EmbeddingSet
+        from embed.store import EVALUATION, EmbeddingSet
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.files import MODEL
@@ -100,7 +99,10 @@ class Evaluate:
         release = Release.load(self.model)
         embeddings = EmbeddingSet.open(self.embeddings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
-        partition, divided = self._partition(embeddings)
+        partition = None
+        if (embeddings.split == EVALUATION).any():  # a set without is refused below
+            apart = None if generator is None else generator.clone_state()
+            partition = simulated_partition(embeddings, EVALUATION, self.scheme, self.users, apart)
         counted = LedgerReservation(
             Ledger.chosen(self.ledger, self.embeddings),
             embeddings,
@@ -109,7 +111,7 @@ class Evaluate:
             method="confusion-matrix",
             result=out,
             kind="evaluation",
-            users=divided,
+            partition=partition,
         )
         found = evaluate(
             release,
@@ -130,33 +132,6 @@ class Evaluate:
         configuration = jsonable(asdict(self))
         told = {"model": digest, "ledger": counted.report(), "configuration": configuration}
         return found.report | told, counted
-
-    def _partition(self, embeddings: "EmbeddingSet") -> "tuple[Partition | None, str | None]":
-        """Of the evaluation rows, and its hash where it is simulated; None: the set's own users."""
-        import torch
-
-        from embed.store import EVALUATION
-        from train_distributed.ledger.fields import hash_of
-        from train_distributed.partition import split
-
-        if self.scheme == "own":
-            unnamed = embeddings.users is None
-            if unnamed and self.users != 1:
-                raise ValueError(
-                    "users must be named by the embedding set, or be 1 for one user's own rows "
-                    "(--users 1), or be simulated (--scheme iid --users N); "
-                    f"got {self.users or 'none'} for {self.embeddings}"
-                )
-            if not unnamed and self.users is not None:
-                raise ValueError(f"users must be left out for scheme 'own', got {self.users}")
-            return None, None
-        generator = torch.Generator()
-        _ = generator.seed() if self.seed is None else generator.manual_seed(self.seed)
-        labels = torch.from_numpy(embeddings.labels[embeddings.split == EVALUATION])
-        if not len(labels):
-            return None, None  # refused for having no rows
-        partition = split(labels, self.users, "iid", generator=generator)
-        return partition, hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
 
 
 def lines_of(report: dict[str, Any]) -> Iterator[str]:

@@ -10,12 +10,12 @@ from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, reserved
 from train_distributed.commands.choices import MANY_ROUNDS, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
+from train_distributed.commands.simulated_users import simulated_partition
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
-    import torch
     from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.one_shot.model import Release
     from train_distributed.one_shot.release import ReleaseRequest
     from train_distributed.one_shot.report_file import Report
-    from train_distributed.partition import Partition
 
 SPARE = 1 << 22  # bytes of report and pictures
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
@@ -104,20 +103,23 @@ class Run:
     def _into(self, partial: Path, out: Path) -> "LedgerReservation":
         import torch
 
-        from embed import EmbeddingSet
-        from train_distributed.ledger.fields import hash_of
+        from embed.store import TRAIN, EmbeddingSet
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.defaults import PublicFacts
         from train_distributed.one_shot.release import ReleaseRequest
         from train_distributed.one_shot.report import class_names
+        from train_distributed.one_shot.users import own_partition
         from train_distributed.one_shot.validation import known_classes
 
         settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
         private.need_labels()
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
-        partition = self._partition(private, generator)
+        simulated = simulated_partition(
+            private, TRAIN, self.scheme, self.users, generator, concentration=self.concentration
+        )
+        partition = simulated or own_partition(private)
         classes = known_classes(private, self.num_classes)
         known = PublicFacts(
             sizes=partition.counts,
@@ -136,7 +138,6 @@ class Run:
 
             carry_encoder(private.encoding, partial, self.encoder_weights)
         ledger = Ledger.chosen(self.ledger, self.embeddings)
-        divided = hash_of(partition.order.numpy()) + hash_of(partition.offsets.numpy())
         counted = LedgerReservation(
             ledger,
             private,
@@ -144,7 +145,7 @@ class Run:
             self.privacy,
             method=settings.method,
             result=out,
-            users=None if self.scheme == "own" else divided,
+            partition=simulated,
         )
         with counted.explain_interrupt(), reserved(partial, _size(transform, private)):
             request = ReleaseRequest(
@@ -208,41 +209,6 @@ class Run:
                 f"got {settings.transform_options}"
             )
         return PublicTransform.load(self.transform)
-
-    def _partition(
-        self, private: "EmbeddingSet", generator: "torch.Generator | None"
-    ) -> "Partition":
-        import torch
-
-        from embed.store import TRAIN
-        from train_distributed.one_shot.users import own_partition
-        from train_distributed.partition import split
-
-        if self.scheme == "own":
-            unnamed = private.users is None and self.concentration is None
-            if unnamed and self.users != 1:
-                raise ValueError(
-                    "users must be named by the embedding set, or be 1 for one user's own rows "
-                    "(--users 1), or be simulated (--scheme iid --users N); "
-                    f"got {self.users or 'none'} for {self.embeddings}"
-                )
-            for name in () if unnamed else ("users", "concentration"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name} must be left out for scheme 'own', got {getattr(self, name)}"
-                    )
-            return own_partition(private)
-        labels = torch.from_numpy(private.labels[private.split == TRAIN])
-        if generator is None:
-            generator = torch.Generator()
-            generator.seed()
-        return split(
-            labels,
-            self.users,
-            self.scheme,
-            concentration=self.concentration,
-            generator=generator,
-        )
 
     def _noise(self, method: str) -> Noise | None:
         """As asked for; None: discrete, or the only one that a method of many rounds has."""

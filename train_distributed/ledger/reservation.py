@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.durable import sync_tree
 from train_distributed.ledger.entry import Entry, Kind
-from train_distributed.ledger.fields import row_fields
+from train_distributed.ledger.fields import hash_of, row_fields
 from train_distributed.ledger.ledger import NONE, Ledger
 
 if TYPE_CHECKING:
     from embed import EmbeddingSet
+    from train_distributed.partition import Partition
     from train_distributed.privacy.promise import Privacy
 
 
@@ -26,7 +27,7 @@ class LedgerReservation:
         kind: None: a release, or a re-release where the ledger holds one of the set.
         method: that makes the sum.
         result: the directory that is written.
-        users: hash of a simulated division of the rows; None: the set's own.
+        partition: simulated one of these rows; None: the set's own users.
     """
 
     def __init__(
@@ -39,16 +40,18 @@ class LedgerReservation:
         method: str,
         result: Path,
         kind: Kind | None = None,
-        users: str | None = None,
+        partition: "Partition | None" = None,
     ) -> None:
         self._ledger, self._result, self._id = ledger, result, None
         self._privacy, self._fields = privacy, dict[str, Any]()
         if ledger is None:
             return
         rows = row_fields(embeddings, part)
+        if partition is not None:
+            cuts = (partition.order.numpy(), partition.offsets.numpy())
+            rows["users"] = "".join(map(hash_of, cuts))
         self._fields = {
             **rows,
-            "users": rows["users"] if users is None else users,
             "kind": kind or ledger.release_kind(rows["data"]),
             "method": method,
             "result": result.name,

@@ -1,0 +1,55 @@
+"""Users that `run` and `evaluate` simulate, or those that the set names."""
+
+from typing import TYPE_CHECKING
+
+from pretrain import check
+from train_distributed.commands.choices import Scheme
+
+if TYPE_CHECKING:
+    import torch
+
+    from embed import EmbeddingSet
+    from train_distributed.partition import Partition
+
+
+def simulated_partition(
+    rows: "EmbeddingSet",
+    part: int,
+    scheme: Scheme,
+    users: int | None,
+    generator: "torch.Generator | None",
+    *,
+    concentration: float | None = None,
+) -> "Partition | None":
+    """Simulated partition of the rows of split `part`; None: users are the set's own.
+
+    Args:
+        rows: embedding set.
+        part: its split.
+        scheme: of the partition; `own`: the set's.
+        users: number of simulated users; 1 for a set without users.
+        generator: makes the partition reproducible; None: the operating system seeds one.
+        concentration: of the dirichlet partition.
+
+    Raises:
+        ValueError: options that do not fit the set or the scheme.
+    """
+    import torch
+
+    from train_distributed.partition import split
+
+    if scheme == "own":
+        if rows.users is not None or concentration is not None:
+            check.left_out("for scheme 'own'", users=users, concentration=concentration)
+        elif users != 1:
+            raise ValueError(
+                "users must be named by the embedding set, or be 1 for one user's own rows "
+                "(--users 1), or be simulated (--scheme iid --users N); "
+                f"got {users or 'none'} for {rows.directory}"
+            )
+        return None
+    labels = torch.from_numpy(rows.labels[rows.split == part])
+    if generator is None:
+        generator = torch.Generator()
+        generator.seed()
+    return split(labels, users, scheme, concentration=concentration, generator=generator)

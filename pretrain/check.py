@@ -99,7 +99,7 @@ def given(**values: Any) -> None:
 
 
 def exactly_one(**values: Any) -> None:
-    """Of two, one is given and the other None or empty."""
+    """Exactly one of two values is given; the other is None or empty."""
     found = sum(value is not None and value != () for value in values.values())
     if found != 1:
         got = "both" if found else "neither"

@@ -23,7 +23,7 @@ KindName = Literal["release", "evaluation", "re-release"]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which ledger."""
+    """Ledger by its file or by its embedding set."""
 
     embeddings: Path | None = None
     """Embedding set whose ledger to use: NAME.ledger next to the set."""

@@ -109,7 +109,7 @@ class Predict:
         return Rows.of(found, chosen, labels)
 
     def _chosen(self, split: "np.ndarray") -> "np.ndarray":
-        """Which rows of a set are of the splits asked for."""
+        """(N,) bool, true for the rows of the splits asked for."""
         import numpy as np
 
         from pretrain.datasets import SPLITS

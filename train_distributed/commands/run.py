@@ -211,7 +211,7 @@ class Run:
         return PublicTransform.load(self.transform)
 
     def _noise(self, method: str) -> Noise | None:
-        """As asked for; None: discrete, or the only one that a method of many rounds has."""
+        """Kind of noise; None: discrete, or the only kind that a method of many rounds has."""
         if self.noise is not None or method in MANY_ROUNDS:
             return self.noise
         return None if method in METHODS and self.seed is None else "float"

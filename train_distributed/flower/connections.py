@@ -1,4 +1,4 @@
-"""Who is here, proven, at which node; and questions to them, as many as a window holds at once.
+"""Parties that are connected, each proven at its node, and questions to them in windows.
 
 A name is bound to the first node that shows that party's own signature over this operator's order
 to that node (and, where the federation lists it, has the party's node key). Whoever shows the same

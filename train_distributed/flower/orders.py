@@ -66,7 +66,7 @@ def write_presence(
 
 
 def read_presence(federation: Federation, order: bytes, answer: bytes) -> tuple[int, bool]:
-    """Who is present, proven, and whether it can take part.
+    """Party that is present, proven by its signature, and whether it can take part.
 
     Raises:
         MalformedMessage: another length.

@@ -1,4 +1,4 @@
-"""How a session stands: a line per stage for people, `status.json` for programs."""
+"""Progress of a session: a line per stage for people, `status.json` for programs."""
 
 import json
 import os
@@ -75,7 +75,7 @@ class Progress:
         self._line(f"{self._fields['stage']}: {count} of {asked}")
 
     def present(self, parties: Iterable[int], of: int) -> None:
-        """Who is here."""
+        """Notes which parties are connected."""
         names = [name_of(party) for party in sorted(parties)]
         if names != self._fields.get("present"):
             self._write(present=names)
@@ -109,5 +109,5 @@ class Progress:
 
 
 def to_terminal(line: str) -> None:
-    """Where lines go unless somebody else wants them."""
+    """Prints a line: the default place of a log."""
     print(line, file=sys.stderr, flush=True)

@@ -86,7 +86,7 @@ class SumTask(ABC):
             )
 
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
-        """Who is in the sum, how it was taken, and what it cost a user."""
+        """Part of the report: users in the sum, protocol, and bytes per user."""
         federation = self.federation
         replicated = federation.protocol == "shares-replicated"
         unchecked = {"unchecked_parts": list(facts.unchecked)} if replicated else {}

@@ -29,7 +29,7 @@ _CONNECTED = b"connected"
 
 @dataclass(frozen=True)
 class Node:
-    """Where an endpoint is to be reached, and by whom."""
+    """Endpoint of a party, and the operator's address that it connects to."""
 
     endpoint: Endpoint
     superlink: str  # host:port
@@ -95,7 +95,7 @@ class _Contact:
         self.connected = False
 
     def lost(self) -> bool:
-        """Whether it was too long ago; a connection that stands is contact."""
+        """Whether the last contact is too long ago; an open connection is contact."""
         return not self.connected and time.monotonic() - self._last > self._patience
 
 

@@ -228,7 +228,7 @@ class TrainedHeads(Statistic):
         return free if self.head.radius is None else min(free, self.head.radius)
 
     def _of_steps(self, bound: Callable[..., float], n: int) -> float:
-        """What a bound of `heads.sgd_rounding` says of a user of n rows."""
+        """Value of a bound of `heads.sgd_rounding` for a user of n rows."""
         return bound(self.head, n, self.dim, epochs=self.epochs, batch_size=self.batch_size)
 
     def submit(self, chunk: Chunk) -> Tensor:

@@ -93,9 +93,10 @@ class Discriminant(ClassSumsEstimator):
         return self.statistic.transform.covariance[1:, 1:] if known is None else known
 
     def _posterior(self, deviations: Tensor, noise: Tensor, shares: Tensor) -> Posterior:
-        """Of the class means: B_pub where these make it ten times as likely as C, else C.
+        """Posterior of the class means, by the prior C or the public classes' B_pub.
 
-        A wrong B_pub hides what its classes did not show, with two classes above all.
+        B_pub is taken where the means make it ten times as likely as C: a wrong one hides what its
+        classes did not show, with two classes above all.
         """
         prior = Prior.of(self.statistic.transform.covariance[1:, 1:])
         scale, evidence = prior.fitted(deviations, noise)

@@ -186,7 +186,7 @@ class Descent:
         return last - SURE * error > OVERSHOT * first
 
     def _force(self, step: Step) -> tuple[float, float]:
-        """‖G/N‖² in the metric of H⁻¹, as far as it stands out of its noise, and its own error."""
+        """‖G/N‖² in the metric of H⁻¹ less what its noise adds, and the error of that."""
         live = self.curvature > 0
         curvature = torch.where(live, self.curvature, math.inf)
         whitened = step.gradient / curvature.sqrt()

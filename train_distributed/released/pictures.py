@@ -20,7 +20,7 @@ from train_distributed.released.predictions import Rows, count_splits
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """Where and how a network runs."""
+    """Device, precision and batch size of a network."""
 
     device: str = "cpu"
     compute: str = "auto"  # auto, float32, bfloat16 or float16

@@ -106,7 +106,7 @@ def write_predictions(
 
 
 def own_labels(released: Release, names: Sequence[Any], labels: np.ndarray) -> np.ndarray:
-    """(n,) classes of a model from (n,) labels of a set whose classes may stand in another order.
+    """(n,) classes of a model from (n,) labels of a set whose classes may have another order.
 
     Args:
         released: the model.

@@ -168,7 +168,7 @@ def _releases(
     methods: Sequence[Method],
     sums: Sequence[Tensor],
 ) -> Iterator[Tensor]:
-    """(d, K) weights for every method and promise; sums are scaled to what they stand for."""
+    """(d, K) weights for every method and promise, from sums at their true scale."""
     sizes = job.scenario.sizes(held.sizes)
     for method, total in zip(methods, sums, strict=True):
         for promise in promises:

@@ -151,7 +151,7 @@ def load_file(path: Path, load: Callable[[Path], T], what: str) -> T:
 
 
 def shown(text: str) -> str:
-    """Text from elsewhere as it may stand on a terminal: control characters escaped."""
+    """Text from elsewhere, safe to print on a terminal: control characters are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 

@@ -43,7 +43,7 @@ class EvaluationTerms:
         return len(self.class_names)
 
     def as_task(self) -> dict[str, Any]:
-        """JSON-ready, as it stands in a federation."""
+        """JSON-ready task of a federation."""
         privacy = self.privacy
         return {
             "kind": KIND,

@@ -31,7 +31,7 @@ _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in 
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """Who takes part, in which protocol, and in what.
+    """Federation: its parties, its protocol and its task.
 
     Raises:
         ValueError: a field out of range.

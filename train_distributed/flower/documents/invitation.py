@@ -73,7 +73,7 @@ class Invitation:
         return Invitation(folder, federation, superlink)
 
     def identify(self, keys: PrivateKeys, folder: Path) -> int:
-        """Which party has these keys.
+        """Number of the party that has these keys.
 
         Args:
             keys: the party's own.

@@ -127,7 +127,7 @@ def public_keys(keys: PublicKeys) -> dict[str, str]:
 
 
 def read_public(folder: Path) -> dict[str, str]:
-    """The public halves of a party's keys, as they stand in a federation.
+    """Public halves of a party's keys, as a federation states them.
 
     Raises:
         ValueError: as `read_private`.
@@ -136,7 +136,7 @@ def read_public(folder: Path) -> dict[str, str]:
 
 
 def node_key(folder: Path) -> str:
-    """The public half of a folder's node key, as it stands in a federation.
+    """Public half of a folder's node key, as a federation states it.
 
     Raises:
         ValueError: no such key.

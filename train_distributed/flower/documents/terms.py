@@ -36,7 +36,7 @@ class Terms:
     word_bits: int = 64  # of a word of the sum
 
     def as_task(self) -> dict[str, Any]:
-        """JSON-ready, as it stands in a federation."""
+        """JSON-ready task of a federation."""
         privacy = self.privacy
         task: dict[str, Any] = {
             "method": self.method,

@@ -1,4 +1,4 @@
-"""Which lines to the hub there are, and which has to leave where there are too many.
+"""Connections to the server: their limits, and which one is closed where there are too many.
 
 A line is a stranger's until a registered key is proven on it. Strangers have few seconds and places
 of their own; where these are full, the address with the most of them loses its oldest. Whoever has

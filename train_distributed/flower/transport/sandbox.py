@@ -82,7 +82,7 @@ def _landlock(libc: ctypes.CDLL, version: int, own: Path, connect: Iterable[int]
 
 
 def _programs() -> set[str]:
-    """Where this Python, its packages and this one are."""
+    """Directories of this Python, its packages and this package."""
     paths = sysconfig.get_paths()
     places = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return places | {sys.base_prefix, str(Path(__file__).parents[1])}

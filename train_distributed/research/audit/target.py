@@ -132,6 +132,6 @@ class Claim:
 
 
 def _opened(released: Release) -> Tensor:
-    """What was seen besides the weights contains them; without it the weights are all there is."""
+    """(D,) float64 that the attacker sees: the opened sum, or the weights where none is kept."""
     seen = released.weights if released.opened is None else released.opened
     return seen.double().flatten()

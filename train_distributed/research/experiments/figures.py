@@ -17,7 +17,7 @@ from train_distributed.simulation.plan import Result
 
 @dataclass(frozen=True)
 class Layout:
-    """Which fields of a cell make panels, lines and columns."""
+    """Fields of a cell that make panels, lines and columns."""
 
     panel: str = "scheme"
     lines: tuple[str, ...] = ("label",)

@@ -78,7 +78,7 @@ TITLES = {"label": "method", "scheme": "users hold"}
 
 
 def _first(rows: Sequence[Result], lines: Sequence[str], name: tuple[Any, ...]) -> tuple[int, ...]:
-    """Where each value of a line appears first, so that lines keep the order of the plan."""
+    """Position at which each value of a line appears first, so that lines keep the plan's order."""
     orders = [list(dict.fromkeys(getattr(row, line) for row in rows)) for line in lines]
     return tuple(order.index(value) for order, value in zip(orders, name, strict=True))
 

@@ -69,7 +69,7 @@ def _log_wealth(values: NDArray[np.float64], counts: NDArray[np.int64], mean: fl
 
 @dataclass(frozen=True, eq=False)
 class Recoveries:
-    """Which records an attack recovered.
+    """Records that an attack recovered.
 
     Raises:
         ValueError: not a boolean array of four non-empty dimensions.

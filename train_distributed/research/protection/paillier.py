@@ -213,7 +213,7 @@ class KeyPair:
 
 
 def arithmetic() -> str:
-    """Which integers `phe` computes with: a power modulo n² takes 8 times as long without GMP."""
+    """Integers that `phe` computes with: a power modulo n² takes 8 times as long without GMP."""
     _phe()
     from phe.util import HAVE_GMP
 

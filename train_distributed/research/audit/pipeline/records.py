@@ -1,4 +1,4 @@
-"""Pictures as their owners hold them, and what may stand in the place of one."""
+"""Pictures as their owners hold them, and the replacements of one."""
 
 import io
 from collections.abc import Iterator, Sequence

@@ -68,7 +68,7 @@ class MakeWindow:
 
 @dataclass(frozen=True)
 class Collect:
-    """The operator: close the window, open the sum, write the model."""
+    """Operator: close the window, open the sum, write the model."""
 
     folder: Path
     """Folder of `init`."""

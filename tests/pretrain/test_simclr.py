@@ -35,8 +35,9 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lars"])
-@pytest.mark.parametrize("steps", [1, 4, 7, 11])
+@pytest.mark.parametrize(
+    ("optimizer", "steps"), [("adamw", 1), ("sgd", 4), ("lars", 7), ("lars", 1), ("adamw", 11)]
+)
 def test_a_resumed_run_has_the_same_weights(tmp_path: Path, optimizer: str, steps: int) -> None:
     config = dataclasses.replace(CONFIG, optimizer=optimizer, accumulate=2)
     whole, history = pretrain(pictures(), config, seeded())

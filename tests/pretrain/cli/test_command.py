@@ -10,9 +10,7 @@ import pytest
 from pretrain.__main__ import MENU
 from pretrain.cli.command import Command, run_command
 
-ROOMS = {
-    "pretrain": "probe --data missing",
-    "embed": "fit-transform --public missing --components 2 --out missing",
+ROOMS = {  # pretrain and embed start as train_distributed does
     "heads": "fit --data missing --out missing --num-classes 2 --l2-reg 1 --clip-norm 1",
     "train_distributed": "run --embeddings missing --epsilon 1",
 }

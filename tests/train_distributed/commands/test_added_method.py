@@ -43,9 +43,14 @@ METHODS["plain-mean"] = MethodEntry(
 )
 
 if __name__ == "__main__":
+    import json
+
     from train_distributed.__main__ import main
 
-    sys.exit(main())
+    for line in json.loads(sys.argv[1]):
+        sys.argv[1:] = line
+        if main():
+            sys.exit(1)
 """
 
 
@@ -66,13 +71,13 @@ def rows(seed: int, users: int | None, classes: int = 3) -> EmbeddingSet:
 
 @pytest.fixture
 def program(tmp_path: Path):
-    """Runs the file's own program on a command line."""
+    """Runs the file's own program on command lines, one after another."""
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
 
-    def run(*arguments: object) -> str:
+    def run(*lines: str) -> str:
         done = subprocess.run(
-            [sys.executable, path, *map(str, arguments)],
+            [sys.executable, path, json.dumps([line.split() for line in lines])],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -87,31 +92,33 @@ def program(tmp_path: Path):
 def test_run_and_card_know_it(program, tmp_path: Path) -> None:
     rows(0, 30).save(tmp_path / "mine")
     rows(1, None).save(tmp_path / "public")
-    assert "plain-mean" in program("run", "--help")
     program(
-        *("run", "--embeddings", "mine", "--public", "public", "--method", "plain-mean"),
-        *("--components", 4, "--epsilon", 5, "--out", "model"),
+        "run --embeddings mine --public public --method plain-mean --components 4 --epsilon 5 "
+        "--out model",
+        "card --model model --out card",
     )
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["method"] == "plain-mean"
     assert report["test_accuracy"] > 0.9
     assert report["prior"] == "empirical"
     assert report["suitable_for_release"] is True
-    program("card", "--model", "model", "--out", "card")
     pages = [path.read_text() for path in (tmp_path / "card").iterdir() if path.suffix == ".md"]
     assert "the plain mean of every class" in pages[0]
 
 
+def test_help_names_it(program) -> None:
+    assert "plain-mean" in program("run --help")
+
+
 def test_a_federation_agrees_on_it(program, tmp_path: Path) -> None:
     rows(1, None).save(tmp_path / "public")
-    program("embed", "fit-transform", "--public", "public", "--components", 4, "--out", "transform")
-    for number in range(3):
-        program("federation", "join", "--folder", f"u{number}", "--name", f"u{number}", "--rows", 9)
-    parties = [f"u{number}/u{number}.party.json" for number in range(3)]
+    parties = " ".join(f"u{user}/u{user}.party.json" for user in range(3))
     shown = program(
-        *("federation", "init", "--folder", "fed", "--parties", *parties),
-        *("--transform", "transform/transform.safetensors", "--hosts", "127.0.0.1"),
-        *("--num-classes", 3, "--method", "plain-mean", "--epsilon", 5),
+        "embed fit-transform --public public --components 4 --out transform",
+        *(f"federation join --folder u{user} --name u{user} --rows 9" for user in range(3)),
+        f"federation init --folder fed --parties {parties} "
+        "--transform transform/transform.safetensors --hosts 127.0.0.1 --num-classes 3 "
+        "--method plain-mean --epsilon 5",
     )
     assert "3 users" in shown
     assert '"plain-mean"' in (tmp_path / "fed" / "federation.json").read_text()

@@ -14,7 +14,7 @@ SLOW = ("dp-fl", "amp")
 def test_every_method_that_is_offered_is_attacked(call, tmp_path, method: str) -> None:
     few = ["--features", "1"] if method in SLOW else []  # 3 pairs of data sets, not 25
     code, printed, error = call(
-        "audit", "--method", method, "--trials", "20", "--out", "made", *few
+        "audit", "--method", method, "--trials", "16", "--out", "made", *few
     )
     assert (code, error) == (0, "")
     assert "0 of 1 promises broken" in printed
@@ -34,7 +34,7 @@ def test_every_method_that_is_offered_is_attacked(call, tmp_path, method: str) -
     ],
 )
 def test_what_a_method_cannot_is_refused_in_one_line(call, tmp_path, change, message) -> None:
-    code, _, error = call("audit", "--trials", "8", "--users", "2", *change)
+    code, _, error = call("audit", "--trials", "16", "--users", "2", *change)
     assert code == 2
     assert error.startswith("error: ")
     assert error.count("\n") == 1

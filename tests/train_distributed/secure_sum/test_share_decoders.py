@@ -32,7 +32,7 @@ from train_distributed.secure_sum.tally import Tally, tally
 from train_distributed.secure_sum.wire import Kind, payload_of, receiver_of, write
 
 W, D, S = 4, 40, 3
-COUNTS = [1000, pytest.param(10_000, marks=pytest.mark.slow)]
+COUNTS = [300, pytest.param(10_000, marks=pytest.mark.slow)]
 KEYS = {n: PrivateKeys.generate() for n in [*range(W), *range(FIRST_SERVER, FIRST_SERVER + S)]}
 FIRST, SECOND, LAST = sorted(KEYS)[W:]
 USERS = {i: KEYS[i].public.verifying for i in range(W)}

@@ -61,13 +61,13 @@ def attack(target: Attacked, *, trials: int, confidence: float = 0.9999) -> Find
 
     Args:
         target: what is released.
-        trials: releases of either data set, at least 8.
+        trials: releases of either data set, at least 16: four tune the attack.
         confidence: of the bounds, in (0, 1).
 
     Raises:
         ValueError: an argument out of range, or a release that refuses its settings.
     """
-    check.at_least(8, trials=trials)
+    check.at_least(16, trials=trials)
     check.within("(0, 1)", confidence=confidence)
     target.federation.validate()
     if not target.federation.privacy.private:

@@ -218,7 +218,7 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--trials", "3"], "trials must be >= 8, got 3"),
+        (["--trials", "3"], "trials must be >= 16, got 3"),
         (["--confidence", "1"], "confidence must be in (0, 1), got 1"),
         (["--epsilon", "inf"], "epsilon must be finite for an audit, got inf"),
         (["--epsilon", "0"], "epsilon must be > 0, got 0"),

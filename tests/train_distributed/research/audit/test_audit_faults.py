@@ -151,25 +151,25 @@ FAULTS = {
     "one composition for ten classes": Fault(
         one_composition, Target("svm", federation(classes=10), "float", {"l2_reg": 20.0}), 150
     ),
+    "no users' clip": Fault(
+        no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
+    ),
+    "half the noise in an evaluation": Fault(
+        half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
+    ),
+}
+LONG_FAULTS = {
+    "an evaluation charged for its matrix alone": Fault(
+        matrix_charged_alone, EvaluationTarget(ANSWERS, "float"), 600
+    ),
+    "half of the users' clip": Fault(
+        half_of_a_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 500
+    ),
     "noise for t times the survivors": Fault(
         share_of_the_survivors,
         Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
         400,
     ),
-    "no users' clip": Fault(
-        no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
-    ),
-    "half of the users' clip": Fault(
-        half_of_a_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 500
-    ),
-    "half the noise in an evaluation": Fault(
-        half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
-    ),
-    "an evaluation charged for its matrix alone": Fault(
-        matrix_charged_alone, EvaluationTarget(ANSWERS, "float"), 600
-    ),
-}
-LONG_FAULTS = {
     "half the noise in an evaluation, discrete": Fault(
         half_the_noise, EvaluationTarget(ANSWERS, "discrete"), 500
     ),

@@ -29,7 +29,7 @@ def draw_release(
     figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
     panels = figure.subplots(1, 1 + bool(per_class), squeeze=False)[0]
     if report.private:
-        (promise or _privacy_curve)(report, panels[0])
+        (promise or draw_curve)(report, panels[0])
         panels[0].set_title(report.neighbouring.split(";")[0])
     else:
         panels[0].text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
@@ -51,6 +51,13 @@ def draw_release(
 def draw_confusion(
     confusion: Sequence[Sequence[int]] | np.ndarray, names: Sequence[str], path: Path
 ) -> None:
+    """Writes `confusion_figure` as a PNG."""
+    confusion_figure(confusion, names).savefig(path, dpi=150)
+
+
+def confusion_figure(
+    confusion: Sequence[Sequence[int]] | np.ndarray, names: Sequence[str]
+) -> Figure:
     """A confusion matrix as a picture: rows are labels, columns what was predicted.
 
     Colours are shares of a row, so that classes of few rows can be read; numbers are counts.
@@ -58,7 +65,6 @@ def draw_confusion(
     Args:
         confusion: (K, K) counts.
         names: of the K classes.
-        path: of the PNG.
     """
     counts = np.asarray(confusion)
     shares = counts / counts.sum(1, keepdims=True).clip(min=1)
@@ -76,7 +82,7 @@ def draw_confusion(
         for (row, column), count in np.ndenumerate(counts):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _called(name: str) -> str:
@@ -85,7 +91,8 @@ def _called(name: str) -> str:
     return kept.replace("$", r"\$")
 
 
-def _privacy_curve(report: Report, panel: Axes) -> None:
+def draw_curve(report: Report, panel: Axes) -> None:
+    """Draws the promise of a private release: δ at every ε where that is known, and its point."""
     epsilon, delta = report.epsilon, report.delta
     if report.privacy_curve == "gaussian":  # others promise a point, not a curve
         curve = np.geomspace(epsilon / 10, 2 * epsilon, 100)

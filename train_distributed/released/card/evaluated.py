@@ -49,9 +49,5 @@ class Evaluated:
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Self:
-        """Evaluation from the report that `evaluate` wrote.
-
-        Raises:
-            ValueError: a key is missing, or has a value of another kind.
-        """
+        """Evaluation from what `evaluate` wrote; raises ValueError for a missing or wrong key."""
         return converted(written, cls, "evaluation must be what `evaluate` writes")

@@ -8,18 +8,20 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
 
 from embed.encoding import Encoding
 from pretrain.cli.provenance import public_argument
+from train_distributed.one_shot.figure import confusion_figure, draw_curve
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import Report
 from train_distributed.released.card import numbers
 from train_distributed.released.card.evaluated import Evaluated
-from train_distributed.released.card.methods import words_of
-from train_distributed.released.card.pictures import confusion_matrix, privacy_curve
 from train_distributed.released.card.quality import (
     DRAWS,
     best_guess,
@@ -33,6 +35,23 @@ if TYPE_CHECKING:
 MARKUP = re.compile(r"([\\`*_\[\]|~$])")
 LEADING = re.compile(r"^(\d*)([#+.)-])(?=[\s#-]|$)")  # of headings, lists and rules
 NEEDED = ("private", "epsilon", "delta", "neighbouring", "users", "suitable_for_release")
+RIVALS = {
+    "dp-fl": "DP-SGD on one softmax layer, by Opacus, without a secure sum",
+    "output-perturbation": "the average of logistic minimisers (Jayaraman et al. 2018, Alg. 1)",
+    "gradient-perturbation": "gradient descent, one noisy secure sum of gradients a round "
+    "(Jayaraman et al. 2018, Alg. 2)",
+    "dp-svm-smo": "the average of liblinear's SVMs (Kirschte et al. 2024, App. C)",
+    "amp": "approximate minima perturbation of Huber SVMs (Iyengar et al. 2019), all rows in one "
+    "place",
+    "centralised-softmax": "a softmax layer, all rows at one user",
+    "centralised-svm": "one-vs-rest Huber SVMs, all rows at one user",
+    "admm-dual": "ADMM among neighbours, dual variables perturbed",
+    "admm-primal": "ADMM among neighbours, primal variables perturbed",
+    "charter": "Charter: cutting planes from noisy gradients of the clients",
+    "charter-sum": "Charter: cutting planes from secure sums of noisy gradients",
+    "non-private-softmax": "softmax regression, not private",
+    "non-private-svm": "a linear SVM, not private",
+}
 
 
 def card(
@@ -61,6 +80,13 @@ def card(
     """
     report = release.report
     report.need(*NEEDED)
+    promised = {}
+    if report.private:
+        curve = None
+        if report.privacy_curve == "gaussian":
+            curve = Figure(figsize=(6.4, 3.4), layout="constrained")
+            draw_curve(report, curve.add_subplot())
+        promised = {"guess": best_guess(report), "curve": curve}
     template = _environment(markup).get_template("card.jinja")
     text = template.render(
         markup=f"{markup}.jinja",
@@ -77,10 +103,15 @@ def card(
         totals=[] if ledger is None else list(_totals(ledger)),
         evaluation=None if evaluation is None else Evaluated.of(evaluation),
         infinity=math.inf,
-        **(_promised(report) if report.private else {}),
+        **promised,
         **_measured(report),
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def words_of(method: str) -> str:
+    """Sentence about a method: the registry's, a rival's, or else its name."""
+    return METHODS[method].words if method in METHODS else RIVALS.get(method, method)
 
 
 def markdown_text(text: str) -> str:
@@ -103,21 +134,15 @@ def _environment(markup: str) -> Environment:
         environment.filters[each.__name__] = each
     environment.filters["line"] = markdown_text
     environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
-    environment.filters["indented"] = _indented
     environment.filters["data_uri"] = _data_uri
     return environment
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + b64encode(png).decode("ascii")
-
-
-def _promised(report: Report) -> dict[str, Any]:
-    return {"guess": best_guess(report), "curve": privacy_curve(report)}
+def _data_uri(figure: Figure) -> str:
+    """A PNG without the version of matplotlib: the same numbers give the same bytes."""
+    held = BytesIO()
+    figure.savefig(held, format="png", dpi=150, metadata={"Software": None})
+    return "data:image/png;base64," + b64encode(held.getvalue()).decode("ascii")
 
 
 def _measured(report: Report) -> dict[str, Any]:
@@ -125,7 +150,7 @@ def _measured(report: Report) -> dict[str, Any]:
         return {}
     counts, drawn, diagonal = metrics.confusion, None, None
     if counts is not None:
-        drawn = confusion_matrix(counts, list(metrics.per_class))
+        drawn = confusion_figure(counts, list(metrics.per_class))
         diagonal = sum(row[k] for k, row in enumerate(counts)) / max(1, sum(map(sum, counts)))
     return {
         "intervals": shown_intervals(metrics),

@@ -15,8 +15,7 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import Report
-from train_distributed.released.card.methods import RIVALS, words_of
-from train_distributed.released.card.page import card
+from train_distributed.released.card.page import RIVALS, card, words_of
 from train_distributed.research.baselines.learn import ALL_METHODS
 
 NASTY = (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.released.export.facts import facts
 
@@ -28,7 +29,12 @@ LIMIT = 2.0**200  # of |x|: longer rows keep their direction; squares of their f
 def pipeline(released: Release) -> "Pipeline":
     """The fitted `sklearn.pipeline.Pipeline`: (n, p) embeddings to classes and probabilities."""
     from sklearn.pipeline import FeatureUnion, Pipeline
-    from sklearn.preprocessing import FunctionTransformer, Normalizer
+    from sklearn.preprocessing import (
+        FunctionTransformer,
+        MinMaxScaler,
+        Normalizer,
+        PolynomialFeatures,
+    )
 
     transform = released.transform
     p, q = transform.basis.shape
@@ -38,7 +44,8 @@ def pipeline(released: Release) -> "Pipeline":
     # (1, x/LIMIT), divided by its largest entry: rows up to LIMIT stay, longer ones are shortened.
     wide = FunctionTransformer(np.positive, kw_args={"dtype": "float64"})
     shrunk = [("wide", wide), ("shrunk", _scaled(p, LIMIT))]
-    limited = [*shrunk, ("one", _with_one(p)), ("limited", Normalizer("max"))]
+    one = PolynomialFeatures(1).fit(np.zeros((1, p)))  # (1, x)
+    limited = [*shrunk, ("one", one), ("limited", Normalizer("max"))]
     padded = np.concatenate([np.zeros((1, q)), LIMIT * matrix])
     centre = np.concatenate([[0.0], mean / LIMIT])
     features = _linear(padded, centre)
@@ -46,7 +53,7 @@ def pipeline(released: Release) -> "Pipeline":
         [
             ("squares", FunctionTransformer(np.square)),
             ("sum", _linear(-np.ones((q, 1)), np.zeros(q))),
-            ("room", _one_plus_within()),
+            ("room", MinMaxScaler(clip=True).fit([[-1.0], [0.0]])),  # min(1, max(0, 1 + x))
             ("root", FunctionTransformer(np.sqrt)),
         ]
     )
@@ -58,11 +65,7 @@ def pipeline(released: Release) -> "Pipeline":
 
 
 def save_sklearn(released: Release, path: Path) -> None:
-    """Writes the pipeline as a skops file, which is no pickle.
-
-    Raises:
-        ValueError: skops is not installed.
-    """
+    """Writes a skops file, which is no pickle; raises ValueError if skops is not installed."""
     _skops().dump(pipeline(released), path)
 
 
@@ -72,13 +75,7 @@ def load_sklearn(path: Path) -> "Pipeline":
 
 
 def _skops() -> Any:
-    try:
-        from skops import io
-    except ImportError as error:
-        raise ValueError(
-            "format sklearn must have skops installed: pip install 'blind-averaging[export]'"
-        ) from error
-    return io
+    return check.installed("skops.io", "format sklearn", extra="export", package="skops")
 
 
 def _scaled(width: int, by: float) -> Any:
@@ -91,13 +88,6 @@ def _scaled(width: int, by: float) -> Any:
     return made
 
 
-def _with_one(width: int) -> Any:
-    """(1, x)."""
-    from sklearn.preprocessing import PolynomialFeatures
-
-    return PolynomialFeatures(1).fit(np.zeros((1, width)))
-
-
 def _linear(matrix: np.ndarray, centre: np.ndarray) -> Any:
     """(x − centre) @ matrix."""
     from sklearn.decomposition import PCA
@@ -106,15 +96,6 @@ def _linear(matrix: np.ndarray, centre: np.ndarray) -> Any:
     made.components_, made.mean_ = np.ascontiguousarray(matrix.T), centre
     made.explained_variance_ = np.ones(matrix.shape[1])
     made.n_components_, made.n_features_in_ = matrix.shape[1], matrix.shape[0]
-    return made
-
-
-def _one_plus_within() -> Any:
-    """min(1, max(0, 1 + x))."""
-    from sklearn.preprocessing import MinMaxScaler
-
-    made = MinMaxScaler(clip=True)
-    made.fit(np.array([[-1.0], [0.0]]))
     return made
 
 

@@ -1,5 +1,6 @@
 """Pixels to probabilities as one torch module: preprocessing, encoder, public transform, head."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,59 +46,43 @@ class _Pixels(nn.Module):
     def __init__(self, preprocess: Preprocess, size: tuple[int, int]) -> None:
         super().__init__()
         self.preprocess = preprocess
-        needed = _Sides()
-        with needed:
+
+        def collected(x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
+            for side, target in zip(x.shape[-2:], size, strict=True):
+                matrix = scaling_matrix(side, target, mode, antialias=antialias)
+                self.register_buffer(_name(side, target, mode, antialias), matrix)
+            return x.new_zeros(*x.shape[:-2], *size)
+
+        with _Scaling(collected):
             preprocess(torch.zeros(1, 3, *size, dtype=torch.uint8))
-        for name, matrix in needed.matrices.items():
-            self.register_buffer(name, matrix)
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, h, w) uint8 to what the encoder takes."""
-        with _Products(dict(self.named_buffers())):
+        matrices = dict(self.named_buffers())
+
+        def multiplied(x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
+            rows, columns = (
+                matrices[_name(side, target, mode, antialias)]
+                for side, target in zip(x.shape[-2:], size, strict=True)
+            )
+            return rows @ x @ columns.T
+
+        with _Scaling(multiplied):
             return self.preprocess(images)
 
 
 class _Scaling(TorchFunctionMode):
     """Inside it, interpolation of pictures goes to `scaled`."""
 
-    def scaled(self, x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
-        raise NotImplementedError
+    def __init__(self, scaled: Callable[[Tensor, tuple[int, int], str, bool], Tensor]) -> None:
+        super().__init__()
+        self.scaled = scaled
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        given = kwargs or {}
         if func is not functional.interpolate:
-            return func(*args, **kwargs)
-        given = dict(kwargs)
+            return func(*args, **given)
         return self.scaled(args[0], given["size"], given["mode"], given.get("antialias", False))
-
-
-class _Sides(_Scaling):
-    """Collects the matrices that are needed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrices: dict[str, Tensor] = {}
-
-    def scaled(self, x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
-        for side, target in zip(x.shape[-2:], size, strict=True):
-            matrix = scaling_matrix(side, target, mode, antialias=antialias)
-            self.matrices[_name(side, target, mode, antialias)] = matrix
-        return x.new_zeros(*x.shape[:-2], *size)
-
-
-class _Products(_Scaling):
-    """Multiplies by them."""
-
-    def __init__(self, matrices: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.matrices = matrices
-
-    def scaled(self, x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:
-        rows, columns = (
-            self.matrices[_name(side, target, mode, antialias)]
-            for side, target in zip(x.shape[-2:], size, strict=True)
-        )
-        return rows @ x @ columns.T
 
 
 def _name(side: int, target: int, mode: str, antialias: bool) -> str:

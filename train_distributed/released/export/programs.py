@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from embed.engines.program import in_onnx, quiet, traced
+from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.released.encoder import encoding_of
 from train_distributed.released.export.facts import facts
@@ -43,11 +44,7 @@ def picture_size(released: Release, asked: tuple[int, int] | None) -> tuple[int,
 
 
 def trace(released: Release, encoder: nn.Module, size: tuple[int, int]) -> ExportedProgram:
-    """The program for any number of (3, h, w) uint8 pictures of one size.
-
-    Raises:
-        ValueError: torch cannot trace the encoder.
-    """
+    """The program for any number of (3, h, w) uint8 pictures; raises ValueError if torch cannot."""
     preprocess = encoding_of(released).preprocess
     network = PixelNetwork(released, encoder.float().eval(), preprocess, size).eval()
     shown = torch.zeros(3, 3, *size, dtype=torch.uint8)
@@ -90,10 +87,7 @@ def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> Non
     Raises:
         ValueError: onnx or onnxscript is not installed, or an operation has no ONNX form.
     """
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ValueError(_missing("onnxscript")) from error
+    check.installed("onnxscript", "format onnx", extra="export")
     converted = in_onnx(program, ["pixels"], OUTPUTS)
     text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in told.items()}
     converted.model.metadata_props.update(text)
@@ -101,15 +95,8 @@ def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> Non
 
 
 def run_onnx(path: Path) -> Run:
-    """An ONNX file in onnxruntime, on the CPU.
-
-    Raises:
-        ValueError: onnxruntime is not installed.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ValueError(_missing("onnxruntime")) from error
+    """An ONNX file in onnxruntime, on the CPU; raises ValueError if that is not installed."""
+    onnxruntime = check.installed("onnxruntime", "format onnx", extra="export")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def run(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +104,3 @@ def run_onnx(path: Path) -> Run:
         return np.asarray(classes), np.asarray(shares)
 
     return run
-
-
-def _missing(package: str) -> str:
-    return f"format onnx must have {package} installed: pip install 'blind-averaging[export]'"

@@ -80,11 +80,7 @@ class Grid:
     folds: int | None = None  # None: the predefined split; else see `scenario.held_out`
 
     def validate(self) -> None:
-        """Checks what can be checked before any work.
-
-        Raises:
-            ValueError: naming the field, its rule and its value.
-        """
+        """Raises ValueError for an empty list or a promise that cannot be kept."""
         if not (self.seeds and self.scenarios and self.promises and self.settings):
             raise ValueError("settings, scenarios, promises and seeds must not be empty")
         for promise in self.promises:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from embed import EmbeddingSet, PublicTransform
+from embed import EmbeddingSet
 from embed.compress import Compression
 from embed.directions import Directions
 from embed.store import TEST, TRAIN
@@ -152,72 +152,44 @@ def rehearse(
     public.check_finite("public")
     for federation in federations:
         federation.validate()
+    classes = federations[0].num_classes
     for task in range(tasks):
-        drawn = range(task * seeds, (task + 1) * seeds)
-        classes = federations[0].num_classes
         shares = None if balance is None else task_shares(classes, task, balance or None)
-        stage = _Task(public, federations, promises, candidates, drawn, shares)
-        yield from stage.run(np.random.default_rng(task), finished)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One grouping of public classes."""
-
-    public: EmbeddingSet
-    federations: Sequence[Sizes]
-    promises: Sequence[Privacy]
-    candidates: Candidates
-    seeds: range
-    shares: np.ndarray | None  # (K,) of the classes; None: as they are
-
-    def run(
-        self, rng: np.random.Generator, finished: Collection[str]
-    ) -> Iterator[tuple[str, list[Result]]]:
-        classes = self.federations[0].num_classes
-        groups = pose_task(self.public, classes, rng)
-        asked = np.flatnonzero(groups[self.public.labels] >= 0)
-        known = np.flatnonzero(groups[self.public.labels] < 0)
+        rng = np.random.default_rng(task)
+        groups = pose_task(public, classes, rng)
+        labels = groups[public.labels]
+        asked, known = np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0)
         tested = rng.random(len(asked)) < TEST_SHARE
-        if self.shares is not None:
+        if shares is not None:
             kept = tested.copy()
-            labels = groups[self.public.labels[asked[~tested]]]
-            kept[~tested] = rebalanced(labels, self.shares, rng)
+            kept[~tested] = rebalanced(labels[asked[~tested]], shares, rng)
             asked, tested = asked[kept], tested[kept]
         plan = Grid(
-            settings=self.candidates.settings,
-            scenarios=[each.stand_in(int((~tested).sum())) for each in self.federations],
-            promises=self.promises,
-            seeds=self.seeds,
+            settings=candidates.settings,
+            scenarios=[each.stand_in(int((~tested).sum())) for each in federations],
+            promises=promises,
+            seeds=range(task * seeds, (task + 1) * seeds),
             num_classes=classes,
         )
         plan.validate()
         if {job.key for job in plan.trials()} <= set(finished):
-            return
+            continue
         posed = EmbeddingSet(
-            embeddings=self.public.embeddings[asked],
-            labels=groups[self.public.labels[asked]],
+            embeddings=public.embeddings[asked],
+            labels=labels[asked],
             split=np.where(tested, TEST, TRAIN).astype(np.uint8),
         )
-        others = len(np.unique(self.public.labels[known]))
+        others = len(np.unique(public.labels[known]))
         enough = others > 1 and len(known) > len(asked) // 2
-        fitted_on = self.public.subset(known) if enough else self.public
-        posed, transforms = self._transformed(posed, fitted_on)
-        yield from run_trials(posed, transforms, plan, finished=finished)
-
-    def _transformed(
-        self, posed: EmbeddingSet, fitted_on: EmbeddingSet
-    ) -> tuple[EmbeddingSet, dict[str, PublicTransform]]:
-        grid = self.candidates.transforms
-        compression = Compression.fit(
-            fitted_on, max(options.principal(fitted_on.dim) for options in grid.values())
-        )
+        fitted_on = public.subset(known) if enough else public
+        widest = max(options.principal(public.dim) for options in candidates.transforms.values())
+        compression = Compression.fit(fitted_on, widest)
         fitted_on = compression.apply(fitted_on)
         transforms = {
             name: compression.fit_transform(fitted_on, **options.arguments())
-            for name, options in grid.items()
+            for name, options in candidates.transforms.items()
         }
-        return compression.apply(posed), transforms
+        yield from run_trials(compression.apply(posed), transforms, plan, finished=finished)
 
 
 def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) -> np.ndarray:

@@ -13,7 +13,7 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
+from train_distributed.simulation.plan import Grid, Result, Trial
 from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
 
@@ -72,7 +72,10 @@ class _Stage:
             weights = self.rivals(job, self.plan, held, self.transforms[name])
             found = accuracies(self.rows(name)[test], self.labels[test], weights)
             return self._cells(job, held, found)
-        methods = [self._method(setting) for setting in job.family]
+        methods = [
+            build_method(each.method, self.transforms[name], self.plan.num_classes, each.options)
+            for each in job.family
+        ]
         sums = self._totals(job, held, methods)
         sizes = job.scenario.sizes(held.sizes).sort().values
         key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
@@ -88,13 +91,22 @@ class _Stage:
         users, rows = len(held.sizes), int(held.sizes.sum())
         pairs = product(job.family, self.plan.promises)
         return [
-            self._cell(job, setting, promise, users, rows, *values)
-            for (setting, promise), values in zip(pairs, found, strict=True)
+            Result(
+                setting.label,
+                setting.method,
+                job.scenario.name,
+                None if math.isinf(promise.epsilon) else promise.epsilon,
+                job.seed,
+                accuracy,
+                dict(setting.options),
+                setting.transform,
+                users,
+                rows,
+                promise.delta,
+                balanced,
+            )
+            for (setting, promise), (accuracy, balanced) in zip(pairs, found, strict=True)
         ]
-
-    def _method(self, setting: MethodConfig) -> Method:
-        transform = self.transforms[setting.transform]
-        return build_method(setting.method, transform, self.plan.num_classes, setting.options)
 
     def _rows(self, name: str) -> Tensor:
         return self.transforms[name](self.embeddings.embeddings)
@@ -120,31 +132,6 @@ class _Stage:
         if key not in self.sums:
             self.sums[key] = totals(held, statistics[:1] if job.shared else statistics)
         return self.sums[key] * len(methods) if job.shared else self.sums[key]
-
-    def _cell(
-        self,
-        job: Trial,
-        setting: MethodConfig,
-        promise: Privacy,
-        users: int,
-        rows: int,
-        accuracy: float,
-        balanced: float,
-    ) -> Result:
-        return Result(
-            setting.label,
-            setting.method,
-            job.scenario.name,
-            None if math.isinf(promise.epsilon) else promise.epsilon,
-            job.seed,
-            accuracy,
-            dict(setting.options),
-            setting.transform,
-            users,
-            rows,
-            promise.delta,
-            balanced,
-        )
 
 
 class _Latest(Generic[K, V]):

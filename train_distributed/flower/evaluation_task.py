@@ -137,7 +137,7 @@ class EvaluationTask(SumTask):
             sampling="rows",
             grid=self._grid,
         )
-        report = promise_report(self.guarantee, self.integers)
+        report = promise_report(self.sums)
         report |= self.integers.report() | {"rows": int(sizes.sum()), "rounds": 1}
         report |= {"model": self.terms.model, "method": self.terms.method}
         report |= {"with_the_training": overlap_words(self.terms.privacy)}

@@ -165,7 +165,7 @@ class ModelTask(SumTask):
         else:
             weights, temperature = self._descent([opened, *further]).released, 1.0
         names = class_names(self.terms.class_names, self.method.num_classes)
-        report = promise_report(self.guarantee, self.integers, self.sums[1:])
+        report = promise_report(self.sums)
         report |= self.integers.report() | {"rows": rows} | rounds_report(self.sums)
         report |= self.method.report() | self.method.prior_report(noised, names)
         if self.further is not None:  # a round that failed was the last

@@ -17,7 +17,7 @@ from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.private_rows import PrivateRows
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.report import Noise, class_names, reported, suitability
+from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
     advanced,
     promise_report,
@@ -56,11 +56,7 @@ class ReleaseRequest:
 
     @cached_property
     def source(self) -> PrivateRows:
-        """Rows, users, transform and classes, with what was left out filled in.
-
-        Raises:
-            ValueError: as `PrivateRows.of`.
-        """
+        """Rows, users, transform and classes, filled in; raises ValueError as `PrivateRows.of`."""
         transform = self.transform
         if transform is None and not isinstance(self.method, str):
             transform = self.method.statistic.own_transform
@@ -104,13 +100,8 @@ class ReleaseRequest:
             ValueError: no such kind, a generator for discrete noise, or none chosen where discrete
                 noise would take very long.
         """
-        if self.noise not in ("discrete", "float", None):
-            raise ValueError(f"noise must be 'discrete' or 'float', got {self.noise!r}")
         noise = self.noise or "discrete"
-        if self.generator is not None and noise == "discrete":
-            raise ValueError(
-                "generator must be None for noise 'discrete', which nothing reproduces"
-            )
+        check_noise(noise, self.generator)
         if self.noise is None:
             users, dimension = len(self.source.users.sizes), self.built.statistic.dimension
             if users * dimension > DISCRETE_NUMBERS:
@@ -155,7 +146,7 @@ class ReleaseRequest:
             if len(sums) > 1:
                 descent = advanced(method, descent, opened[-1], rows, std)
             seconds.append(time.perf_counter() - began)
-        (_, summation), *further = sums
+        _, summation = sums[0]
         first = method.opened(opened[0], rows, summation.local_std * math.sqrt(survivors))
         if descent is not None:
             weights, temperature = descent.released, 1.0
@@ -165,8 +156,7 @@ class ReleaseRequest:
             weights, temperature = fitted.weights, 1.0 if self.faults else fitted.temperature
         declared = () if source.embeddings is None else source.embeddings.declared_classes
         names = class_names(declared, method.num_classes)
-        facts = promise_report(guarantee, summation, further)
-        facts |= summation.report() | checked.report
+        facts = promise_report(sums) | summation.report() | checked.report
         facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
         facts |= rounds_report(sums) | method.report() | method.prior_report(first, names)
         verdict = suitability(
@@ -176,7 +166,9 @@ class ReleaseRequest:
             rehearsed=None if self.faults is None else self.faults.reason,
             others=checked.unsuitable,
         )
-        if further and not verdict["suitable_for_release"]:  # how long it took depends on the rows
+        if (
+            len(sums) > 1 and not verdict["suitable_for_release"]
+        ):  # how long it took depends on the rows
             facts |= {"simulation_only": {"seconds_per_round": seconds}}
         released = Release(
             weights, transform, names, opened=torch.cat(opened), temperature=temperature

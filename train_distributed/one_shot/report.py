@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from embed import EmbeddingSet
 from embed.store import TEST
+from pretrain import check
 from pretrain.cli.provenance import versions
 from train_distributed.ledger.ledger import NONE
 from train_distributed.one_shot.model import BLOCK, Release
@@ -18,6 +20,13 @@ from train_distributed.privacy.promise import Privacy
 MADE_WITH = ("torch", "numpy", "blind-averaging")  # packages that a model depends on
 Noise = Literal["discrete", "float"]
 CLEAR = "rows of split 1 (test), read in the clear: no epsilon covers what these numbers show"
+
+
+def check_noise(noise: Noise, generator: torch.Generator | None) -> None:
+    """Raises ValueError for another kind of noise, or a generator for noise that is released."""
+    check.one_of(get_args(Noise), noise=noise)
+    if generator is not None and noise == "discrete":
+        raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
 
 
 def reported(
@@ -93,11 +102,7 @@ def accuracy_report(released: Release, embeddings: EmbeddingSet) -> dict[str, An
 
 
 def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> dict[str, Any]:
-    """All metrics of a model on the rows of a split, read once; see `released.metrics`.
-
-    Raises:
-        ValueError: the split is empty.
-    """
+    """All metrics on the rows of a split; see `metrics`. Raises ValueError for an empty split."""
     from train_distributed.one_shot.metrics import Evaluation
 
     rows = np.flatnonzero(embeddings.split == split)

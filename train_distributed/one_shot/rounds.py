@@ -13,8 +13,9 @@ from torch import Tensor
 from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.statistic import Submission
-from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum, one_sum
+from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum
 from train_distributed.privacy.composition import Cost, sum_up
+from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import TAU
 from train_distributed.privacy.promise import Privacy
@@ -85,31 +86,33 @@ def sums_of(
     generator: torch.Generator | None,
     bare: frozenset[int] = frozenset(),
 ) -> list[tuple[Guarantee, FloatSum | IntegerSum]]:
-    """Every sum of a release in its order, planned before any noise; arguments of `one_sum`."""
+    """Every sum of a release in its order, planned before any noise is drawn.
+
+    Args:
+        rounds: of the release.
+        sizes: (users,) n_i.
+        discrete: as it is deployed, False: floating point; without noise always a simulation.
+        generator: of float noise; None: seeded by the operating system.
+        bare: users whose noise an attacker knows.
+    """
     exact = discrete and rounds[0].guarantee.privacy.private
     zeta = zeta_of(rounds, sizes) if exact else 0.0
+    if generator is None and not exact:
+        generator = system_generator()
     sums = []
     for each in rounds:
-        summation = one_sum(
-            each.submission,
-            each.guarantee,
-            sizes,
-            discrete=discrete,
-            generator=generator,
-            bare=bare,
-            zeta=zeta,
-        )
-        sums += [(each.guarantee, replace(summation)) for _ in range(each.times)]
+        own, guarantee = each.submission, each.guarantee
+        if generator is None or exact:
+            summation = IntegerSum.of(own, guarantee, sizes, zeta, bare=bare)
+        else:
+            summation = FloatSum(own.dimension, guarantee.float_std, generator, bare)
+        sums += [(guarantee, replace(summation)) for _ in range(each.times)]
     check_zeta((own for _, own in sums if isinstance(own, IntegerEncoder)), zeta)
     return sums
 
 
 def check_zeta(planned: Iterable[IntegerEncoder], zeta: float) -> None:
-    """Refuses several integer sums that cost more than the ζ that each was planned with.
-
-    Raises:
-        ArithmeticError: their ζ is larger.
-    """
+    """Raises ArithmeticError if several integer sums cost more ζ than they were planned with."""
     spent = [each.plan.zeta for each in planned]
     if len(spent) > 1 and sum_up(spent) > zeta:
         raise ArithmeticError(f"zeta of all sums must be <= {zeta}, got {sum_up(spent)}")
@@ -154,28 +157,19 @@ def advanced(
     return method.estimator.descent(method.opened(total, rows, noise_std))
 
 
-def promise_report(
-    guarantee: Guarantee,
-    summation: FloatSum | IntegerEncoder,
-    further: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]] = (),
-) -> dict[str, Any]:
-    """Reports the promise, and the ε of the same noise under two other assumptions.
-
-    Args:
-        guarantee: of the first sum.
-        summation: the first sum.
-        further: those that share the promise with it.
+def promise_report(sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]]) -> dict[str, Any]:
+    """Reports the promise of all sums, and the ε of the same noise under two other assumptions.
 
     Returns:
-        `Guarantee.report`, `epsilon_if_all_others_collude` and `zero_out_report`.
+        `Guarantee.report` of the first, `epsilon_if_all_others_collude` and `zero_out_report`.
     """
+    guarantee, _ = sums[0]
     report = guarantee.report()
     if guarantee.privacy.private:
-        sums = [(guarantee, summation), *further]
         epsilon = epsilon_if_all_others_collude(sums, guarantee.privacy.delta)
         shown = epsilon if math.isfinite(epsilon) else "not private"
         report |= {"epsilon_if_all_others_collude": shown}
-    return report | zero_out_report(guarantee, summation, further)
+    return report | zero_out_report(sums)
 
 
 def epsilon_if_all_others_collude(
@@ -206,9 +200,7 @@ def _alone(guarantee: Guarantee, summation: FloatSum | IntegerEncoder) -> Cost:
 
 
 def zero_out_report(
-    guarantee: Guarantee,
-    summation: FloatSum | IntegerEncoder,
-    further: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]] = (),
+    sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]],
 ) -> dict[str, float]:
     """Privacy loss of the same noise where rows are taken out instead of replaced.
 
@@ -218,19 +210,14 @@ def zero_out_report(
     other tools state it, can be compared with: under that relation itself the published sizes
     differ, and no ε holds.
 
-    Args:
-        guarantee: of the first sum.
-        summation: the first sum.
-        further: those that share the promise with it.
-
     Returns:
         `zero_out_epsilon` at the promised δ of all sums, rounded up as all here, and
         `zero_out_sensitivity` of one composition of the first; nothing where there is no noise.
     """
+    guarantee, _ = sums[0]
     if not guarantee.privacy.private:
         return {}
-    spent = Cost.of(_removed(*each) for each in ((guarantee, summation), *further))
-    epsilon = spent.at(guarantee.privacy.delta)
+    epsilon = Cost.of(_removed(*each) for each in sums).at(guarantee.privacy.delta)
     return {"zero_out_sensitivity": guarantee.removal, "zero_out_epsilon": epsilon}
 
 

@@ -1,8 +1,8 @@
 """The one sum over all users, with every user's share of the noise in it."""
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from train_distributed.one_shot.statistic import Statistic, Submission, submissi
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
-from train_distributed.privacy.float_noise import gaussian, system_generator
+from train_distributed.privacy.float_noise import gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 from train_distributed.secure_sum import SumResult
@@ -23,32 +23,6 @@ EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are w
 SERVERS = 3
 BLOCK = 1 << 22  # numbers of submissions that are made together
 PROTOCOL = f"additive shares among {SERVERS} servers, all in one process"
-
-
-class Summation(Protocol):
-    """Takes submissions in any order, gives their noised total once."""
-
-    @property
-    def grid(self) -> float | None:
-        """Rows must be multiples of it before they are submitted; None: any rows."""
-        ...
-
-    @property
-    def local_std(self) -> float:
-        """Standard deviation of one user's noise, in scaled units."""
-        ...
-
-    def add(self, users: Tensor, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions of these (u,) users."""
-        ...
-
-    def total(self) -> Tensor:
-        """(D,) float64 sum of all submissions, scaled, with the noise in it."""
-        ...
-
-    def report(self) -> dict[str, Any]:
-        """Facts about the noise and the sum."""
-        ...
 
 
 @dataclass
@@ -105,12 +79,13 @@ class IntegerEncoder:
         sizes: Tensor,
         zeta: float = 0.0,
         bits: int = 64,
-    ) -> "IntegerEncoder":
+        **own: Any,
+    ) -> Self:
         """The grid, noise and encoding of a method for users of these sizes.
 
         `zeta` is that of all sums which share the promise; see `integer_gaussian.calibrate`.
         `bits` are those of a word in which the sum is taken: fewer of them, and the grid is
-        coarser.
+        coarser; `own` are further fields.
 
         Trained weights are rounded to a step that `calibrate` chooses and charges. Statistics of
         rows on a grid are whole steps already; the finest grid is taken whose sum cannot wrap
@@ -122,26 +97,36 @@ class IntegerEncoder:
             ValueError: the sum could wrap around, or one user's would not be exact.
         """
         bound, users = method.entry_bound(int(sizes.max())), guarantee.users
-        rounded = 0 if method.additive else guarantee.touched_users
+        planned = partial(
+            calibrate,
+            guarantee.privacy.epsilon,
+            guarantee.privacy.delta,
+            sensitivity=guarantee.joint_sensitivity,
+            honest=guarantee.honest,
+            dimension=method.dimension,
+            rounded_users=0 if method.additive else guarantee.touched_users,
+            share=guarantee.share,
+            zeta=zeta,
+        )
         if method.grid_powers is None:
-            release = _plan(guarantee, method.dimension, rounded, None, zeta)
-            return IntegerEncoder(release, release.fixed_point(bound, users, bits), None)
+            plan = planned(step=None)
+            return cls(plan, plan.fixed_point(bound, users, bits), None, **own)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
-            release = _plan(guarantee, method.dimension, rounded, steps, zeta)
+            plan = planned(step=steps)
             finest = float(np.min(steps))
             try:
                 if bound / finest > EXACT_STEPS:
                     raise ValueError(
                         f"rows of a user must sum to at most 2^50 steps, got {bound / finest:.4g}"
                     )
-                code = FixedPoint(1.0, bound / finest, users, release.local_std / finest, bits)
+                code = FixedPoint(1.0, bound / finest, users, plan.local_std / finest, bits)
             except ValueError:
                 if exponent == GRID_EXPONENTS[-1]:
                     raise
                 continue
-            return IntegerEncoder(release, code, grid)
+            return cls(plan, code, grid, **own)
         raise AssertionError("unreachable: the last grid returns or raises")
 
     @property
@@ -193,12 +178,11 @@ class IntegerSum(IntegerEncoder):
         sizes: Tensor,
         zeta: float = 0.0,
         bits: int = 64,
-        sampler: NoiseSampler = discrete_gaussian,
-    ) -> "IntegerSum":
+        **own: Any,
+    ) -> Self:
         """An empty sum, encoded as `IntegerEncoder.of` says."""
-        made = IntegerEncoder.of(method, guarantee, sizes, zeta, bits)
-        least = guarantee.min_survivors
-        return cls(made.plan, made.code, made.grid, guarantee.users, least, sampler)
+        own |= {"parties": guarantee.users, "minimum": guarantee.min_survivors}
+        return super().of(method, guarantee, sizes, zeta, bits, **own)
 
     def add(self, users: Tensor, submissions: Tensor) -> None:
         """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
@@ -222,11 +206,7 @@ class IntegerSum(IntegerEncoder):
         return self.decode(self._result.total)
 
     def report(self) -> dict[str, Any]:
-        """Facts of `IntegerEncoder`, and the bytes that were sent.
-
-        Raises:
-            ValueError: there are several users, and no sum of theirs has been taken yet.
-        """
+        """Facts of `IntegerEncoder`, and the bytes sent; raises ValueError before `total`."""
         if self.parties > 1 and self._result is None:
             raise ValueError("report must come after total, which sums; got no sum yet")
         alone = {"secure_sum": "none, a single user", "bytes_per_user": 0}
@@ -250,50 +230,3 @@ def add_chunk(summation: FloatSum | IntegerSum, method: Statistic, chunk: Chunk)
     portions = [chunk] if whole else chunk.portions(max(1, BLOCK // method.dimension))
     for portion in portions:
         summation.add(portion.users, submissions(method, portion, summation.grid, generator))
-
-
-def one_sum(
-    method: Submission,
-    guarantee: Guarantee,
-    sizes: Tensor,
-    *,
-    discrete: bool,
-    generator: torch.Generator | None,
-    bare: frozenset[int] = frozenset(),
-    zeta: float = 0.0,
-) -> FloatSum | IntegerSum:
-    """The sum of one release: discrete noise, or a simulation in floating point.
-
-    Args:
-        method: what is submitted.
-        guarantee: of its noise.
-        sizes: (users,) n_i.
-        discrete: as it is deployed; a sum without noise is always a simulation.
-        generator: of float noise; None: seeded by the operating system.
-        bare: users whose noise an attacker knows.
-        zeta: of all integer sums that share the promise.
-    """
-    if not discrete or not guarantee.privacy.private:
-        generator = system_generator() if generator is None else generator
-        return FloatSum(method.dimension, guarantee.float_std, generator, bare)
-    return replace(IntegerSum.of(method, guarantee, sizes, zeta=zeta), bare=bare)
-
-
-def _plan(
-    guarantee: Guarantee,
-    dimension: int,
-    rounded_users: int,
-    steps: np.ndarray | None,
-    zeta: float,
-) -> DiscreteGaussianMechanism:
-    return calibrate(
-        guarantee.privacy.epsilon,
-        guarantee.privacy.delta,
-        sensitivity=guarantee.joint_sensitivity,
-        honest=guarantee.honest,
-        dimension=dimension,
-        rounded_users=rounded_users,
-        step=steps,
-        share=guarantee.share,
-        zeta=zeta,
-    )

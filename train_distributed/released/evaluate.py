@@ -14,12 +14,9 @@ from pretrain.cli.provenance import versions
 from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import MADE_WITH, Noise, suitability
-from train_distributed.one_shot.rounds import promise_report
-from train_distributed.one_shot.summation import (
-    IntegerEncoder,
-    one_sum,
-)
+from train_distributed.one_shot.report import MADE_WITH, Noise, check_noise, suitability
+from train_distributed.one_shot.rounds import Round, promise_report, sums_of
+from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.one_shot.users import own_partition
 from train_distributed.one_shot.validation import (
     SEEDED,
@@ -146,10 +143,7 @@ def summed(
     Raises:
         ValueError: as `evaluate`.
     """
-    if noise not in ("discrete", "float"):
-        raise ValueError(f"noise must be 'discrete' or 'float', got {noise!r}")
-    if generator is not None and noise == "discrete":
-        raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
+    check_noise(noise, generator)
     method = Evaluation(num_classes=release.weights.shape[1], bins=bins)
     method.validate()
     if noise == "discrete" and privacy.private:
@@ -161,14 +155,14 @@ def summed(
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
     played = FaultInjection() if faults is None else faults
     kept = played.surviving(len(sizes), guarantee.min_survivors)
-    summation = one_sum(
-        method,
-        guarantee,
+    sums = sums_of(
+        [Round(method, guarantee)],
         sizes,
         discrete=noise == "discrete",
         generator=generator,
         bare=frozenset(played.known_noise),
     )
+    _, summation = sums[0]
     if reserve is not None:
         exact = isinstance(summation, IntegerEncoder)
         reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
@@ -188,7 +182,7 @@ def summed(
             *([] if embeddings.held_out_seed is None else [SEEDED]),
         ),
     )
-    report = promise_report(guarantee, summation) | summation.report()
+    report = promise_report(sums) | summation.report()
     report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
     report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
     noise_std = summation.local_std * math.sqrt(len(survivors))

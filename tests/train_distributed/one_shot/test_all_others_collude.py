@@ -32,7 +32,7 @@ def _sum(
 @pytest.mark.parametrize(("users", "stated"), [(5, 1.47), (20, 2.7), (100, 6.9), (1000, 30)])
 def test_one_users_own_noise_is_what_is_left(kind: type, users: int, stated: float) -> None:
     guarantee, summation = _sum(users, kind, -(-4 * users // 5))  # as a federation's
-    found = promise_report(guarantee, summation)["epsilon_if_all_others_collude"]
+    found = promise_report([(guarantee, summation)])["epsilon_if_all_others_collude"]
     alone = summation.local_std / (guarantee.sensitivity * math.sqrt(guarantee.compositions))
     exact = accounting.epsilon(DELTA, alone)
     assert exact <= found <= exact * 1.001
@@ -57,4 +57,4 @@ def test_a_single_user_has_nobody_beside_it() -> None:
 def test_without_noise_there_is_nothing_to_state() -> None:
     _, summation = _sum(5, FloatSum)
     bare = Guarantee.of(torch.full((5,), 6), METHOD, Privacy(math.inf, DELTA))
-    assert "epsilon_if_all_others_collude" not in promise_report(bare, summation)
+    assert "epsilon_if_all_others_collude" not in promise_report([(bare, summation)])

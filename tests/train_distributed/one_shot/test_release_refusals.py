@@ -19,7 +19,7 @@ TRANSFORM = PublicTransform.identity(6)
 
 BAD = [
     ({"method": "nearest"}, "method must be one of .*, got 'nearest'"),
-    ({"noise": "laplace"}, "noise must be 'discrete' or 'float', got 'laplace'"),
+    ({"noise": "laplace"}, "noise must be one of discrete, float, got 'laplace'"),
     ({"generator": torch.Generator()}, "generator must be None for noise 'discrete'"),
     ({"num_classes": 5}, "num_classes must be 3, the set's class names, got 5"),
     ({"min_survivors": 0}, r"min_survivors must be in \[1, 6\]"),

@@ -102,7 +102,7 @@ def test_the_same_noise_promises_no_less(name: str, epsilon: float, unit: Any, g
         FloatSum(method.dimension, guarantee.float_std, torch.Generator()),
         IntegerSum.of(method, guarantee, sizes),
     ):
-        found = zero_out_report(guarantee, summation)
+        found = zero_out_report([(guarantee, summation)])
         assert found["zero_out_epsilon"] <= epsilon * (1 + 1e-9)
         std = summation.local_std * math.sqrt(guarantee.honest)
         distance = found["zero_out_sensitivity"] * math.sqrt(method.compositions)

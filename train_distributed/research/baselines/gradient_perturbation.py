@@ -19,7 +19,7 @@ from train_distributed.ledger.fields import gaussian_fields, simulated_fields
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.summation import FloatSum, IntegerSum, Summation
+from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
@@ -130,7 +130,7 @@ def _summation(
     sizes: Tensor,
     planned: DiscreteGaussianMechanism | None,
     generator: torch.Generator,
-) -> Summation:
+) -> FloatSum | IntegerSum:
     bare = frozenset(task.faults.known_noise if task.faults else ())
     if planned is None:
         return FloatSum(step.dimension, guarantee.float_std, generator, bare)

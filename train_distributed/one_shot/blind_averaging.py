@@ -65,11 +65,7 @@ class TrainedHeads(Statistic):
     constant: float | None = None  # a, the first column of all rows; needed for another prior
 
     def validate(self) -> None:
-        """Checks what the head cannot know.
-
-        Raises:
-            ValueError: naming the field, its rule and its value.
-        """
+        """Raises ValueError for a setting out of range that the head cannot know."""
         check.one_of(get_args(Solver), solver=self.solver)
         check.at_least(1, epochs=self.epochs, batch_size=self.batch_size)
         self.head.sensitivity(1, bound=self.bound)
@@ -102,11 +98,7 @@ class TrainedHeads(Statistic):
         return math.sqrt(LABEL_SHARE) * self.head.lipschitz / labels.head.lipschitz
 
     def check_rows(self, transform: PublicTransform) -> None:
-        """Checks clip norm and columns of the rows.
-
-        Raises:
-            ValueError: others than the head is made for.
-        """
+        """Raises ValueError for rows of another clip norm or other columns than the head's."""
         if (self.head.clip_norm, self.dim) != (transform.clip_norm, transform.dim):
             raise ValueError(
                 f"method must be made for rows of norm {transform.clip_norm} and {transform.dim} "

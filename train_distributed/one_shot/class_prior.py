@@ -16,11 +16,7 @@ TOLERANCE = 1e-6  # by which shares may miss one together
 
 
 def checked_prior(prior: object, num_classes: int) -> ClassPrior:
-    """The prior of a method, shares as floats.
-
-    Raises:
-        ValueError: another word, or shares that are not K positive numbers of sum one.
-    """
+    """The prior of a method; raises ValueError for another word, or shares that are no prior."""
     if isinstance(prior, str) and prior in get_args(Word):
         return "empirical" if prior == "empirical" else "equal"
     if not isinstance(prior, Sequence) or isinstance(prior, str):
@@ -65,11 +61,7 @@ def reported_prior(
 
 
 def with_shares(options: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
-    """Options of a method, where a prior that names a file has become the shares in it.
-
-    Raises:
-        ValueError: as `read_shares`.
-    """
+    """Options, a prior's file replaced by its shares; raises ValueError as `read_shares`."""
     prior = options.get("prior")
     read = {"prior": read_shares(prior, class_names)} if isinstance(prior, Path) else {}
     return {**options, **read}

@@ -36,15 +36,11 @@ class ClassSums(Statistic):
 
     def validate(self) -> None:
         """Checks K, and that the transform's clip norm and constant fit each other."""
-        check_num_classes(self.num_classes)
+        check.at_least(2, num_classes=self.num_classes)
         self.record_sensitivity(torch.ones(1))
 
     def check_rows(self, transform: PublicTransform) -> None:
-        """Checks that these rows are those of the statistic's own transform.
-
-        Raises:
-            ValueError: another transform.
-        """
+        """Raises ValueError for rows of another transform than the statistic's own."""
         if not self.transform.same_rows(transform):
             raise ValueError(
                 "transform must be the method's own, got another one: rows of norm "
@@ -184,8 +180,3 @@ def _shrunk(covariance: Tensor, share: float) -> Tensor:
     average = covariance.diagonal().mean()
     identity = torch.eye(len(covariance), dtype=torch.float64)
     return (1 - share) * covariance + share * average * identity
-
-
-def check_num_classes(num_classes: int) -> None:
-    """Raises ValueError for fewer than two classes."""
-    check.at_least(2, num_classes=num_classes)

@@ -41,11 +41,7 @@ class Discriminant(ClassSumsEstimator):
     """
 
     def check_transform(self, transform: PublicTransform) -> None:
-        """Checks that public labels have shown both transforms the same of the classes.
-
-        Raises:
-            ValueError: the classes scatter otherwise.
-        """
+        """Raises ValueError if public labels have shown the transforms other classes."""
         if not self.statistic.transform.same_scatter(transform):
             raise ValueError(
                 "transform must be the method's own, got one of the same rows whose classes "
@@ -78,7 +74,10 @@ class Discriminant(ClassSumsEstimator):
         centre = sums[1:].sum(1) / rows
         deviations = sums[1:] / counts - centre[:, None]
         posterior = self._posterior(deviations, noised.noise_std / counts, shares)
-        covariance = conditioned(self._public_within().double(), PUBLIC_SHRINKAGE)
+        transform = self.statistic.transform
+        known = transform.within_class  # of labelled public rows; without labels that of all
+        known = transform.covariance[1:, 1:] if known is None else known
+        covariance = conditioned(known.double(), PUBLIC_SHRINKAGE)
         if isinstance(self.statistic, ClassMoments):
             noise = self.statistic.moment_std(noised) / rows
             moments = self.statistic.moments(noised) / rows
@@ -86,11 +85,6 @@ class Discriminant(ClassSumsEstimator):
             covariance = conditioned(moved_covariance(covariance, private, noise))
         means = centre[:, None] + posterior.means
         return Gaussians(means, covariance + posterior.covariance, shares)
-
-    def _public_within(self) -> Tensor:
-        """(q, q) of labelled public rows; without labels that of all."""
-        known = self.statistic.transform.within_class
-        return self.statistic.transform.covariance[1:, 1:] if known is None else known
 
     def _posterior(self, deviations: Tensor, noise: Tensor, shares: Tensor) -> Posterior:
         """Posterior of the class means, by the prior C or the public classes' B_pub.

@@ -32,18 +32,10 @@ class Estimator(ABC):
         """Weights, and the temperature of their probabilities as far as the sum shows it."""
 
     def validate(self) -> None:  # noqa: B027  nothing to check is the default
-        """Checks settings that the transform and the data cannot know.
-
-        Raises:
-            ValueError: naming the field, its rule and its value.
-        """
+        """Raises ValueError for a setting that the transform and the data cannot know."""
 
     def check_transform(self, transform: PublicTransform) -> None:  # noqa: B027
-        """Checks that the public knowledge it uses is that of the rows' transform.
-
-        Raises:
-            ValueError: it is another's.
-        """
+        """Raises ValueError if the public knowledge it uses is of another transform."""
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior of the weights: its word, and its shares as far as they are known."""

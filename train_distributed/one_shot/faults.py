@@ -22,11 +22,7 @@ class FaultInjection:
         return f"a rehearsal: {len(set(self.dropped))} users were made to drop out"
 
     def surviving(self, users: int, min_survivors: int) -> Tensor:
-        """(users,) bool: True for users who are left.
-
-        Raises:
-            ValueError: fewer than m_min, or a user that does not exist.
-        """
+        """(users,) bool: who is left; raises ValueError for fewer than m_min, or no such user."""
         for name in ("known_noise", "dropped"):
             for user in getattr(self, name):
                 if not 0 <= user < users:

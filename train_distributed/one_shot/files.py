@@ -1,6 +1,5 @@
 """The files of a release, checked as they are read: anybody may have made them."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,18 +14,12 @@ MODEL, REPORT = "model.safetensors", "report.json"
 PREFIX = "transform."  # of the public transform's tensors
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """Content of model.safetensors, whose parts fit one another."""
+def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], dict[str, str]]:
+    """Reads model.safetensors, whose parts fit one another.
 
-    weights: Tensor  # (d, K) float64, finite
-    transform: PublicTransform  # whose rows are of dimension d
-    class_names: tuple[str, ...]  # K distinct ones
-    metadata: dict[str, str]
-
-
-def read_model(model: Path) -> Stored:
-    """Reads model.safetensors.
+    Returns:
+        (d, K) finite float64 weights, the transform of their rows, the names of K distinct classes,
+        and the file's metadata.
 
     Raises:
         ValueError: naming the file that is missing, damaged or does not fit.
@@ -51,20 +44,11 @@ def read_model(model: Path) -> Stored:
         raise ValueError(
             f"{model}: class_names must name {weights.shape[1]} classes, got {len(names)}"
         )
-    return Stored(
-        weights=weights.double(),
-        transform=transform,
-        class_names=names,
-        metadata=metadata,
-    )
+    return weights.double(), transform, names, metadata
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Raises:
-        ValueError: naming the file: unreadable, not JSON, a number that is not finite.
-    """
+    """The object that a JSON file holds, numbers finite; ValueError names the file."""
     try:
         found = parsed(path.read_text("utf-8"), parse_constant=_refuse)
     except (OSError, ValueError) as error:
@@ -75,11 +59,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_field(metadata: dict[str, str], name: str, where: Path) -> Any:
-    """A field of a safetensors file's metadata, which holds JSON; None where there is none.
-
-    Raises:
-        ValueError: naming the file and the field.
-    """
+    """A field of a safetensors file's metadata, as JSON; None: absent. ValueError names both."""
     if name not in metadata:
         return None
     try:

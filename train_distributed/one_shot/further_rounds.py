@@ -74,8 +74,7 @@ class ClippedGradient(Statistic):
         residual = torch.softmax(x @ self.weights.double(), 2)
         residual.scatter_add_(2, chunk.y[..., None], -torch.ones_like(residual[..., :1]))
         norms = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(residual, dim=2)
-        own = torch.arange(x.shape[1]) < chunk.counts[:, None]
-        factor = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0) * own
+        factor = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0) * chunk.own
         return (x.mT @ (residual * factor[..., None])).flatten(1)
 
 

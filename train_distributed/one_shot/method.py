@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from embed import PublicTransform
+from pretrain import check
 from train_distributed.one_shot.estimator import Estimator, Fitted
 from train_distributed.one_shot.further_rounds import MOST_ROUNDS, ClippedGradient
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
@@ -24,11 +25,7 @@ class Method:
     gradient: ClippedGradient | None = None  # that they sum, at weights not yet known
 
     def validate(self) -> None:
-        """Checks what the transform and the data cannot know.
-
-        Raises:
-            ValueError: naming the setting, its rule and its value.
-        """
+        """Raises ValueError for a setting out of range, whatever the transform and the data."""
         if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
             raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
         if self.rounds and self.statistic.unclipped is not self.statistic:
@@ -49,19 +46,10 @@ class Method:
         self.validate()
         self.statistic.check_rows(transform)
         self.estimator.check_transform(transform)
-        if self.num_classes != num_classes:
-            raise ValueError(
-                f"num_classes must be the method's {self.num_classes}, got {num_classes}"
-            )
+        check.equal(self.num_classes, num_classes=num_classes)
 
     def opened(self, total: Tensor, rows: int, noise_std: float) -> NoisedSum:
-        """Sum as estimators read it.
-
-        Args:
-            total: (D,) scaled, noised sum.
-            rows: n of all users in it.
-            noise_std: of the noise in one entry of it.
-        """
+        """(D,) scaled, noised sum of n rows, as estimators read it."""
         return NoisedSum(total / self.statistic.scale, rows, noise_std)
 
     def fit(self, noised: NoisedSum) -> Fitted:

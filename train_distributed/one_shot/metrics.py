@@ -58,14 +58,11 @@ class Evaluation:
             np.add.at(into, bins, values)
 
     def report(self) -> dict[str, Any]:
-        """All metrics, ready for JSON.
-
-        Raises:
-            ValueError: fewer rows were added than announced.
-        """
+        """All metrics, ready for JSON; raises ValueError if announced rows are missing."""
         if self._seen != self.rows:
             raise ValueError(f"rows must be {self.rows} in all, got {self._seen}")
-        truth, guess, counts = self._cells()
+        truth, guess = self.confusion.nonzero()
+        counts = self.confusion[truth, guess]
         accuracy = float(accuracy_score(truth, guess, sample_weight=counts))
         present, ever = self.confusion.sum(1), self.confusion.sum(0)
         found = precision_recall_fscore_support(
@@ -78,6 +75,7 @@ class Evaluation:
         precision, recall, f1 = map(np.asarray, found[:3])
         areas = self._areas()
         majority = int(present.argmax())
+        _, sure, hits = self._bins
         per_class = {
             name: {
                 "rows": int(present[k]),
@@ -97,17 +95,12 @@ class Evaluation:
             "balanced_accuracy": float(recall[present > 0].mean()),
             "macro_f1": float(f1[present + ever > 0].mean()),
             **self._auroc(areas),
-            "expected_calibration_error": self._calibration_error(),
+            "expected_calibration_error": float(np.abs(hits - sure).sum() / self.rows),
             "calibration_bins": f"{BINS} of equal width, by the probability of the class predicted",
             "per_class": per_class,
             **({"confusion": self.confusion.tolist()} if small else {}),
             "warnings": self._warnings(accuracy),
         }
-
-    def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The confusion matrix as rows of (label, predicted class, how many)."""
-        truth, guess = self.confusion.nonzero()
-        return truth, guess, self.confusion[truth, guess]
 
     def _areas(self) -> list[float | None]:
         """Per class, the area under the curve of it against the rest; None where one is missing."""
@@ -130,11 +123,6 @@ class Evaluation:
         words = f"macro: mean of {len(known)} classes, each against the rest"
         return {"auroc": float(np.mean(known)), "auroc_of": words, **left_out}
 
-    def _calibration_error(self) -> float:
-        """Σ over bins of |hits − sum of confidence| / n."""
-        _, sure, hits = self._bins
-        return float(np.abs(hits - sure).sum() / self.rows)
-
     def _warnings(self, accuracy: float) -> list[str]:
         predicted = self.confusion.sum(0).nonzero()[0]
         words = []
@@ -153,12 +141,9 @@ class Evaluation:
 def brief(metrics: dict[str, Any]) -> Sequence[tuple[str, str]]:
     """Name and value of the metrics that are printed, the warnings last."""
     names = ("balanced_accuracy", "macro_f1", "auroc", "expected_calibration_error")
-    lines = [(name, _digits(metrics[name])) for name in names]
+    known = [(name, metrics[name]) for name in names]
+    lines = [(name, "unknown" if value is None else f"{value:.4f}") for name, value in known]
     return [*lines, *(("warning", words) for words in metrics["warnings"])]
-
-
-def _digits(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4f}"
 
 
 def _if(count: int, value: float) -> float | None:

@@ -10,19 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+from embed import PublicTransform, add_constant_and_clip
 from embed.encoding import Encoding
 from embed.project import in_blocks, product
-from embed.store import TEST
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
-from train_distributed.one_shot.files import (
-    MODEL,
-    PREFIX,
-    REPORT,
-    read_field,
-    read_model,
-)
+from train_distributed.one_shot.files import MODEL, PREFIX, REPORT, read_field, read_model
 from train_distributed.one_shot.probabilities import probabilities, reading
 from train_distributed.one_shot.report_file import Report
 
@@ -86,31 +79,9 @@ class Release:
         rows = add_constant_and_clip(features, transform.clip_norm, transform.constant)
         return product(rows, self.weights)
 
-    def confusion(self, embeddings: EmbeddingSet, split: int = TEST) -> Tensor:
-        """(K, K) int64: rows of a split by label and predicted class.
-
-        Raises:
-            ValueError: the split is empty, or the set has no labels.
-        """
-        embeddings.need_labels()
-        rows = np.flatnonzero(embeddings.split == split)
-        if not len(rows):
-            raise ValueError(f"split must hold rows, got none in split {split}")
-        classes = self.weights.shape[1]
-        counts = torch.zeros(classes * classes, dtype=torch.int64)
-        for part in np.array_split(rows, math.ceil(len(rows) / BLOCK)):
-            predicted = self.predict(embeddings.embeddings[part])
-            labels = torch.from_numpy(embeddings.labels[part])
-            counts += torch.bincount(labels * classes + predicted, minlength=classes * classes)
-        return counts.unflatten(0, (classes, classes))
-
     @classmethod
     def load(cls, directory: Path | str) -> "Release":
-        """Reads a directory that `save` wrote; an older one does not name its encoder.
-
-        Raises:
-            ValueError: naming the file that is missing, damaged or does not fit.
-        """
+        """Reads a directory that `save` wrote; raises ValueError naming the file that is bad."""
         path = Path(directory)
         if not path.is_dir():
             raise ValueError(f"release must be an existing directory, got {path}")
@@ -118,20 +89,14 @@ class Release:
 
     @classmethod
     def load_file(cls, where: Path) -> "Release":
-        """Reads model.safetensors alone: a model without its report.
-
-        Raises:
-            ValueError: naming the file that is missing, damaged or does not fit.
-        """
-        stored = read_model(where)
-        fields = {
-            name: read_field(stored.metadata, name, where)
-            for name in ("image_shape", "temperature")
-        }
-        temperature = 1.0 if fields["temperature"] is None else fields["temperature"]
+        """Reads model.safetensors alone, without a report; raises ValueError as `read_model`."""
+        weights, transform, class_names, metadata = read_model(where)
+        shape, temperature = (
+            read_field(metadata, name, where) for name in ("image_shape", "temperature")
+        )
+        temperature = 1.0 if temperature is None else temperature
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
             raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
-        shape = fields["image_shape"]
         if shape is not None and not (
             isinstance(shape, list)
             and len(shape) == 3
@@ -139,10 +104,10 @@ class Release:
         ):
             raise ValueError(f"{where}: image_shape must be three sizes > 0, got {shape!r}")
         return cls(
-            weights=stored.weights,
-            transform=stored.transform,
-            class_names=stored.class_names,
-            encoding=Encoding.in_metadata(stored.metadata, where),
+            weights,
+            transform,
+            class_names,
+            encoding=Encoding.in_metadata(metadata, where),
             image_shape=None if shape is None else tuple(shape),
             temperature=temperature,
         )

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
@@ -74,36 +73,26 @@ class PrivateRows:
         return replace(checked, unsuitable=checked.unsuitable + spread)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Every user once, with the rows that the noise rests on.
-
-        Raises:
-            ValueError: users of a stream that break their word, or rows that are not finite.
-        """
+        """Every user once; raises ValueError for one that breaks its word, or rows not finite."""
         sizes = self.users.sizes
         seen = torch.zeros(len(sizes), dtype=torch.bool)
         for chunk in self.users.chunks():
-            _check_chunk(chunk, sizes, seen)
+            if seen[chunk.users].any() or len(chunk.users.unique()) < len(chunk.users):
+                raise ValueError("users must stream in once each, got one twice")
+            if not torch.equal(chunk.counts, sizes[chunk.users]):
+                raise ValueError("users must hold as many rows as their sizes say, got others")
+            seen[chunk.users] = True
             if self.embeddings is None:
                 _check_rows(chunk, self.num_classes)
             yield chunk
 
 
-def _check_chunk(chunk: Chunk, sizes: Tensor, seen: Tensor) -> None:
-    """Notes the chunk's users in (users,) `seen`; the noise rests on their sizes, once each."""
-    if seen[chunk.users].any() or len(chunk.users.unique()) < len(chunk.users):
-        raise ValueError("users must stream in once each, got one twice")
-    if not torch.equal(chunk.counts, sizes[chunk.users]):
-        raise ValueError("users must hold as many rows as their sizes say, got others")
-    seen[chunk.users] = True
-
-
 def _check_rows(chunk: Chunk, num_classes: int) -> None:
     """Refuses a user's rows that no `EmbeddingSet` would hold, before any of its noise is drawn."""
-    own = torch.arange(chunk.x.shape[1]) < chunk.counts[:, None]
-    labels = chunk.y[own]
+    labels = chunk.y[chunk.own]
     if (labels < 0).any() or (labels >= num_classes).any():
         raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels.max())}")
-    broken = own & ~torch.isfinite(chunk.x).all(2)
+    broken = chunk.own & ~torch.isfinite(chunk.x).all(2)
     if broken.any():
         user = int(chunk.users[broken.any(1)][0])
         raise ValueError(

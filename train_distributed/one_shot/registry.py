@@ -40,10 +40,6 @@ class MethodEntry:
     sums_rows: bool = False  # a sum over rows, whoever holds them
 
 
-def _build(module: str, *given: str) -> Callable[..., "Method"]:
-    return partial(_built, module, *given)
-
-
 def _built(module: str, *arguments: Any, **options: Any) -> "Method":
     home = import_module(f"train_distributed.one_shot.{module}")
     return home.build(*arguments, **options)
@@ -51,7 +47,7 @@ def _built(module: str, *arguments: Any, **options: Any) -> "Method":
 
 METHODS: dict[str, MethodEntry] = {
     "discriminant": MethodEntry(
-        build=_build("discriminant"),
+        build=partial(_built, "discriminant"),
         words="discriminant: every user submits class sums, and second moments of its rows; the "
         "classifier is Gaussian discriminant analysis, its means and covariance posterior "
         "estimates under a public prior",
@@ -61,7 +57,7 @@ METHODS: dict[str, MethodEntry] = {
         sums_rows=True,
     ),
     "class-sums": MethodEntry(
-        build=_build("class_sums"),
+        build=partial(_built, "class_sums"),
         words="class sums: every user submits the sum of its rows by class; the classifier is "
         "linear discriminant analysis with the public covariance",
         probabilities="softmax of the scores: the posterior of Gaussian classes of the class prior "
@@ -70,7 +66,7 @@ METHODS: dict[str, MethodEntry] = {
         sums_rows=True,
     ),
     "least-squares": MethodEntry(
-        build=_build("least_squares"),
+        build=partial(_built, "least_squares"),
         words="least squares: every user submits class sums and second moments of its rows; the "
         "classifier is ridge regression",
         probabilities="softmax of the scores / temperature, which fits Gaussian classes of the "
@@ -80,21 +76,21 @@ METHODS: dict[str, MethodEntry] = {
         sums_rows=True,
     ),
     "softmax": MethodEntry(
-        build=_build("averaged_heads", "softmax"),
+        build=partial(_built, "averaged_heads", "softmax"),
         words="blind averaging: the average of softmax layers that the users trained",
         probabilities="softmax of the scores: those of the averaged regressions, evened out by "
         "regularisation and clipping and disturbed by noise; not calibrated",
         rule=ONE,
     ),
     "svm": MethodEntry(
-        build=_build("averaged_heads", "svm"),
+        build=partial(_built, "averaged_heads", "svm"),
         words="blind averaging: the average of one-vs-rest Huber SVMs that the users trained",
         probabilities="softmax of the scores, which are no log-probabilities: a margin has no "
         "likelihood; not calibrated",
         rule=MANY,
     ),
     "logistic": MethodEntry(
-        build=_build("averaged_heads", "logistic"),
+        build=partial(_built, "averaged_heads", "logistic"),
         words="blind averaging: the average of one-vs-rest logistic regressions of the users",
         probabilities="softmax of the scores of regressions of one class against the rest, evened "
         "out by regularisation and clipping and disturbed by noise; not calibrated",

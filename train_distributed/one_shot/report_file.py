@@ -135,21 +135,13 @@ class Report(Mapping[str, Any]):
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Self:
-        """Report with these keys and values, and with a version.
-
-        Raises:
-            ValueError: a known key with a value of another kind.
-        """
+        """Report of these keys; raises ValueError for a known key with a value of another kind."""
         kept = {"report_version": VERSION, **written}
         return converted(kept | {"written": kept}, cls, "report must be what a release writes")
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Report in a file.
-
-        Raises:
-            ValueError: naming the file: unreadable, not JSON, or as `of`.
-        """
+        """Report in a file; ValueError names the file that cannot be read, or is none."""
         found = read_object(path)
         try:
             return cls.of(found)

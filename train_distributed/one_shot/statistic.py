@@ -86,18 +86,10 @@ class Statistic(Submission):
         """(u, D) float64 submissions, unscaled, without noise."""
 
     def validate(self) -> None:
-        """Checks settings that the transform and the data cannot know.
-
-        Raises:
-            ValueError: naming the field, its rule and its value.
-        """
+        """Raises ValueError for a setting that the transform and the data cannot know."""
 
     def check_rows(self, transform: PublicTransform) -> None:
-        """Checks that the sensitivity is that of the rows which a transform makes.
-
-        Raises:
-            ValueError: it is stated for other rows.
-        """
+        """Raises ValueError unless the sensitivity is stated for the rows of a transform."""
 
     @property
     def own_transform(self) -> PublicTransform | None:

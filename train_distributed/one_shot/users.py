@@ -30,6 +30,11 @@ class Chunk:
     counts: Tensor  # (u,) int64: true rows of each
     grid: float | None = None  # of which all entries are multiples, where `rounded` made them so
 
+    @property
+    def own(self) -> Tensor:
+        """(u, n) bool: True for true rows, False for padding."""
+        return torch.arange(self.x.shape[1]) < self.counts[:, None]
+
     def select(self, users: Tensor) -> "Chunk":
         """Those of its users for which (u,) `users` is true."""
         if users.all():
@@ -39,7 +44,7 @@ class Chunk:
 
     def pooled(self) -> "Chunk":
         """All true rows as if one user, number 0, held them."""
-        own = torch.arange(self.x.shape[1]) < self.counts[:, None]
+        own = self.own
         x, y = (self.x[own], self.y[own]) if not own.all() else (self.x, self.y)
         x, y = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1)
         return Chunk(torch.zeros(1, dtype=torch.int64), x, y, self.counts.sum()[None], self.grid)
@@ -62,8 +67,7 @@ class Chunk:
             keys = torch.from_numpy(random_keys(self.y.numel()).view(np.int64)).view_as(self.y)
         else:
             keys = torch.randint(2**62, self.y.shape, generator=generator)
-        own = torch.arange(self.y.shape[1]) < self.counts[:, None]
-        keys = keys.where(own, torch.iinfo(torch.int64).max)
+        keys = keys.where(self.own, torch.iinfo(torch.int64).max)
         order = keys.argsort(dim=1, stable=True)
         x = self.x.gather(1, order[..., None].expand_as(self.x))
         return replace(self, x=x, y=self.y.gather(1, order))
@@ -103,7 +107,7 @@ def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
         ValueError: a row that is not finite, longer than c, begins with another number than a, or
             whose features are longer than √(c² − a²).
     """
-    own = torch.arange(chunk.x.shape[1]) < chunk.counts[:, None]
+    own = chunk.own
     reach = math.sqrt(clip_norm**2 - constant**2)
     step = max(1, CHECKED // chunk.x[0].numel())
     for start in range(0, len(own), step):

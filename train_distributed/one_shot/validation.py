@@ -6,7 +6,7 @@ is drawn, for the set as a whole, and no ε covers them; whoever repairs a set a
 nobody else.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,16 +33,6 @@ class CheckedInputs:
 
     report: dict[str, Any]
     unsuitable: tuple[str, ...] = ()
-
-
-@dataclass
-class _Scan:
-    """One pass over all rows of a set."""
-
-    broken: int = 0  # rows that are not finite
-    first: int = -1
-    value: float = 0.0  # what it holds: nan, inf or -inf
-    shared: int = 0  # finite rows that the transform has seen
 
 
 def validate(
@@ -74,16 +64,22 @@ def validate(
             whose public rows were chosen by looking at private ones.
     """
     refuse_other(transform.encoding, embeddings.encoding, ("transform", "embeddings"))
-    _check_names(embeddings, class_names)
+    declared = embeddings.declared_classes
+    if class_names and declared not in ((), tuple(class_names)):
+        raise ValueError(f"class_names must be {tuple(class_names)} as agreed, got {declared}")
     classes = known_classes(embeddings, num_classes)
-    inferred = num_classes is None and not embeddings.declared_classes
+    inferred = num_classes is None and not declared
     if inferred and discrete:
         raise ValueError(
             "num_classes must be given for discrete noise where the set's classes were counted "
             f"from the labels that occur, got None and {classes} such classes"
         )
     if discrete:
-        _refuse_shaped(transform)
+        if transform.dropped:
+            raise ValueError(
+                "transform must be fitted on a whole public set for discrete noise, got one out of "
+                f"which {transform.dropped} private rows were taken, so that it depends on them"
+            )
         refuse_seeded_split(embeddings)
     origin = _origin(embeddings, transform, discrete=discrete, vouched=vouched)
     reasons = {
@@ -96,14 +92,6 @@ def validate(
     report |= _compare_rows(embeddings, transform)
     report |= {"classes": INFERRED if inferred else "declared"}
     return CheckedInputs(report, tuple(reason for reason, holds in reasons.items() if holds))
-
-
-def _refuse_shaped(transform: PublicTransform) -> None:
-    if transform.dropped:
-        raise ValueError(
-            "transform must be fitted on a whole public set for discrete noise, got one out of "
-            f"which {transform.dropped} private rows were taken, so that it depends on them"
-        )
 
 
 def refuse_seeded_split(embeddings: EmbeddingSet) -> None:
@@ -122,11 +110,7 @@ def refuse_seeded_split(embeddings: EmbeddingSet) -> None:
 def validate_stream(
     transform: PublicTransform | None, *, discrete: bool, vouched: bool = False
 ) -> CheckedInputs:
-    """Checks users that stream in: their raw rows are never seen, so nothing is compared.
-
-    Raises:
-        ValueError: under discrete noise, a transform other than the identity, unless vouched for.
-    """
+    """Checks a stream of users, whose rows are compared with nothing; raises ValueError."""
     if transform is None or transform.is_identity:
         return CheckedInputs({"public_transform": STREAMED})
     if discrete and not vouched:
@@ -191,9 +175,7 @@ def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
 
 def provenance(transform: PublicTransform) -> dict[str, Any]:
     """Number of public rows that a transform has seen."""
-    if transform.seen is None:
-        return {}
-    return {"public_rows": len(transform.seen)}
+    return {} if transform.seen is None else {"public_rows": len(transform.seen)}
 
 
 def _origin(
@@ -213,12 +195,6 @@ def _origin(
     return UNKNOWN
 
 
-def _check_names(embeddings: EmbeddingSet, agreed: Sequence[str]) -> None:
-    declared = embeddings.declared_classes
-    if agreed and declared not in ((), tuple(agreed)):
-        raise ValueError(f"class_names must be {tuple(agreed)} as agreed, got {declared}")
-
-
 def _compare_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
     """Report on the rows that the transform has seen."""
     if embeddings.dim != len(transform.mean):
@@ -226,19 +202,29 @@ def _compare_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[
             f"transform must be of {embeddings.dim} columns, got one of {len(transform.mean)}"
         )
     seen = transform.seen if transform.seen is not None and len(transform.seen) else None
-    scan = _scan(embeddings.blocks(), seen)
-    if scan.broken:
+    broken, first, value, shared, start = 0, 0, 0.0, 0, 0  # all by one pass over the rows
+    for block in embeddings.blocks():
+        finite = np.isfinite(block).all(1)
+        if not finite.all():
+            if not broken:
+                row = int(finite.argmin())
+                first, value = start + row, block[row][~np.isfinite(block[row])][0]
+            broken += int((~finite).sum())
+        elif seen is not None and not broken:
+            shared += int(found(row_hashes(block), seen).sum())
+        start += len(block)
+    if broken:
         raise ValueError(
-            f"embeddings must be finite, got {scan.value} in {embeddings.place(scan.first)}, "
-            f"the first of {scan.broken} such rows among {len(embeddings)}; nothing is released"
+            f"embeddings must be finite, got {value} in {embeddings.place(first)}, "
+            f"the first of {broken} such rows among {len(embeddings)}; nothing is released"
         )
     if seen is None:
         if transform.fitted_on and transform.fitted_on == embeddings.content_hash():
             raise ValueError("transform must not be fitted on the private rows, got their very set")
         return {}
-    if scan.shared:
+    if shared:
         raise ValueError(
-            f"transform must not have seen private rows, got {scan.shared} of {len(embeddings)} "
+            f"transform must not have seen private rows, got {shared} of {len(embeddings)} "
             f"among its {len(seen)} public ones (`embed exclude` writes the private set without "
             "them); nothing is released"
         )
@@ -248,18 +234,3 @@ def _compare_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[
         "row_hash_bits": BITS,
         "shared_rows_by_chance": false_positives(len(embeddings), len(seen)),
     }
-
-
-def _scan(blocks: Iterator[np.ndarray], seen: np.ndarray | None) -> _Scan:
-    scan, start = _Scan(), 0
-    for block in blocks:
-        finite = np.isfinite(block).all(1)
-        if not finite.all():
-            if not scan.broken:
-                row = block[finite.argmin()]
-                scan.first, scan.value = start + int(finite.argmin()), row[~np.isfinite(row)][0]
-            scan.broken += int((~finite).sum())
-        elif seen is not None and not scan.broken:
-            scan.shared += int(found(row_hashes(block), seen).sum())
-        start += len(block)
-    return scan

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.one_shot.statistic import Submission
 from train_distributed.released.evaluation_bounds import COARSEST_GRID, MOST_BINS
 
@@ -49,15 +50,9 @@ class Evaluation(Submission):
     bins: int = 10  # B of confidence, of equal width on [0, 1]; 0: no H and no R
 
     def validate(self) -> None:
-        """Checks the ranges.
-
-        Raises:
-            ValueError: naming the field, its rule and its value.
-        """
-        if self.num_classes < 2:
-            raise ValueError(f"num_classes must be >= 2, got {self.num_classes}")
-        if not 0 <= self.bins <= MOST_BINS:
-            raise ValueError(f"bins must be from 0 to {MOST_BINS}, got {self.bins}")
+        """Raises ValueError for a number out of range."""
+        check.at_least(2, num_classes=self.num_classes)
+        check.within(f"[0, {MOST_BINS}]", bins=self.bins)
 
     @property
     def first_bin(self) -> int:

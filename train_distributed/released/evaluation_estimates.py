@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_intervals import (
     FEW,
@@ -57,12 +58,8 @@ class Estimates:
 
 def check_reading(confidence: float, sampling: Sampling) -> None:
     """Raises ValueError for a level at which the intervals were not tried, or another sampling."""
-    if not LEAST_CONFIDENCE <= confidence <= MOST_CONFIDENCE:
-        raise ValueError(
-            f"confidence must be from {LEAST_CONFIDENCE} to {MOST_CONFIDENCE}, got {confidence}"
-        )
-    if sampling not in ("rows", "users"):
-        raise ValueError(f"sampling must be 'rows' or 'users', got {sampling!r}")
+    check.within(f"[{LEAST_CONFIDENCE}, {MOST_CONFIDENCE}]", confidence=confidence)
+    check.one_of(get_args(Sampling), sampling=sampling)
 
 
 def design_effect(sizes: Tensor, sampling: Sampling) -> float:

@@ -5,7 +5,7 @@ noise, for the set as a whole, and no ε covers them.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from embed import EmbeddingSet
 from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EVALUATION, TRAIN
+from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.partition import Partition
 from train_distributed.released.evaluation import Evaluation
@@ -48,8 +49,7 @@ def held_out(
         ValueError: no such rows, rows of another width, not finite or unlabelled, labels or class
             names that are not the model's, training rows among them.
     """
-    if overlap not in ("refuse", "add"):
-        raise ValueError(f"overlap must be 'refuse' or 'add', got {overlap!r}")
+    check.one_of(get_args(Overlap), overlap=overlap)
     rows = np.flatnonzero(embeddings.split == EVALUATION)
     if not len(rows):
         raise ValueError(f"embeddings must hold evaluation rows (split 2), got none; {HOW}")

@@ -18,6 +18,7 @@ from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.report import measure
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
@@ -51,8 +52,7 @@ def transform() -> PublicTransform:
 
 
 def balanced(made: Release, data: EmbeddingSet) -> float:
-    confusion = made.confusion(data).double()
-    return float((confusion.diagonal() / confusion.sum(1)).mean())
+    return measure(made, data)["balanced_accuracy"]
 
 
 @pytest.mark.parametrize("name", WITH_PRIOR)

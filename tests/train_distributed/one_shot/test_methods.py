@@ -83,7 +83,7 @@ def test_a_method_for_other_columns_or_classes_is_refused() -> None:
     narrow = PublicTransform.identity(3, transform.clip_norm, transform.constant)
     with pytest.raises(ValueError, match=r"7 columns, got one for 1.118.* and 4"):
         release(rows(), build_method("softmax", narrow, K, {}), PROMISE, transform=transform)
-    with pytest.raises(ValueError, match="num_classes must be the method's 4, got 3"):
+    with pytest.raises(ValueError, match="num_classes must be 4, got 3"):
         release(rows(), build_method("class-sums", transform, 4, {}), PROMISE)
 
 

@@ -247,7 +247,7 @@ def test_a_clipped_method_is_checked_like_the_method() -> None:
     method = build_method("softmax", TRANSFORM, K, {"user_clip": 1.0})
     assert method.name == "softmax"
     method.check(TRANSFORM, K)
-    with pytest.raises(ValueError, match="num_classes must be the method's 3, got 4"):
+    with pytest.raises(ValueError, match="num_classes must be 3, got 4"):
         method.check(TRANSFORM, 4)
     with pytest.raises(ValueError, match="l2_reg must"):
         made("softmax", 1.0, {"l2_reg": -1.0})

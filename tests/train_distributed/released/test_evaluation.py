@@ -136,8 +136,8 @@ def test_any_model_can_be_asked() -> None:
     ("settings", "words"),
     [
         ({"num_classes": 1}, "num_classes must be >= 2, got 1"),
-        ({"num_classes": 2, "bins": -1}, "bins must be from 0 to 50, got -1"),
-        ({"num_classes": 2, "bins": MOST_BINS + 1}, "bins must be from 0 to 50, got 51"),
+        ({"num_classes": 2, "bins": -1}, "bins must be in .0, 50., got -1"),
+        ({"num_classes": 2, "bins": MOST_BINS + 1}, "bins must be in .0, 50., got 51"),
     ],
 )
 def test_bad_settings(settings: dict[str, int], words: str) -> None:

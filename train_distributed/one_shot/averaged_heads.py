@@ -44,11 +44,7 @@ class AveragedHeads(Estimator):
         return reported_prior(self.statistic.prior, unknown / unknown.sum(), class_names)
 
     def taught_by(self, shares: Tensor) -> Tensor:
-        """(K,) weights of the constant column that minimise J where rows have no features.
-
-        Args:
-            shares: (K,) of the classes.
-        """
+        """(K,) constant column that minimises J for (K,) shares of rows without features."""
         head, a = self.statistic.head, self.statistic.constant or 0.0
         targets = head.targets(torch.arange(head.num_classes), torch.float64)
 
@@ -72,15 +68,7 @@ def build(
     l2_reg: float = L2_REG,
     **options: Any,
 ) -> Method:
-    """Blind averaging of one kind of head.
-
-    Args:
-        name: of the head, one of HEADS.
-        transform: makes the rows.
-        num_classes: K.
-        l2_reg: Λ.
-        **options: `radius`, `relaxation` (svm) and the fields of `TrainedHeads`.
-    """
+    """Blind averaging of heads of kind `name`; options: `radius`, and fields of `TrainedHeads`."""
     of_head = {key: options.pop(key) for key in ("radius", "relaxation") if key in options}
     head = HEADS[name](
         num_classes=num_classes, clip_norm=transform.clip_norm, l2_reg=l2_reg, **of_head

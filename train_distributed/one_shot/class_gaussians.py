@@ -139,11 +139,8 @@ def weighted_mean(values: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor) -> Tensor:
     """(q, q) W_priv = M/N − g gᵀ − Σ (n_k/N)(μ_k − g)(μ_k − g)ᵀ − Σ (n_k/N) V_k.
 
-    Args:
-        moments: (q, q) M/N, mean of u uᵀ, noised.
-        centre: (q,) g, the mean of all rows.
-        posterior: of the class means less g.
-        shares: (K,) n_k/N.
+    M/N are the noised (q, q) `moments`, g is the (q,) `centre` of all rows, n_k/N the (K,)
+    `shares`.
     """
     between = posterior.means * shares @ posterior.means.T
     return moments - torch.outer(centre, centre) - between - posterior.covariance
@@ -212,13 +209,9 @@ def fitted_size(ratios: Tensor, noise: Tensor) -> float:
 
 
 def fitted_scale(squares: Tensor, noise: Tensor) -> float:
-    """v >= 0 of maximum likelihood for entries N(0, v + noise) whose squares are given.
+    """v >= 0 of maximum likelihood for entries N(0, v + noise) of any shape, given their squares.
 
     By Fisher scoring, where every entry weighs 1/(v + noise)².
-
-    Args:
-        squares: of the entries, any shape.
-        noise: variance of the noise in each.
     """
     found = float(squares.mean())
     for _ in range(SCORING_STEPS):
@@ -242,10 +235,7 @@ def conditioned(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
 def linear_discriminant(means: Tensor, covariance: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """(q, K) Σ⁻¹μ_k and (K,) log π_k − ½ μ_kᵀ Σ⁻¹ μ_k: Bayes' rule for Gaussian classes.
 
-    Args:
-        means: (q, K) μ.
-        covariance: (q, q) Σ, of every class.
-        shares: (K,) prior probability π_k.
+    Of (q, K) means μ, the (q, q) covariance Σ of every class, and (K,) shares π.
     """
     directions = torch.linalg.solve(covariance, means)
     return directions, shares.log() - 0.5 * (means * directions).sum(0)

@@ -46,13 +46,7 @@ def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
 def reported_prior(
     prior: ClassPrior, counted: Tensor | None, class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Word and shares of a prior for a report.
-
-    Args:
-        prior: of the weights.
-        counted: (K,) shares of the users' rows as far as they are known.
-        class_names: K of them.
-    """
+    """Word of a prior, and its shares as far as (K,) shares of the users' rows are known."""
     report: dict[str, Any] = {"prior": prior if isinstance(prior, str) else "given"}
     if counted is None:
         return report
@@ -70,13 +64,8 @@ def with_shares(options: Mapping[str, Any], class_names: Sequence[str]) -> dict[
 def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
     """The shares that a JSON file gives every class, in the order of the classes.
 
-    Args:
-        path: an object of class name, or number, and share.
-        class_names: of classes 0, 1, ...
-
-    Raises:
-        ValueError: naming the file: not such an object, a class missing, unknown or twice, shares
-            that are no prior.
+    The file holds an object of class name, or number, and share. Raises ValueError naming it:
+    no such object, a class missing, unknown or twice, shares that are no prior.
     """
     try:
         pairs = parsed(path.read_text("utf-8"), object_pairs_hook=list)

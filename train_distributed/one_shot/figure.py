@@ -18,12 +18,9 @@ def draw_release(
     path: Path,
     promise: Callable[[Report, Axes], None] | None = None,
 ) -> None:
-    """Draws the promise of a release, and its accuracy by class where that is known.
+    """Draws the promise of a release, and its accuracy by class where that is known, as a PNG.
 
-    Args:
-        report: of the release.
-        path: of the PNG.
-        promise: draws a private release's panel; its privacy curve if left out.
+    `promise` draws a private release's panel; its privacy curve if left out.
     """
     per_class = report.test_accuracy_per_class
     figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
@@ -58,13 +55,9 @@ def draw_confusion(
 def confusion_figure(
     confusion: Sequence[Sequence[int]] | np.ndarray, names: Sequence[str]
 ) -> Figure:
-    """A confusion matrix as a picture: rows are labels, columns what was predicted.
+    """A (K, K) confusion matrix as a picture: rows are labels, columns what was predicted.
 
     Colours are shares of a row, so that classes of few rows can be read; numbers are counts.
-
-    Args:
-        confusion: (K, K) counts.
-        names: of the K classes.
     """
     counts = np.asarray(confusion)
     shares = counts / counts.sum(1, keepdims=True).clip(min=1)

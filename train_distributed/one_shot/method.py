@@ -36,12 +36,8 @@ class Method:
     def check(self, transform: PublicTransform, num_classes: int) -> None:
         """Refuses a method whose sensitivity is not that of the rows it is given.
 
-        Args:
-            transform: the one that makes the rows, and that alone clips them.
-            num_classes: K.
-
-        Raises:
-            ValueError: a setting out of range, another transform, clip norm, dimension or K.
+        `transform` makes the rows and alone clips them. Raises ValueError for a setting out
+        of range, another transform, clip norm, dimension or K.
         """
         self.validate()
         self.statistic.check_rows(transform)

@@ -17,12 +17,7 @@ def reading(method: str | None) -> str:
 
 
 def probabilities(scores: Tensor, temperature: float = 1.0) -> Tensor:
-    """(n, K) shares of one from (n, K) float64 scores; finite whatever finite scores.
-
-    Args:
-        scores: of every class, the largest is the one predicted.
-        temperature: T > 0, by which scores are divided first.
-    """
+    """(n, K) softmax of (n, K) float64 scores / temperature; finite whatever finite scores."""
     largest = scores.amax(1, keepdim=True)
     return torch.softmax((scores - largest) / temperature, 1)
 

@@ -102,17 +102,11 @@ METHODS: dict[str, MethodEntry] = {
 def build_method(
     name: str, transform: "PublicTransform", num_classes: int, options: Mapping[str, Any]
 ) -> "Method":
-    """The method of this name, with clip norm and constant from the transform.
+    """The method of this name, with clip norm and constant from the transform of its rows.
 
-    Args:
-        name: one of METHODS.
-        transform: the public transform that makes the rows.
-        num_classes: K.
-        options: keywords of the entry's `build`; for any method `user_clip`, the norm of
-            `UserClip`. A `prior` may be a list of shares.
-
-    Raises:
-        ValueError: an unknown name or option, a value out of range.
+    Options are keywords of the entry's `build`; for any method also `user_clip`, the norm of
+    `UserClip`. A `prior` may be a list of shares. Raises ValueError for an unknown name or
+    option, or a value out of range.
     """
     from train_distributed.one_shot.class_prior import checked_prior
     from train_distributed.one_shot.user_clip import UserClip

@@ -179,9 +179,7 @@ class ReleaseRequest:
 def with_seconds(released: Release, started: float) -> Release:
     """The model; the report of a simulation also says how long it took, which depends on the rows.
 
-    Args:
-        released: the model.
-        started: when `time.perf_counter` was read.
+    `started` is what `time.perf_counter` said.
     """
     if released.report.suitable_for_release:
         return released

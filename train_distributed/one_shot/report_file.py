@@ -179,13 +179,7 @@ class Report(Mapping[str, Any]):
 def converted(written: Mapping[str, Any], kind: type[T], rule: str) -> T:
     """The dataclass of this kind, from JSON; keys that it lacks are left out.
 
-    Args:
-        written: keys and values.
-        kind: a dataclass.
-        rule: begins the sentence of the error.
-
-    Raises:
-        ValueError: a key is missing, or has a value of another kind.
+    Raises ValueError, a sentence that `rule` begins: a key missing, or a value of another kind.
     """
     known = {name: _number(name, value) for name, value in written.items()}
     try:

@@ -35,14 +35,7 @@ def rounds_of(
 ) -> tuple[Round, ...]:
     """Rounds of a release in their order; their shares of μ² come to 1.
 
-    Args:
-        method: the method.
-        sizes: (users,) n_i.
-        privacy: of all sums together.
-        min_survivors: m_min, of each of them.
-
-    Raises:
-        ValueError: as `Guarantee.of`.
+    Raises ValueError as `Guarantee.of` with (users,) sizes n_i and m_min = `min_survivors`.
     """
     rounds, gradient, statistic = method.rounds, method.gradient, method.statistic
     if not rounds or gradient is None:
@@ -88,12 +81,8 @@ def sums_of(
 ) -> list[tuple[Guarantee, FloatSum | IntegerSum]]:
     """Every sum of a release in its order, planned before any noise is drawn.
 
-    Args:
-        rounds: of the release.
-        sizes: (users,) n_i.
-        discrete: as it is deployed, False: floating point; without noise always a simulation.
-        generator: of float noise; None: seeded by the operating system.
-        bare: users whose noise an attacker knows.
+    Noise that is not `discrete`, and none, is simulated in floating point; `generator` None:
+    seeded by the operating system. `bare` are users whose noise an attacker knows.
     """
     exact = discrete and rounds[0].guarantee.privacy.private
     zeta = zeta_of(rounds, sizes) if exact else 0.0
@@ -143,14 +132,9 @@ def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]]) -
 def advanced(
     method: Method, descent: Descent | None, total: Tensor, rows: int, noise_std: float
 ) -> Descent:
-    """Estimate after all sums so far, from the last one.
+    """Estimate after all sums so far, from the last, a (D,) scaled, noised sum over n rows.
 
-    Args:
-        method: one of several rounds.
-        descent: state before this sum; None: it was the first.
-        total: (D,) scaled, noised sum.
-        rows: n of all users in it.
-        noise_std: of the noise in one entry.
+    `descent` is the state before this sum; None: it was the first.
     """
     if descent is not None:
         return descent.after(total, rows, noise_std)

@@ -59,9 +59,8 @@ class Chunk:
     def shuffled(self, generator: torch.Generator | None = None) -> "Chunk":
         """Every user's true rows in a random order; padding stays at the end.
 
-        Args:
-            generator: makes the order reproducible, for simulations; None: the operating system
-                draws it.
+        A generator makes the order reproducible, for simulations; None: the operating
+        system draws it.
         """
         if generator is None:
             keys = torch.from_numpy(random_keys(self.y.numel()).view(np.int64)).view_as(self.y)
@@ -179,14 +178,9 @@ class EmbeddingUsers:
 
 
 def own_partition(embeddings: EmbeddingSet, part: int = TRAIN) -> Partition:
-    """The users that an embedding set names for its training rows; without names, a single one.
+    """The users that a set names for the rows of a split; without names, a single one.
 
-    Args:
-        embeddings: the set.
-        part: another split than that of the training rows.
-
-    Raises:
-        ValueError: no training row, or no labels.
+    Raises ValueError for no such row, or no labels.
     """
     embeddings.need_labels()
     rows = embeddings.split == part

@@ -27,14 +27,9 @@ def released_encoder(
 ) -> Encoder:
     """The network that made the rows that a model learned from, to the last weight.
 
-    Args:
-        released: the model.
-        directory: of it, which may carry the encoder.
-        name: as `build_encoder` takes it; None: the carried one, else the release's own name.
-        weights: for that name.
-
-    Raises:
-        ValueError: nobody knows what is needed, it is neither carried nor given, or it is another.
+    Without name and weights the one that `directory` carries, else as `named_encoder`. Raises
+    ValueError where nobody knows what is needed, it is neither carried nor given, or it is
+    another.
     """
     needed, carried = encoding_of(released), directory / CARRIED
     if name is None and weights is None and carried.is_file():
@@ -47,15 +42,9 @@ def released_encoder(
 def named_encoder(
     needed: Encoding, *, name: str | None = None, weights: str | None = None
 ) -> Encoder:
-    """Encoder of a model, by its name.
+    """Encoder of a model by a name and its weights; None: as `needed`, which it must be, says.
 
-    Args:
-        needed: which one it must be.
-        name: None: the one that `needed` says.
-        weights: for that name; None: those that a name alone leads to.
-
-    Raises:
-        ValueError: the name is not enough, or it is another encoder.
+    Raises ValueError where the name is not enough, or it is another encoder.
     """
     called = needed.encoder if name is None else name
     if weights is None and name is None and within(called) not in SHIPPED:
@@ -81,15 +70,10 @@ def check_encoder(encoder: Encoder, needed: Encoding, called: str) -> None:
 
 
 def carry_encoder(needed: Encoding | None, directory: Path, weights: str | None) -> None:
-    """Writes the encoder of a set of embeddings into a directory that exists.
+    """Writes the encoder that a set of embeddings needs into a directory that exists.
 
-    Args:
-        needed: what the set says of it.
-        directory: where a release is being written.
-        weights: as `embed run` was given them; None: those that its name leads to.
-
-    Raises:
-        ValueError: the set does not say, or as `named_encoder`.
+    `weights` are as `embed run` was given them; None: those that the encoder's name leads to.
+    Raises ValueError where the set does not say what made it, or as `named_encoder`.
     """
     if needed is None:
         raise ValueError("with_encoder must be for embeddings that say what made them, got others")

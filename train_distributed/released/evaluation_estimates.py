@@ -65,12 +65,8 @@ def check_reading(confidence: float, sampling: Sampling) -> None:
 def design_effect(sizes: Tensor, sampling: Sampling) -> float:
     """D: how much more than for independent rows a share may vary.
 
-    Where users are drawn and each brings all of its rows, which may be as alike as can be, it is
-    Σ n_i²/N at most (Kish 1965).
-
-    Args:
-        sizes: (users,) n_i of those in the sum.
-        sampling: "rows": rows are independent; "users": only users are.
+    Where `users` are drawn and each brings all of its n_i rows, which may be as alike as can
+    be, it is Σ n_i²/N at most (Kish 1965).
     """
     rows = sizes.double()
     return float(rows.square().sum() / rows.sum()) if sampling == "users" else 1.0

@@ -80,13 +80,8 @@ def submissions(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Vectors that users send, before their noise: (u,) which users, (u, D) float64.
 
-    Args:
-        method: what is sent.
-        release: what is evaluated.
-        embeddings: raw rows.
-        rows: (N,) places of those that count.
-        partition: of these N rows among users.
-        grid: of confidences.
+    Of (N,) places of rows, of which a partition says who holds them; `grid` is that of
+    confidences.
     """
     counts, offsets = partition.counts, partition.offsets.tolist()
     each = max(1, GROUP // method.dimension)

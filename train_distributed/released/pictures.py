@@ -30,17 +30,11 @@ class Computing:
 def open_pictures(
     released: Release, data: str, *, splits: tuple[str, ...] = (), resize: int | None = None
 ) -> ImageSet:
-    """Opens pictures of the size that a model learned from.
+    """Opens pictures of the size that a model learned from; `data` as `open_images` takes it.
 
-    Args:
-        released: the model.
-        data: as for `pretrain.sources.open_images`.
-        splits: which to read.
-        resize: shorter side of a folder's pictures; None: as the model knows it.
-
-    Raises:
-        ValueError: nothing of the kind, or pictures of another size where the encoder takes them as
-            they are stored.
+    `resize` is the shorter side of a folder's pictures; None: as the model knows it. Raises
+    ValueError for nothing of the kind, or another size where the encoder takes pictures as they
+    are stored.
     """
     preprocess, shape = encoding_of(released).preprocess, released.image_shape
     square = shape[1] if shape is not None and shape[1] == shape[2] else None

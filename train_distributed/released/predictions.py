@@ -59,17 +59,11 @@ def write_predictions(
 ) -> tuple[dict[str, int], dict[str, Any] | None]:
     """Classifies all rows into a CSV file of HEADER: the best three classes of each.
 
-    Args:
-        released: the model.
-        rows: what to classify.
-        path: of the file.
-        advance: is told how many rows are done, block by block.
+    `advance` is told how many rows are done, block by block. Raises ValueError for a row that
+    does not fit the model.
 
     Returns:
         How many rows each class got, and the metrics where labels are known.
-
-    Raises:
-        ValueError: a row that does not fit the model.
     """
     counts = np.zeros(len(released.class_names), np.int64)
     evaluation = None
@@ -108,13 +102,8 @@ def write_predictions(
 def own_labels(released: Release, names: Sequence[Any], labels: np.ndarray) -> np.ndarray:
     """(n,) classes of a model from (n,) labels of a set whose classes may have another order.
 
-    Args:
-        released: the model.
-        names: of the set's classes as declared; none: its labels are numbers of the model's.
-        labels: of its rows.
-
-    Raises:
-        ValueError: rows without labels, or of a class that the model does not know.
+    Where the set declares no `names`, its labels are numbers of the model's classes. Raises
+    ValueError for rows without labels, or of a class that the model does not know.
     """
     if not len(labels) or (labels < 0).any():
         raise ValueError(f"evaluate must have labels, got {len(labels)} rows without any")

@@ -81,12 +81,9 @@ class Candidates:
 
     @classmethod
     def default(cls, dim: int, *, moments: Moments = "all", rounds: int = 0) -> "Candidates":
-        """The discriminant on every kind of public directions; at most 24.
+        """The discriminant on every kind of public directions of (p,) embeddings; at most 24.
 
-        Args:
-            dim: p of the embeddings.
-            moments: what is sent as well as class sums.
-            rounds: T further sums, an alternative to none; 0: one sum only.
+        `rounds` are T further sums, an alternative to none; 0: one sum only.
         """
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), get_args(Directions))
         grid = {

@@ -123,15 +123,10 @@ def _whole(held: RowsInMemory, gradient: ClippedGradient) -> Tensor:
 
 
 def totals(users: RowsInMemory, statistics: Sequence[Statistic]) -> list[Tensor]:
-    """The unscaled sums of statistics that one training serves, without noise.
+    """(D,) float64 unscaled sums of statistics that one training serves, without noise.
 
-    Args:
-        users: who holds what.
-        statistics: sums over rows of one kind, or exact heads that differ in radius and bound only,
-            either with a users' clip of whatever norm or without; or a single statistic.
-
-    Returns:
-        (D,) float64 for each.
+    These are sums over rows of one kind, or exact heads that differ in radius and bound only,
+    either with a users' clip of whatever norm or without; or a single statistic.
     """
     first = statistics[0].unclipped
     if isinstance(first, TrainedHeads) and first.solver == "exact" and first.labels is None:

@@ -49,8 +49,8 @@ def test_a_model_is_evaluated_and_counted(say, held) -> None:
     ("change", "words"),
     [
         (["--epsilon", "0"], "epsilon must be > 0, got 0"),
-        (["--bins", "99"], "bins must be from 0 to 50, got 99"),
-        (["--confidence", "2"], "confidence must be from 0.5 to 0.999, got 2.0"),
+        (["--bins", "99"], "bins must be in [0, 50], got 99"),
+        (["--confidence", "2"], "confidence must be in [0.5, 0.999], got 2.0"),
         (["--users", "3"], "users must be left out for scheme 'own', got 3"),
         (["--seed", "-1"], "seed must be in [0, 2^63), got -1"),
         (["--model", "nowhere"], "release must be an existing directory, got nowhere"),

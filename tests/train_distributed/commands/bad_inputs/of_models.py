@@ -121,7 +121,7 @@ CASES = table(
     (
         "confidence of one",
         f"{EVALUATE} --confidence 1",
-        r"confidence must be from 0\.5 to 0\.999, got 1",
+        r"confidence must be in \[0\.5, 0\.999\], got 1",
     ),
     (
         "users of a set that names them",

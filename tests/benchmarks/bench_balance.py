@@ -17,8 +17,7 @@ from embed.compress import Compression
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed import Privacy
-from train_distributed.simulation.plan import Grid, MethodConfig, Result
-from train_distributed.simulation.ranking import ranking
+from train_distributed.simulation.plan import Grid, MethodConfig, Result, ranking
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario

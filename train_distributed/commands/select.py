@@ -11,7 +11,7 @@ from train_distributed.commands.configuration import RunConfig
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.simulation.ranking import Choice
+    from train_distributed.simulation.plan import Choice
     from train_distributed.simulation.rehearsal import Sizes
 
 SHOWN = 10
@@ -80,7 +80,7 @@ class Select:
         from embed import EmbeddingSet
         from train_distributed.one_shot.class_prior import read_shares
         from train_distributed.simulation.clip_candidates import clipped
-        from train_distributed.simulation.ranking import ranking
+        from train_distributed.simulation.plan import ranking
         from train_distributed.simulation.rehearsal import Candidates, rehearse
 
         public = EmbeddingSet.open(self.public)

@@ -16,7 +16,6 @@ from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.balance import rebalanced, task_shares
 from train_distributed.simulation.plan import Grid, MethodConfig, Result
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
@@ -27,6 +26,7 @@ SHARE = 4  # a task uses one in so many public classes, at most
 ROUNDS = 20  # of balanced k-means
 COMPONENTS = (64, 128, 256, 512)
 MANY = 256  # components from which on the noise of the moments matters
+UNEVEN = 2.0  # of every other task: odd classes have so many times the rows of even ones
 HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
 
 
@@ -242,3 +242,42 @@ def balanced_groups(
         assigned = found
         centres = np.stack([means[assigned == group].mean(0) for group in range(groups)])
     return assigned
+
+
+def task_shares(num_classes: int, task: int, given: Sequence[float] | None) -> np.ndarray:
+    """(K,) shares of one together: those given, or by turns equal and 1:2 ones.
+
+    A candidate is chosen by its balanced accuracy, so that none is for leaving a small class out.
+
+    Examples:
+        >>> task_shares(2, 0, None).tolist(), task_shares(2, 1, None).round(2).tolist()
+        ([0.5, 0.5], [0.33, 0.67])
+    """
+    shares = np.ones(num_classes) if given is None else np.asarray(given, float)
+    if given is None and task % 2:
+        shares[1::2] = UNEVEN
+    return shares / shares.sum()
+
+
+def rebalanced(labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(n,) bool mask of the most rows in which classes have these shares.
+
+    Args:
+        labels: (n,) in [0, K), every class at least once.
+        shares: (K,) of one together.
+        rng: draws which rows.
+
+    Examples:
+        >>> labels = np.array([0] * 6 + [1] * 4)
+        >>> kept = rebalanced(labels, np.array([1 / 3, 2 / 3]), np.random.default_rng(0))
+        >>> int(kept[:6].sum()), int(kept[6:].sum())
+        (2, 4)
+    """
+    counts = np.bincount(labels, minlength=len(shares))
+    total = (counts / shares).min()
+    order = rng.permutation(len(labels))
+    place = np.empty(len(labels), int)
+    for label in range(len(shares)):
+        own = order[labels[order] == label]
+        place[own] = np.arange(len(own))
+    return place < np.maximum(1, np.floor(total * shares + 1e-9))[labels]

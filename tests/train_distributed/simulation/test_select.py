@@ -15,8 +15,7 @@ from train_distributed.commands.run import Run
 from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import Result
-from train_distributed.simulation.ranking import TIE, ranking
+from train_distributed.simulation.plan import TIE, Result, ranking
 from train_distributed.simulation.rehearsal import (
     Candidates,
     Sizes,

@@ -21,9 +21,9 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import Report
 from train_distributed.released.card import numbers
-from train_distributed.released.card.evaluated import Evaluated
 from train_distributed.released.card.quality import (
     DRAWS,
+    Evaluated,
     best_guess,
     class_rows,
     shown_intervals,

@@ -1,12 +1,15 @@
-"""Intervals of a model's metrics, from its counts of right and wrong answers."""
+"""Intervals of a model's metrics, from counts of right answers or from a private evaluation."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 from scipy.stats import binomtest
 
 from train_distributed import accounting
-from train_distributed.one_shot.report_file import Metrics, Report
+from train_distributed.one_shot.report_file import Metrics, Report, converted
 from train_distributed.released.card.numbers import percent, percent_range
 
 CONFIDENCE = 0.95
@@ -115,3 +118,48 @@ def best_guess(report: Report) -> float:
         apart = min(apart, curve + 4 * TINY)
     scale = 10**PLACES
     return min(1.0, math.ceil((1 + apart) / 2 * scale) / scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedShare:
+    """A share of rows and its interval."""
+
+    estimate: float | None  # None: too few rows
+    low: float
+    high: float
+
+    @property
+    def value(self) -> str:
+        """The share in words."""
+        return "too few rows" if self.estimate is None else percent(self.estimate)
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        return percent_range(self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """Promise and findings of a private evaluation."""
+
+    private: bool
+    epsilon: float
+    delta: float
+    neighbouring: str
+    users: int
+    rows: int
+    sampling: str
+    confidence_level: float
+    accuracy: EvaluatedShare
+    recall: dict[str, EvaluatedShare]
+    suitable_for_release: bool
+    balanced_accuracy: EvaluatedShare | None = None
+    expected_calibration_error: EvaluatedShare | None = None
+    unsuitable_because: list[str] = field(default_factory=list)
+    with_the_training: str | None = None
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Self:
+        """Evaluation from what `evaluate` wrote; raises ValueError for a missing or wrong key."""
+        return converted(written, cls, "evaluation must be what `evaluate` writes")

@@ -14,8 +14,7 @@ from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work, joined
 from train_distributed.simulation.clip_candidates import clipped
-from train_distributed.simulation.plan import Grid, MethodConfig, Result
-from train_distributed.simulation.ranking import ranking
+from train_distributed.simulation.plan import Grid, MethodConfig, Result, ranking
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 from train_distributed.simulation.scenario import Scenario
 

@@ -16,7 +16,6 @@ from train_distributed import Privacy, release
 from train_distributed.one_shot.averaged_heads import AveragedHeads
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.class_prior import ClassPrior
-from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import measure
 from train_distributed.one_shot.statistic import NoisedSum
@@ -51,10 +50,6 @@ def transform() -> PublicTransform:
     )
 
 
-def balanced(made: Release, data: EmbeddingSet) -> float:
-    return measure(made, data)["balanced_accuracy"]
-
-
 @pytest.mark.parametrize("name", WITH_PRIOR)
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_equal_shares_keep_a_class_of_a_tenth(
@@ -69,19 +64,11 @@ def test_equal_shares_keep_a_class_of_a_tenth(
     found = []
     for seed in range(3):
         draw = torch.Generator().manual_seed(seed)
-        made = release(
-            data,
-            name,
-            Privacy(epsilon, 1e-5),
-            transform=transform,
-            noise="float",
-            generator=draw,
-            prior="equal",
-            **more,
-        )
+        more |= {"noise": "float", "generator": draw, "prior": "equal"}
+        made = release(data, name, Privacy(epsilon, 1e-5), transform=transform, **more)
         assert made.report["prior"] == "equal"
         assert made.report["class_prior"] == {"0": 0.5, "1": 0.5}
-        found.append(balanced(made, data))
+        found.append(measure(made, data)["balanced_accuracy"])
     assert np.mean(found) > (0.70 if epsilon == 1.0 else 0.76)
 
 

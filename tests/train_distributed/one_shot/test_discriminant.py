@@ -64,22 +64,13 @@ def test_what_is_submitted_has_the_sensitivity_of_its_statistics(
 def test_it_is_no_worse_than_the_nearest_noisy_mean(
     transform: PublicTransform, epsilon: float, moments: Moments
 ) -> None:
-    data = rows_of(4000, K, 3)
-    privacy = Privacy(epsilon, 1e-5)
+    data, privacy = rows_of(4000, K, 3), Privacy(epsilon, 1e-5)
 
     def accuracy(method: str, **more: Any) -> float:
         found = []
         for seed in range(5):
-            draw = torch.Generator().manual_seed(seed)
-            made = release(
-                data,
-                method,
-                privacy,
-                generator=draw,
-                transform=transform,
-                noise="float",
-                **more,
-            )
+            more |= {"noise": "float", "generator": torch.Generator().manual_seed(seed)}
+            made = release(data, method, privacy, transform=transform, **more)
             found.append(made.report["test_accuracy"])
         return float(np.mean(found))
 
@@ -104,16 +95,8 @@ def test_equal_priors_serve_the_smaller_class(transform: PublicTransform) -> Non
     data = rows_of(6000, 2, 5, shares=[0.9, 0.1])
     recall = {}
     for prior in ("empirical", "equal"):
-        draw = torch.Generator().manual_seed(0)
-        made = release(
-            data,
-            "discriminant",
-            Privacy(3.0, 1e-5),
-            transform=transform,
-            noise="float",
-            generator=draw,
-            prior=prior,
-        )
+        more = {"noise": "float", "generator": torch.Generator().manual_seed(0), "prior": prior}
+        made = release(data, "discriminant", Privacy(3.0, 1e-5), transform=transform, **more)
         recall[prior] = list(measure(made, data)["per_class"].values())[1]["recall"]
     assert recall["equal"] > recall["empirical"]
 

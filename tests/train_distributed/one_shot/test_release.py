@@ -2,16 +2,16 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed import Privacy, accounting, release
+from train_distributed import Privacy, Release, accounting, release
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 
@@ -41,17 +41,15 @@ def partition(users: int = 6, scheme: str = "iid"):
     return split(labels, users, scheme, generator=torch.Generator().manual_seed(1))
 
 
+def learned(method: str = "class-sums", epsilon: float = math.inf, **more: Any) -> Release:
+    settings = {"transform": public_transform(), "partition": partition()} | more
+    return release(embedding_set(), method, Privacy(epsilon, 1e-5), **settings)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 def test_every_method_learns_at_large_epsilon(method: str, noise: str):
-    released = release(
-        embedding_set(),
-        method,
-        Privacy(50.0, 1e-5),
-        transform=public_transform(),
-        partition=partition(),
-        noise=noise,  # pyright: ignore[reportArgumentType]
-    )
+    released = learned(method, 50.0, noise=noise)
     assert released.report["test_accuracy"] > 0.9
     assert released.report["suitable_for_release"] is (noise == "discrete")
     assert released.report["noise"] == noise
@@ -97,13 +95,7 @@ def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str)
 @pytest.mark.parametrize("method", ["class-sums", "least-squares"])
 def test_statistics_do_not_see_the_partition(method: str):
     found = [
-        release(
-            embedding_set(),
-            method,
-            Privacy(math.inf, 1e-5),
-            transform=public_transform(),
-            partition=partition(users, scheme),
-        ).weights
+        learned(method, partition=partition(users, scheme)).weights
         for users, scheme in ((1, "iid"), (6, "iid"), (17, "iid"), (6, "one-class"), (60, "iid"))
     ]
     for other in found[1:]:
@@ -144,36 +136,20 @@ def test_dropouts_divide_by_what_arrived_and_keep_the_promise():
 
 def test_too_few_survivors_release_nothing():
     with pytest.raises(ValueError, match=r"survivors must be >= min_survivors = 6, got 5"):
-        release(
-            embedding_set(),
-            "class-sums",
-            Privacy(1.0, 1e-5),
-            transform=public_transform(),
-            partition=partition(6),
-            faults=FaultInjection(dropped=[0]),
-        )
+        learned(epsilon=1.0, faults=FaultInjection(dropped=[0]))
 
 
 def test_not_private_says_so():
-    released = release(
-        embedding_set(), "class-sums", Privacy(math.inf, 1e-5), transform=public_transform()
-    )
+    released = learned()
     assert released.report["epsilon"] == "not private"
     assert released.report["private"] is False
     assert released.report["suitable_for_release"] is False
 
 
 def test_seeded_runs_repeat_and_are_marked():
-    def once(seed: int):
-        return release(
-            embedding_set(),
-            "svm",
-            Privacy(1.0, 1e-5),
-            transform=public_transform(),
-            partition=partition(),
-            noise="float",
-            generator=torch.Generator().manual_seed(seed),
-        )
+    def once(seed: int) -> Release:
+        draw = torch.Generator().manual_seed(seed)
+        return learned("svm", 1.0, noise="float", generator=draw)
 
     assert torch.equal(once(3).weights, once(3).weights)
     assert not torch.equal(once(3).weights, once(4).weights)
@@ -182,17 +158,9 @@ def test_seeded_runs_repeat_and_are_marked():
 
 
 def test_unseeded_noise_differs():
-    def weights(noise):
-        return release(
-            embedding_set(),
-            "class-sums",
-            Privacy(1.0, 1e-5),
-            transform=public_transform(),
-            noise=noise,
-        ).weights
-
-    assert not torch.equal(weights("discrete"), weights("discrete"))
-    assert not torch.equal(weights("float"), weights("float"))
+    for noise in ("discrete", "float"):
+        first, second = (learned(epsilon=1.0, noise=noise).weights for _ in range(2))
+        assert not torch.equal(first, second)
 
 
 def test_user_level_protects_the_largest_user():
@@ -211,30 +179,13 @@ def test_a_radius_caps_what_a_user_can_move():
     built = build_method("softmax", public_transform(), CLASSES, {"radius": 0.01}).statistic
     user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
     assert user.sensitivity == pytest.approx(2 * 9 * 0.01, rel=1e-5)
-    released = release(
-        embedding_set(),
-        "softmax",
-        Privacy(math.inf, 1e-5),
-        transform=public_transform(),
-        partition=partition(),
-        radius=0.01,
-    )
+    released = learned("softmax", radius=0.01)
     assert torch.linalg.norm(released.weights) <= 0.01 * (1 + 1e-9)
 
 
 def test_solvers_agree_and_paper_bound_is_larger():
     found = {
-        solver: release(
-            embedding_set(),
-            "softmax",
-            Privacy(math.inf, 1e-5),
-            transform=public_transform(),
-            partition=partition(),
-            solver=solver,
-            epochs=400,
-            batch_size=10,
-            l2_reg=1.0,
-        )
+        solver: learned("softmax", solver=solver, epochs=400, batch_size=10, l2_reg=1.0)
         for solver in ("exact", "sgd")
     }
     assert torch.allclose(found["sgd"].weights, found["exact"].weights, atol=1e-3)
@@ -247,28 +198,10 @@ def test_solvers_agree_and_paper_bound_is_larger():
 
 
 def test_saved_models_appear_whole(tmp_path):
-    released = release(
-        embedding_set(), "class-sums", Privacy(1.0, 1e-5), transform=public_transform()
-    )
+    released = learned(epsilon=1.0)
     released.save(tmp_path / "model")
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
-        "model.safetensors",
-        "report.json",
-    ]
+    written = sorted(p.name for p in (tmp_path / "model").iterdir())
+    assert written == ["model.safetensors", "report.json"]
     with pytest.raises(FileExistsError, match="must not exist"):
         released.save(tmp_path / "model")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
-
-
-def test_streamed_chunks_hold_every_row_once():
-    data, held = embedding_set(), partition(7)
-    users = EmbeddingUsers(data, public_transform(), held)
-    seen = {}
-    for chunk in users.chunks():
-        for user, x, y, count in zip(chunk.users, chunk.x, chunk.y, chunk.counts, strict=True):
-            seen[int(user)] = (x[:count], y[:count])
-    assert sorted(seen) == list(range(7))
-    for user in range(7):
-        rows = held.rows(user)
-        assert torch.equal(seen[user][1], torch.from_numpy(data.labels[rows]))
-        assert torch.equal(seen[user][0], public_transform()(data.embeddings[rows]))

@@ -1,7 +1,9 @@
-"""How a report ends: in one order, and never with a yes for a model that must not be shown."""
+"""A report: how it ends, and never with a yes for a model not to be shown; how it is read."""
 
+import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from pretrain.preprocess import Preprocess
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot import FaultInjection
 from train_distributed.one_shot.report import class_names, reported, suitability
-from train_distributed.one_shot.report_file import Report
+from train_distributed.one_shot.report_file import VERSION, Report
 
 PROMISE = Privacy(1.0, 1e-5)
 TRANSFORM = PublicTransform.identity(2)
@@ -35,24 +37,14 @@ def test_facts_come_first_and_keep_their_places() -> None:
     released = Release(torch.zeros(3, 2).double(), TRANSFORM, ("a", "b"))
     verdict = suitability(PROMISE, "float", seeded=True)
     report = reported(released, {"users": 6, "versions": {}, "noise": "float"}, verdict).report
-    assert list(report) == [
-        "report_version",
-        "users",
-        "versions",
-        "noise",
-        "suitable_for_release",
-        "unsuitable_because",
-        "ledger",
-        "encoding",
-        "probabilities",
-    ]
+    facts, ending = ["report_version", "users", "versions", "noise"], ["encoding", "probabilities"]
+    assert list(report) == [*facts, "suitable_for_release", "unsuitable_because", "ledger", *ending]
     assert report["ledger"] == "none"
     assert "python" in report["versions"]
     whole = reported(released, {"users": 6}, verdict, embedding_set(4)).report
     measured = ["test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"]
     verdict_keys = ["suitable_for_release", "unsuitable_because", "ledger", "versions"]
-    read = ["encoding", "probabilities"]
-    assert list(whole) == ["report_version", "users", *verdict_keys, *read, *measured]
+    assert list(whole) == ["report_version", "users", *verdict_keys, *ending, *measured]
     assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report
 
 
@@ -139,3 +131,40 @@ def test_a_rehearsal_is_never_suitable(faults: FaultInjection, why: str) -> None
 def test_classes_without_names_are_numbered() -> None:
     assert class_names((), 3) == ("0", "1", "2")
     assert class_names(["x", "y"], 2) == ("x", "y")
+
+
+def test_every_key_comes_back_in_its_place(tmp_path: Path) -> None:
+    written = {"zebra": [1], "private": True, "epsilon": 2, "encoding": None, "written": 3}
+    Report.of(written).write(tmp_path / "report.json")
+    again = Report.read(tmp_path / "report.json")
+    assert list(again.items()) == [("report_version", VERSION), *written.items()]
+    assert (again.private, again.epsilon, again.delta) == (True, 2.0, 1.0)
+
+
+def test_a_report_of_before_has_no_version_and_promises_nothing_by_default(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    read = Report.read(tmp_path / "report.json")
+    assert (read.report_version, read.private, read.epsilon) == (VERSION, False, math.inf)
+    assert not read.suitable_for_release
+    assert Report.of({"epsilon": "not private"}).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"epsilon": -1},
+        {"epsilon": "much"},
+        {"delta": 0},
+        {"users": True},
+        {"private": "yes"},
+        {"report_version": VERSION + 1},
+        {"test_metrics": {"rows": 3}},
+        {"ledger": {"file": "x"}},
+    ],
+)
+def test_a_known_key_of_another_kind_is_one_line(written: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r"report\.json: report must") as refused:
+        Report.read(tmp_path / "report.json")
+    assert "\n" not in str(refused.value)
+    assert f"$.{next(iter(written))}" in str(refused.value)

@@ -132,15 +132,8 @@ def test_a_release_of_rounds_reports_all_of_them():
     assert report["zero_out_epsilon"] < 2.0
     assert released.opened is not None
     assert len(released.opened) == 12 + 6 + 3 * 12
-    entry = Entry(
-        kind="release",
-        data="rows",
-        method="discriminant",
-        unit="record",
-        epsilon=2.0,
-        delta=1e-5,
-        **fields,
-    )
+    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
+    entry = Entry(**known, epsilon=2.0, delta=1e-5, **fields)
     assert entry.cost.at(1e-5) == pytest.approx(2.0, rel=1e-6)
     single = release(rows(), "discriminant", Privacy(2.0, 1e-5)).report
     assert single["rounds"] == 1
@@ -149,14 +142,9 @@ def test_a_release_of_rounds_reports_all_of_them():
 
 
 def test_simulations_are_reproducible_and_tell_seconds():
-    def seeded() -> torch.Generator:
-        return torch.Generator().manual_seed(5)
-
     once, again = (
-        release(
-            rows(), "discriminant", Privacy(2.0, 1e-5), noise="float", generator=seeded(), rounds=2
-        )
-        for _ in range(2)
+        release(rows(), "discriminant", Privacy(2.0, 1e-5), noise="float", generator=draw, rounds=2)
+        for draw in (torch.Generator().manual_seed(5), torch.Generator().manual_seed(5))
     )
     assert torch.equal(once.weights, again.weights)
     assert len(once.report["simulation_only"]["seconds_per_round"]) == 3

@@ -181,22 +181,6 @@ def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: fl
     assert stated < moved <= guarantee.joint_sensitivity <= stated * (1 + 1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("exponent", [1, 8, 20])
-def test_rows_are_rounded_towards_zero(dtype: torch.dtype, exponent: int) -> None:
-    """To the nearest point of the grid half of all entries, and rows at the clip norm, grow."""
-    grid = 2.0**-exponent
-    x = torch.randn(3, 50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    x = torch.cat([x, x / x.norm(dim=-1, keepdim=True), x * 1e-30], 1).to(dtype)
-    chunk = Chunk(torch.arange(3), x, torch.zeros(x.shape[:2]).long(), torch.full((3,), 150))
-    rounded = chunk.rounded(grid).x
-    assert rounded.dtype == torch.float64
-    assert torch.equal(rounded, (rounded / grid).trunc() * grid)
-    assert (rounded.abs() <= x.double().abs()).all()
-    assert (rounded * x.double() >= 0).all()
-    assert ((rounded - x.double()).abs() < grid).all()
-
-
 @pytest.mark.parametrize("name", ["class-sums", "least-squares"])
 def test_rounded_rows_at_the_clip_norm_move_as_stated(name: str) -> None:
     """Antipodal rows whose every entry lies just below a point of the grid that the sum chose.

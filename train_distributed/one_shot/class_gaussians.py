@@ -193,12 +193,8 @@ def positive(symmetric: Tensor) -> Tensor:
 def fitted_size(ratios: Tensor, noise: Tensor) -> float:
     """Posterior mean of c under N(1, 1), for variances that are c times public ones.
 
-    A ratio is weighed as if of variance 2 about c beside its noise. Where noise leaves c near 0 or
-    below, its own posterior deviation stands for it.
-
-    Args:
-        ratios: (q,) noised variances over public ones.
-        noise: (q,) variance of the noise in each.
+    Each of (q,) ratios is weighed as if of variance 2 about c beside its (q,) noise's. Where noise
+    leaves c near 0 or below, its own posterior deviation stands for it.
     """
     weight = 1 / (2 + noise)
     weight = weight / weight.sum()

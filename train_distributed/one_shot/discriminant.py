@@ -111,15 +111,9 @@ def build(
     prior: ClassPrior = "empirical",
     rounds: int = 0,
 ) -> Method:
-    """Method `discriminant`.
+    """Method `discriminant`; `moments` "none" where bytes are dear, `rounds` further sums.
 
-    Args:
-        transform: makes the rows.
-        num_classes: K.
-        moments: "none" where bytes are dear.
-        alpha: weight of the moments in the joint noise, as in `ClassMoments`.
-        prior: of the classes.
-        rounds: T further sums of gradients, with the first under one promise.
+    The weight `alpha` of the moments in the joint noise is as in `ClassMoments`.
     """
     check.one_of(get_args(Moments), moments=moments)
     if moments == "none" and alpha is not None:

@@ -110,12 +110,8 @@ class Descent:
     ) -> "Descent":
         """Before the first further round.
 
-        Args:
-            start: (d, K) weights that the first sum gave.
-            offset: (d, K).
-            gaussians: what it showed of the classes.
-            constant: a, the first entry of every row.
-            clip_norm: of the rows.
+        From (d, K) weights that the first sum gave, their (d, K) offset, and what that sum showed
+        of the classes of rows with this clip norm, whose first entry is `constant`.
         """
         generator = torch.Generator().manual_seed(0)  # the same public draws for everybody
         features = gaussians.draw(DRAWN, generator)

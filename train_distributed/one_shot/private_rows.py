@@ -40,9 +40,8 @@ class PrivateRows:
     ) -> "PrivateRows":
         """The arguments of `release`, filled in.
 
-        Raises:
-            ValueError: two transforms or two partitions, a partition that leaves out a row or gives
-                it to two users, or classes that nobody states.
+        Raises ValueError for two transforms or two partitions, a partition that leaves out a row or
+        gives it to two users, or classes that nobody states.
         """
         if type(rows) is EmbeddingUsers:
             another = transform is not None and not transform.same_rows(rows.transform)

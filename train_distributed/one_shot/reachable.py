@@ -26,14 +26,7 @@ _T = -math.log(FALSE_ALARM / 2)  # of either test
 def unreachable(
     total: Tensor, submission: Submission, integers: IntegerEncoder, sizes: Tensor
 ) -> str | None:
-    """Why honest users cannot have made a sum; None: they can.
-
-    Args:
-        total: (D,) float64, as `IntegerEncoder.decode` gives it.
-        submission: what every user submits.
-        integers: its grid and noise.
-        sizes: (m,) n_i of the users in the sum.
-    """
+    """Why honest users of (m,) sizes cannot have made the (D,) decoded sum; None: they can."""
     users, step = len(sizes), np.broadcast_to(integers.plan.step, (len(total),))
     noise = integers.local_std * math.sqrt(users)
     bounds = [submission.entry_bound(int(n)) for n in sizes]

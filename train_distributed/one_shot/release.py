@@ -81,8 +81,7 @@ class ReleaseRequest:
     def built(self) -> Method:
         """The method with its settings, those that were left out by the public rule.
 
-        Raises:
-            ValueError: a setting out of range, or a method made for other rows.
+        Raises ValueError for a setting out of range, or a method made for other rows.
         """
         method, source = self.method, self.source
         if isinstance(method, str):
@@ -94,12 +93,7 @@ class ReleaseRequest:
         return method
 
     def known_noise(self) -> Noise:
-        """The kind of noise.
-
-        Raises:
-            ValueError: no such kind, a generator for discrete noise, or none chosen where discrete
-                noise would take very long.
-        """
+        """The kind of noise; raises ValueError as `check_noise`, or if exact noise takes long."""
         noise = self.noise or "discrete"
         check_noise(noise, self.generator)
         if self.noise is None:

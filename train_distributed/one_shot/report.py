@@ -37,12 +37,9 @@ def reported(
 ) -> Release:
     """The model with its whole report: facts, verdict, versions, and accuracy where it is known.
 
-    Args:
-        released: a model without a report.
-        facts: what was promised, how, and at what cost; a key keeps the place it has here.
-        verdict: of `suitability`.
-        embeddings: the set that was learned from; its test split, if it has one, gives the
-            accuracy, and what it says of its encoder is what the model says.
+    Facts keep the places that they have here; the verdict is of `suitability`. The set that was
+    learned from gives the accuracy, if it has a test split, and says what the model says of its
+    encoder.
     """
     report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions(*MADE_WITH)}
     made = released.transform.encoding if embeddings is None else embeddings.encoding
@@ -72,12 +69,8 @@ def suitability(
 ) -> dict[str, Any]:
     """Whether the model may leave the building, and if not, why.
 
-    Args:
-        privacy: the promise; without noise there is none.
-        noise: floating-point noise is for simulations.
-        seeded: somebody can draw the same noise again.
-        rehearsed: in what the release was an audit or a rehearsal; None: in nothing.
-        others: further reasons.
+    Reasons against it are a promise without noise, floating-point noise, a seed, a rehearsal or an
+    audit as `rehearsed` says, and the others that are given.
     """
     reasons = {
         "it has no noise: not private": not privacy.private,

@@ -93,12 +93,8 @@ class Chunk:
 def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
     """Refuses rows of users that stream in by themselves, on which no sensitivity would hold.
 
-    Args:
-        chunk: its true rows are looked at, not the padding.
-        clip_norm: c.
-        constant: a, the first entry of every row.
-
-    All is compared in float64, whatever the rows' type: a constant that float32 cannot hold is not
+    The true rows of the chunk are looked at, not the padding, and compared in float64 with the clip
+    norm c and the constant a, whatever the rows' type: a constant that float32 cannot hold is not
     the one that a float32 row begins with, and the difference may leave the features longer than
     √(c² − a²), so these have a bound of their own.
 

@@ -47,15 +47,10 @@ def validate(
     """Checks a set with its transform, before any work on its rows.
 
     All rows of the set are compared with those that the transform has seen, test rows too: a set is
-    private as a whole, and an accuracy on rows that the transform knows would flatter it.
-
-    Args:
-        embeddings: the private set.
-        transform: the public transform.
-        num_classes: K as declared; None: as the set itself declares.
-        discrete: the noise is that of a release: what is unsuitable in a simulation is refused.
-        vouched: somebody answers for a transform that does not say which rows it has seen.
-        class_names: on which all users of a federation agreed, in the order of their labels.
+    private as a whole, and an accuracy on rows that the transform knows would flatter it. What is
+    unsuitable in a simulation is refused under `discrete` noise; somebody may have `vouched` for a
+    transform that does not say which rows it has seen. All users of a federation agreed on class
+    names.
 
     Raises:
         ValueError: rows of another encoder than those the transform was fitted on, rows that are
@@ -149,9 +144,8 @@ def spread_users(
 def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
     """The number of classes, declared or of the class names; counted only where a set says so.
 
-    Raises:
-        ValueError: a set without labels, neither number nor names, both and unequal, or a label
-            that is not in [0, K).
+    Raises ValueError for a set without labels, neither number nor names, both and unequal, or a
+    label that is not in [0, K).
     """
     embeddings.need_labels()
     declared = len(embeddings.declared_classes)

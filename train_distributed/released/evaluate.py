@@ -121,24 +121,12 @@ def summed(
     reserve: Reserve | None = None,
     faults: FaultInjection | None = None,
 ) -> Sum:
-    """The noised counts of all users' held-out rows.
+    """The noised counts of all users' held-out rows; further settings are those of `release`.
 
-    Args:
-        release: the model.
-        embeddings: what users hold.
-        privacy: the promise.
-        bins: of confidence, for its calibration; 0: none.
-        overlap: "add" lets rows in that were trained on; the report then says that the promises of
-            both add up.
-        training: further sets whose training rows may not be among the rows.
-        partition: which user holds which evaluation row; None: as the set's own users say.
-        noise: "discrete" is what is deployed; "float" is for simulations and marked.
-        generator: makes a "float" run reproducible, and unsuitable for release once more.
-        min_survivors: m_min, the fewest users that a sum is opened for; None: all.
-        reserve: called once, when nothing can be refused any more and before any noise is drawn,
-            with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
-            stops it by raising.
-        faults: users that drop out or whose noise is known, for audits; the report is marked.
+    `bins` are of confidence, for its calibration; 0: none. `overlap` "add" lets rows in that were
+    trained on; the report then says that the promises of both add up. `training` are further sets
+    whose training rows may not be among the rows. `reserve` is called once, when nothing can be
+    refused any more and before any noise is drawn.
 
     Raises:
         ValueError: as `evaluate`.

@@ -82,19 +82,11 @@ def estimate(
     sampling: Sampling,
     grid: float,
 ) -> Estimates:
-    """Reads a noised sum.
+    """Reads the (D,) noised sum of users of (users,) sizes n_i, with noise σ in every entry.
 
     All parts count the same N rows, which is public: what their noise adds to N is taken out, and
-    their numbers of right answers are averaged with the weights of least variance.
-
-    Args:
-        method: what was sent.
-        total: (D,) the sum with its noise.
-        sizes: (users,) n_i of those in the sum.
-        noise_std: σ in every entry of it.
-        confidence: of every interval, by itself.
-        sampling: what was drawn independently, see `design_effect`.
-        grid: of confidences.
+    their numbers of right answers are averaged with the weights of least variance. Every interval
+    has the confidence by itself; for `sampling` see `design_effect`.
     """
     check_reading(confidence, sampling)
     classes, rows = method.num_classes, int(sizes.sum())

@@ -31,14 +31,7 @@ def clipped(
     These are users like the federation's, of a task that public classes are grouped into. Nothing
     private is looked at, so a clip may be as the rehearsal likes it best: noise grows with it, and
     from the shortest submission down the signal shrinks as much. Candidates' constants become
-    `CONSTANT`, and a discriminant sends no moments
-    unless the candidate says so.
-
-    Args:
-        candidates: without users' clips.
-        public: labelled, with at least K classes.
-        federation: sizes of the run.
-        quantiles: of the lengths of submissions.
+    `CONSTANT`, and a discriminant sends no moments unless the candidate says so.
     """
     grid = {
         name: replace(options, constant=CONSTANT) for name, options in candidates.transforms.items()

@@ -214,15 +214,10 @@ def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) 
 def balanced_groups(
     means: np.ndarray, groups: int, each: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """(L,) group of each class, so many each, and −1 for those that fit no group well.
+    """(L,) group of each class, so many `each`, and −1 for those that fit no group well.
 
-    k-means with equal sizes: classes are assigned to centres at least total distance.
-
-    Args:
-        means: (L, p) of the classes' embeddings.
-        groups: how many.
-        each: classes in a group; groups * each <= L.
-        rng: draws the first centres.
+    k-means of (L, p) means with equal sizes: classes are assigned to centres at least total
+    distance.
 
     Examples:
         >>> means = np.array([[0.0], [10.0], [0.2], [10.1]])
@@ -260,12 +255,7 @@ def task_shares(num_classes: int, task: int, given: Sequence[float] | None) -> n
 
 
 def rebalanced(labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(n,) bool mask of the most rows in which classes have these shares.
-
-    Args:
-        labels: (n,) in [0, K), every class at least once.
-        shares: (K,) of one together.
-        rng: draws which rows.
+    """(n,) bool mask of the most rows in which classes have these (K,) shares; `rng` draws which.
 
     Examples:
         >>> labels = np.array([0] * 6 + [1] * 4)

@@ -50,18 +50,10 @@ class Scenario:
     def place(
         self, labels: Tensor, writers: Tensor | None, generator: torch.Generator
     ) -> tuple[Tensor, Partition]:
-        """Draws the rows that take part and their partition.
+        """(M,) int64 rows that take part, drawn first and alike by all schemes; their partition.
 
-        Args:
-            labels: (N,) int64.
-            writers: (N,) int64; by-writer only.
-            generator: of all that is drawn; the rows are drawn first and alike for all schemes.
-
-        Returns:
-            (M,) int64 rows, and the partition of those M.
-
-        Raises:
-            ValueError: more rows than there are, or a partition that `split` refuses.
+        Of (N,) int64 labels; (N,) int64 writers are for by-writer only. Raises ValueError for more
+        rows than there are, or a partition that `split` refuses.
         """
         rows = torch.arange(len(labels))
         if self.rows_per_user is not None:
@@ -95,16 +87,8 @@ def held_out(
     """(training rows, test rows): the predefined split, or one of `folds` stratified folds.
 
     Seed s tests on fold s mod `folds` of repetition ⌊s / folds⌋, whose order is drawn anew; the
-    folds of one repetition cover all rows once.
-
-    Args:
-        labels: (N,) int64.
-        split: (N,) uint8: 0 training, 1 test; read where `folds` is None.
-        folds: how many, or None.
-        seed: of the fold and the order.
-
-    Raises:
-        ValueError: folds < 2.
+    folds of one repetition cover all rows once. The (N,) uint8 split is 0 in training, 1 in
+    testing.
 
     Examples:
         >>> labels = np.array([0, 0, 0, 0, 1, 1, 1, 1])

@@ -86,15 +86,11 @@ def released(
     promise: Privacy,
     draw: Callable[[int, int], Tensor],
 ) -> Tensor:
-    """(d, K) weights of one release.
+    """(d, K) weights of one release, with all rounds of its method, from its unscaled first sum.
 
-    Args:
-        method: with all its rounds.
-        total: (D,) its unscaled first sum over the rows held.
-        held: rows; further rounds sum over these as well.
-        sizes: (users,) of the users whom they stand for: all sums are scaled to their rows.
-        promise: of all rounds together.
-        draw: (number of the sum, its dimension) -> as many draws from N(0, 1).
+    Further rounds sum over the rows held as well. All sums are scaled to the rows of the users of
+    these (users,) sizes, whom those held stand for. `draw(number, dimension)` gives as many draws
+    from N(0, 1) for the sum of that number.
     """
     rows = int(sizes.sum())
     scale = rows / int(held.sizes.sum())

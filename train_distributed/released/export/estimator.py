@@ -75,7 +75,10 @@ def load_sklearn(path: Path) -> "Pipeline":
 
 
 def _skops() -> Any:
-    return check.installed("skops.io", "format sklearn", extra="export", package="skops")
+    check.installed("skops", "format sklearn", extra="export")
+    from skops import io
+
+    return io
 
 
 def _scaled(width: int, by: float) -> Any:

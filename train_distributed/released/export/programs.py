@@ -24,8 +24,8 @@ Run = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # pixels to classes
 def picture_size(released: Release, asked: tuple[int, int] | None) -> tuple[int, int]:
     """(h, w) of the pictures that an export takes: as asked, or those that the model learned from.
 
-    Raises:
-        ValueError: nobody knows; or another size, where the encoder takes pictures as stored.
+    Raises ValueError if nobody knows, or for another size where the encoder takes pictures as
+    stored.
     """
     preprocess, shape = encoding_of(released).preprocess, released.image_shape
     known = None if shape is None else (shape[1], shape[2])
@@ -80,12 +80,9 @@ def run_torch(path: Path) -> Run:
 
 
 def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> None:
-    """Writes the program as one ONNX file; its facts are the model's metadata.
+    """Writes the program as one ONNX file; its facts are the model's metadata: words, or JSON.
 
-    That is text: words as they are, everything else as JSON.
-
-    Raises:
-        ValueError: onnx or onnxscript is not installed, or an operation has no ONNX form.
+    Raises ValueError if onnx or onnxscript is not installed, or an operation has no ONNX form.
     """
     check.installed("onnxscript", "format onnx", extra="export")
     converted = in_onnx(program, ["pixels"], OUTPUTS)

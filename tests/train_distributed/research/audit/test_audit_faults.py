@@ -89,7 +89,7 @@ def same_seed_twice(patch: pytest.MonkeyPatch) -> None:
     releases = iter(range(10**9))
     first = secrets.randbits(40)
     patch.setattr(
-        summation,
+        rounds,
         "system_generator",
         lambda: torch.Generator().manual_seed(first + next(releases) // 2),
     )

@@ -160,9 +160,7 @@ class ReleaseRequest:
             rehearsed=None if self.faults is None else self.faults.reason,
             others=checked.unsuitable,
         )
-        if (
-            len(sums) > 1 and not verdict["suitable_for_release"]
-        ):  # how long it took depends on the rows
+        if len(sums) > 1 and not verdict["suitable_for_release"]:  # times depend on the rows
             facts |= {"simulation_only": {"seconds_per_round": seconds}}
         released = Release(
             weights, transform, names, opened=torch.cat(opened), temperature=temperature

@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from embed.store import INFERRED, TEST, TRAIN, EmbeddingSet, write_companions, write_rows
+from embed.store import (
+    INFERRED,
+    TEST,
+    TRAIN,
+    EmbeddingSet,
+    read_array,
+    write_companions,
+    write_rows,
+)
 from pretrain.cli.output import new_directory
 from pretrain.datasets import check_labels, declared_classes
 
@@ -64,7 +72,7 @@ def _class_names(labels: np.ndarray, declared: tuple[str, ...]) -> dict[str, Any
 def _read_part(path: Path) -> EmbeddingSet:
     suffix = path.name.removeprefix("code_space_")
     users = path.with_name(f"userid_{suffix}")
-    embeddings = _load(path)
+    embeddings = read_array(path)
     if embeddings.ndim < 2:
         raise ValueError(f"{path} must be (n, p), got shape {embeddings.shape}")
     embeddings = embeddings.reshape(len(embeddings), -1) if embeddings.ndim > 2 else embeddings
@@ -82,7 +90,7 @@ def _read_part(path: Path) -> EmbeddingSet:
 
 def _integers(path: Path) -> np.ndarray:
     """Whole numbers (n,), whatever their dtype; one-hot rows become their index."""
-    values = np.array(_load(path))
+    values = np.array(read_array(path))
     if values.ndim == 2 and values.shape[1] > 1:
         one_hot = (values.sum(1) == 1).all() and np.isin(values, (0, 1)).all()
         if not one_hot:
@@ -96,10 +104,3 @@ def _integers(path: Path) -> np.ndarray:
     if not (np.isfinite(values).all() and (whole == values).all()):
         raise ValueError(f"{path.name} must be whole numbers, got {values.dtype}")
     return whole
-
-
-def _load(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} must be a complete npy file, got: {error}") from error

@@ -170,11 +170,11 @@ class EmbeddingSet:
         if not path.is_dir():
             raise ValueError(f"embeddings must be an existing directory, got {path}")
         meta = _read_meta(path / "meta.json")
-        arrays = {name: _read_array(path / f"{name}.npy") for name in ("embeddings", "labels")}
-        arrays["split"] = _read_array(path / "split.npy")
+        arrays = {name: read_array(path / f"{name}.npy") for name in ("embeddings", "labels")}
+        arrays["split"] = read_array(path / "split.npy")
         for name in ("users", "names"):
             if (path / f"{name}.npy").exists():
-                arrays[name] = _read_array(path / f"{name}.npy")
+                arrays[name] = read_array(path / f"{name}.npy")
         try:
             opened = cls(**arrays, meta=meta)
         except ValueError as error:
@@ -231,7 +231,7 @@ def hash_rows(blocks: Iterable[np.ndarray]) -> str:
 
 def read_blocks(path: Path) -> Iterator[np.ndarray]:
     """Rows of an npy file in bounded blocks, not mapped: pages would count as this process's."""
-    mapped = _read_array(path)
+    mapped = read_array(path)
     shape, dtype, start = mapped.shape, mapped.dtype, mapped.offset
     size = max(1, BLOCK_BYTES // (shape[1] * dtype.itemsize))
     with path.open("rb") as file:
@@ -288,7 +288,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _read_array(path: Path) -> np.memmap:
+def read_array(path: Path) -> np.memmap:
+    """Array of an npy file, on the disk; raises ValueError if it is missing or damaged."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -14,6 +14,7 @@ from embed.engines.choice import choose
 from embed.engines.compiled import COMPILERS, refusal
 from embed.engines.trial import trial_pictures
 from embed.fast import fast_forward, filled_up
+from embed.project import ROWS, in_blocks
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.preprocess import Preprocess
@@ -154,6 +155,19 @@ def test_transformed_rows_stay_the_same_bits_wherever_they_are(rows: int) -> Non
     assert torch.equal(transform(x[order]), made[order])
     assert torch.equal(transform(x[3:]), made[3:])
     assert torch.equal(transform(x[:1]), made[:1])
+
+
+@pytest.mark.parametrize("rows", [1, 1023, 1024, 1025, 2500])
+def test_a_product_always_has_as_many_rows(rows: int) -> None:
+    """Whatever this machine's kernels do: some sum alike for any number of rows."""
+    x, seen = torch.randn(rows, 3), list[int]()
+
+    def compute(block: torch.Tensor, start: int) -> torch.Tensor:
+        seen.append(len(block))
+        return 2 * block
+
+    assert torch.equal(in_blocks(x, compute, torch.empty(rows, 3)), 2 * x)
+    assert seen == [ROWS] * -(-rows // ROWS)
 
 
 def test_an_embedding_set_of_other_rows_before_it_ends_in_the_same_rows(tmp_path: Path) -> None:

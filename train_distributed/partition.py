@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pretrain import check
+
 SCHEMES = ("iid", "one-class", "dirichlet", "by-writer")
 _PADDING = 1.25  # a bucket's largest user over its smallest: at most a fifth of it is padding
 
@@ -72,8 +74,7 @@ class Partition:
         Raises:
             ValueError: chunk_rows < 1.
         """
-        if chunk_rows < 1:
-            raise ValueError(f"chunk_rows must be >= 1, got {chunk_rows}")
+        check.at_least(1, chunk_rows=chunk_rows)
         return self._buckets(chunk_rows)
 
     def _buckets(self, chunk_rows: int) -> Iterator[Bucket]:
@@ -133,16 +134,18 @@ def split(
         >>> by_class.rows(0), by_class.rows(1)
         (tensor([0, 2, 4]), tensor([1, 3]))
     """
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}")
+    check.one_of(SCHEMES, scheme=scheme)
     _check_labels(labels, num_classes)
     _check_options(scheme, sizes=sizes, concentration=concentration, writers=writers)
+    check.positive(**check.present(concentration=concentration))
     if scheme == "by-writer":
         assert writers is not None
         return _by_writer(labels, writers, users)
     if users is None or not 1 <= users <= len(labels):
         raise ValueError(f"users must be in [1, {len(labels)}], the number of rows, got {users}")
-    shuffled = _shuffled(len(labels), generator)
+    shuffled = torch.arange(len(labels))
+    if generator is not None:
+        shuffled = torch.randperm(len(labels), generator=generator)
     if scheme == "one-class":
         return _one_class(labels, users, shuffled)
     sizes = even_sizes(len(labels), users) if sizes is None else _checked(sizes, users, len(labels))
@@ -165,9 +168,8 @@ def uneven_sizes(rows: int, users: int, concentration: float, generator: torch.G
     Raises:
         ValueError: users not in [1, rows], or concentration <= 0.
     """
-    if not 1 <= users <= rows:
-        raise ValueError(f"users must be in [1, {rows}], the number of rows, got {users}")
-    _check_concentration(concentration)
+    check.within(f"[1, {rows}]", users=users)
+    check.positive(concentration=concentration)
     rng = _numpy_generator(generator)
     shares = rng.dirichlet(np.full(users, concentration))
     return 1 + torch.from_numpy(_apportion(rows - users, shares))
@@ -188,10 +190,7 @@ def _one_class(labels: Tensor, users: int, shuffled: Tensor) -> Partition:
 
 
 def _by_writer(labels: Tensor, writers: Tensor, users: int | None) -> Partition:
-    if writers.shape != labels.shape:
-        raise ValueError(
-            f"writers must have shape {tuple(labels.shape)}, got {tuple(writers.shape)}"
-        )
+    check.shape(tuple(labels.shape), writers=writers)
     ids, counts = writers.unique(return_counts=True)
     if users is not None and users != len(ids):
         raise ValueError(f"users must be {len(ids)}, the number of writers, or None, got {users}")
@@ -247,10 +246,6 @@ def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.long().cumsum(0)])
 
 
-def _shuffled(rows: int, generator: torch.Generator | None) -> Tensor:
-    return torch.arange(rows) if generator is None else torch.randperm(rows, generator=generator)
-
-
 def _numpy_generator(generator: torch.Generator) -> np.random.Generator:
     """NumPy has the Dirichlet and multinomial draws that torch has only for the global state."""
     return np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
@@ -278,13 +273,6 @@ def _check_options(scheme: str, **options: object) -> None:
             raise ValueError(f"{name} must be None for scheme {scheme!r}, got {value}")
         if value is None and name != "sizes" and scheme in uses[name]:
             raise ValueError(f"{name} must be given for scheme {scheme!r}, got None")
-        if name == "concentration" and value is not None:
-            _check_concentration(value)
-
-
-def _check_concentration(concentration: object) -> None:
-    if not isinstance(concentration, int | float) or not 0 < concentration < float("inf"):
-        raise ValueError(f"concentration must be finite and > 0, got {concentration}")
 
 
 def _checked(sizes: Tensor, users: int, rows: int) -> Tensor:

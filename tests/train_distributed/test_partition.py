@@ -183,7 +183,7 @@ def test_buckets_are_few_where_sizes_agree():
             {"scheme": "by-writer", "writers": torch.zeros(6).long()},
             "users must be 1, the number of writers, or None, got 3",
         ),
-        ({"scheme": "by-writer", "writers": torch.zeros(5)}, r"writers must have shape \(6,\)"),
+        ({"scheme": "by-writer", "writers": torch.zeros(5)}, r"writers must be \(6\)"),
     ],
 )
 def test_bad_input_is_named(arguments, message):

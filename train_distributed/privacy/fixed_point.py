@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pretrain import check
+
 WIDTHS = (32, 64)
 NOISE_MARGIN = 12  # standard deviations
 
@@ -43,18 +45,10 @@ class FixedPoint:
     bits: int = 64  # of a word in which sums are taken
 
     def __post_init__(self) -> None:
-        for name, value, lowest in (
-            ("step", self.step, math.ulp(0.0)),
-            ("bound", self.bound, 0.0),
-            ("noise_std", self.noise_std, 0.0),
-        ):
-            if not (math.isfinite(value) and value >= lowest):
-                rule = "> 0" if lowest else ">= 0"
-                raise ValueError(f"{name} must be finite and {rule}, got {value}")
-        if self.parties < 1:
-            raise ValueError(f"parties must be >= 1, got {self.parties}")
-        if self.bits not in WIDTHS:
-            raise ValueError(f"bits must be 32 or 64, got {self.bits}")
+        check.positive(step=self.step)
+        check.within("[0, inf)", bound=self.bound, noise_std=self.noise_std)
+        check.at_least(1, parties=self.parties)
+        check.one_of(WIDTHS, bits=self.bits)
         largest = self.largest_sum
         if not largest < 2.0 ** (self.bits - 1):
             raise ValueError(

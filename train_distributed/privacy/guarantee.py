@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -108,34 +109,24 @@ class Guarantee:
         privacy.validate()
         users = len(sizes)
         honest = honest_users(users, privacy.fraction(users), min_survivors)
-        sensitivity = group_sensitivity(
-            method.record_sensitivity(sizes),
-            method.user_sensitivity(sizes),
-            sizes,
-            unit=privacy.unit,
-            group_size=privacy.group_size,
+        moved = partial(
+            group_sensitivity, sizes=sizes, unit=privacy.unit, group_size=privacy.group_size
         )
+        reach = method.user_sensitivity(sizes)
         by_user = privacy.unit == "user"  # some of a user's records may turn its submission round
-        removal = group_sensitivity(
-            method.zero_out_sensitivity(sizes),
-            method.user_zero_out(sizes) if by_user else method.user_sensitivity(sizes),
-            sizes,
-            unit=privacy.unit,
-            group_size=privacy.group_size,
-        )
+        removed_reach = method.user_zero_out(sizes) if by_user else reach
         multiplier = accounting.noise_multiplier(
             privacy.epsilon, privacy.delta, method.compositions
         )
-        least = users if min_survivors is None else min_survivors
         return cls(
             privacy=privacy,
             users=users,
-            min_survivors=least,
+            min_survivors=users if min_survivors is None else min_survivors,
             honest=honest,
             compositions=method.compositions,
-            sensitivity=sensitivity * ROUND_UP,
+            sensitivity=moved(method.record_sensitivity(sizes), reach) * ROUND_UP,
             noise_multiplier=multiplier,
-            removal=removal * ROUND_UP,
+            removal=moved(method.zero_out_sensitivity(sizes), removed_reach) * ROUND_UP,
             share=share,
         )
 

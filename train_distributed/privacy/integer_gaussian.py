@@ -59,6 +59,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pretrain import check
 from train_distributed import accounting
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
@@ -85,27 +86,19 @@ class DiscreteGaussianMechanism:
     rounded_users: int = 1  # A, users whose vector a neighbour changes; 0: rows were rounded
 
     def __post_init__(self) -> None:
-        for name, value in (("local_std", self.local_std), ("sensitivity", self.sensitivity)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be finite and > 0, got {value}")
-        for name, value, least in (
-            ("honest", self.honest, 1),
-            ("dimension", self.dimension, 1),
-            ("rounded_users", self.rounded_users, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
+        check.positive(local_std=self.local_std, sensitivity=self.sensitivity)
+        check.at_least(1, honest=self.honest, dimension=self.dimension)
+        check.at_least(0, rounded_users=self.rounded_users)
         steps = _steps(self.step, self.dimension)
+        largest = float(steps.max())
         if self.rounded_users and np.ndim(self.step) == 0 and not is_power_of_two(float(steps[0])):
             raise ValueError(
                 f"step must be a power of two where vectors are rounded, got {self.step}"
             )
-        if self.local_std < steps.max() or self.honest * self.local_std**2 <= (
-            (TAU * steps.max()) ** 2
-        ):
+        if self.local_std < largest or self.honest * self.local_std**2 <= (TAU * largest) ** 2:
             raise ValueError(
                 f"local_std must be >= the step and > {TAU:g} steps / sqrt(honest), "
-                f"got {self.local_std} for a step of {steps.max()} and honest={self.honest}"
+                f"got {self.local_std} for a step of {largest} and honest={self.honest}"
             )
 
     @property
@@ -212,8 +205,7 @@ def calibrate(
     Raises:
         ValueError: a target that no amount of noise at this step meets, or a share out of range.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be in (0, 1], got {share}")
+    check.within("(0, 1]", share=share)
     local = accounting.noise_multiplier(epsilon, delta) * sensitivity / math.sqrt(honest * share)
     if step is None:
         step = default_step(local, sensitivity, dimension, rounded_users=max(1, rounded_users))

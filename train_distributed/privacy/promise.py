@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pretrain import check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,17 +45,14 @@ class Privacy:
         """
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon}")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+        check.within("(0, 1)", delta=self.delta)
         if max(self.epsilon, self.delta) < LEAST_PROMISE:
             raise ValueError(
                 f"epsilon or delta must be >= {LEAST_PROMISE:g}, as squares of the noise must be "
                 f"finite, got {self.epsilon} and {self.delta}"
             )
-        if self.honest_fraction is not None and not 0 < self.honest_fraction <= 1:
-            raise ValueError(f"honest_fraction must be in (0, 1], got {self.honest_fraction}")
-        if self.unit not in ("record", "user"):
-            raise ValueError(f"unit must be 'record' or 'user', got {self.unit!r}")
+        check.within("(0, 1]", **check.present(honest_fraction=self.honest_fraction))
+        check.one_of(get_args(Unit), unit=self.unit)
         if not isinstance(self.group_size, int) or self.group_size < 1:
             raise ValueError(f"group_size must be a whole number >= 1, got {self.group_size}")
 
@@ -96,8 +95,7 @@ def honest_users(users: int, fraction: Fraction, min_survivors: int | None = Non
         ValueError: m_min outside [1, w], or no certainly honest user.
     """
     least = users if min_survivors is None else min_survivors
-    if not 1 <= least <= users:
-        raise ValueError(f"min_survivors must be in [1, {users}], the number of users, got {least}")
+    check.within(f"[1, {users}]", min_survivors=least)
     honest = least - math.floor((1 - fraction) * users)
     if honest < 1:
         raise ValueError(

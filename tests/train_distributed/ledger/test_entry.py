@@ -22,7 +22,7 @@ from train_distributed.ledger.entry import Entry, Limit, read_fields, to_words
         ({"delta": 0.0}, r"delta must be in \(0, 1\)"),
         ({"zeta": -1.0}, "zeta must be >= 0"),
         ({"zeta": math.nan}, "zeta must be >= 0"),
-        ({"unit": "pixel"}, "unit must be 'record' or 'user'"),
+        ({"unit": "pixel"}, "unit must be one of record, user"),
         ({"group_size": 0}, "group_size must be"),
         ({"kind": "gift"}, "kind must be one of release"),
         ({"data": ""}, "data must name the rows"),

@@ -79,7 +79,7 @@ def test_groups_of_users():
         (Privacy(1e-70, 1e-65), r"epsilon or delta must be >= 1e-60, .* got 1e-70 and 1e-65"),
         (Privacy(1.0, 1e-5, 0.0), r"honest_fraction must be in \(0, 1\], got 0.0"),
         (Privacy(1.0, 1e-5, 1.5), r"honest_fraction must be in \(0, 1\], got 1.5"),
-        (Privacy(1.0, 1e-5, unit="row"), "unit must be 'record' or 'user', got 'row'"),  # pyright: ignore[reportArgumentType]
+        (Privacy(1.0, 1e-5, unit="row"), "unit must be one of record, user, got 'row'"),  # pyright: ignore[reportArgumentType]
         (Privacy(1.0, 1e-5, group_size=0), "group_size must be a whole number >= 1, got 0"),
         (Privacy(1.0, 1e-5, group_size=2.0), "group_size must be a whole number >= 1, got 2.0"),  # pyright: ignore[reportArgumentType]
     ],

@@ -148,7 +148,7 @@ class Reserve(Place):
             assert self.data is not None
             return {"data": self.data}
         from embed.store import EmbeddingSet
-        from train_distributed.ledger.fields import row_fields
+        from train_distributed.ledger.entry import row_fields
 
         return row_fields(EmbeddingSet.open(self.embeddings), self.part or "")
 
@@ -221,6 +221,8 @@ def lines_of(state: "State", delta: float | None) -> Iterator[str]:
 
 def document_of(ledger: "Ledger", delta: float | None) -> dict[str, Any]:
     """All of a ledger, JSON-ready: its lines with their hashes, and what they come to."""
+    from train_distributed.ledger.entry import to_words
+
     state, totals = ledger.state(), dict[str, Any]()
     for unit in get_args(Unit):
         total, asked = _total(state, unit, delta)
@@ -236,7 +238,7 @@ def document_of(ledger: "Ledger", delta: float | None) -> dict[str, Any]:
         "file": ledger.path.name,
         "lines": [line.stated | {"hash": line.hash} for line in ledger.lines()],
         "totals": totals,
-        "limit": None if state.limit is None else state.limit.to_json(),
+        "limit": None if state.limit is None else to_words(state.limit),
         "raised": state.raised,
         "torn": state.torn,
         "head": state.head,

@@ -1,14 +1,24 @@
 """One sum over private rows as a ledger keeps it, and how much all of them may promise."""
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
+from pretrain import check
 from train_distributed import accounting
-from train_distributed.privacy.composition import Cost
+from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 from train_distributed.privacy.promise import Privacy, Unit
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embed.store import EmbeddingSet
+    from train_distributed.privacy.guarantee import Guarantee
+    from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
+
+Reserve = Callable[[Mapping[str, Any]], None]  # of fields of an entry; raises to stop a release
 Kind = Literal["release", "evaluation", "re-release"]
 PARTS = ("", "train", "test", "evaluation")  # of the rows of a set; "": all of them
 TEXTS = (
@@ -50,27 +60,19 @@ class Entry:
         for name in TEXTS:
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be text, got {getattr(self, name)!r}")
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        check.one_of(get_args(Kind), kind=self.kind)
         if not self.data:
             raise ValueError("data must name the rows that are used, got none")
         if not self.gaussian and self.delta == 0 and self.epsilon > 0:
             self.promise(1e-9).validate()  # pure ε
         else:
             self.promise(self.delta).validate()
-        for name in ("zeta", "compositions"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
+        check.within("[0, inf)", zeta=self.zeta, compositions=self.compositions)
         if (self.sigma is None) != (self.sensitivity is None):
             raise ValueError("sigma and sensitivity must be given both or neither, got one")
         if self.sigma is not None and self.sensitivity is not None:
-            if not (
-                0 <= self.sigma < math.inf and 0 < self.sensitivity < math.inf and self.compositions
-            ):
-                raise ValueError(
-                    "sigma must be finite and >= 0, sensitivity finite and > 0, compositions >= 1, "
-                    f"got {self.sigma}, {self.sensitivity}, {self.compositions}"
-                )
+            check.within("[0, inf)", sigma=self.sigma)
+            check.positive(sensitivity=self.sensitivity, compositions=self.compositions)
             if not self._holds():
                 given = self.cost.at(self.delta)
                 raise ValueError(
@@ -91,7 +93,7 @@ class Entry:
 
         Args:
             privacy: the promise.
-            fields: of the rows and of the noise; see `ledger.fields`.
+            fields: of the rows and of the noise; see `row_fields`, `gaussian_fields`.
             more: all other fields.
 
         Raises:
@@ -122,11 +124,8 @@ class Entry:
         """√C times sensitivity over noise; 0 where it is not Gaussian, infinite without noise."""
         if self.sigma is None or self.sensitivity is None:
             return 0.0
-        return (
-            math.sqrt(self.compositions) * self.sensitivity / self.sigma
-            if self.sigma
-            else (math.inf)
-        )
+        moved = math.sqrt(self.compositions) * self.sensitivity
+        return moved / self.sigma if self.sigma else math.inf
 
     @property
     def cost(self) -> Cost:
@@ -134,19 +133,6 @@ class Entry:
         if self.gaussian:
             return Cost(squared_mu=max(self.mu * self.mu, SMALLEST), zeta=self.zeta)
         return Cost(epsilon=self.epsilon, delta=self.delta)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields, JSON-ready."""
-        return to_words(self)
-
-    @classmethod
-    def from_json(cls, stored: Any) -> Self:
-        """Reads the result of `to_json`.
-
-        Raises:
-            ValueError: a field is missing, unknown or out of range.
-        """
-        return read_fields(cls, stored)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +155,6 @@ class Limit:
         units = self.unit == other.unit or self.unit == "user"
         return units and self.epsilon <= other.epsilon and self.delta <= other.delta
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields, JSON-ready."""
-        return to_words(self)
-
 
 def to_words(value: Any) -> dict[str, Any]:
     """A dataclass of numbers and words, JSON-ready: an infinite ε as a word."""
@@ -192,3 +174,54 @@ def read_fields(kind: type, stored: Any) -> Any:
         return kind(**{**stored, **unlimited})
     except (TypeError, OverflowError) as error:
         raise ValueError(f"fields must be those of {kind.__name__}: {error}") from error
+
+
+def hash_of(values: "NDArray[Any]") -> str:
+    """SHA-256 of an array's values, hexadecimal."""
+    return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
+    """Fields of the rows.
+
+    Args:
+        embeddings: the set.
+        part: which of its rows: "train", "evaluation", or "" for all. Parts are disjoint.
+    """
+    users = embeddings.users
+    images = embeddings.meta.get("data_hash")
+    return {
+        "data": embeddings.content_hash(),
+        "part": part,
+        "split": hash_of(embeddings.split),
+        "users": "" if users is None else hash_of(users),
+        "images": images if isinstance(images, str) else "",
+    }
+
+
+def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
+    """Fields of the noise of sums in floating point, or of sums without noise.
+
+    Args:
+        guarantee: of a sum; where several share the promise, of any of them: μ² is that of all.
+    """
+    return {
+        "noise": "float" if guarantee.privacy.private else "none",
+        "sigma": guarantee.noise_multiplier * guarantee.sensitivity,
+        "sensitivity": guarantee.sensitivity,
+        "compositions": guarantee.compositions,
+    }
+
+
+def gaussian_fields(*planned: "DiscreteGaussianMechanism") -> dict[str, Any]:
+    """Fields of the noise of a sum of integers, or of several sums that are one entry.
+
+    Several are stated as the one Gaussian that they are together: noise 1/μ at sensitivity 1.
+    """
+    if len(planned) == 1:
+        (only,) = planned
+        noise = {"sigma": only.certain_std, "sensitivity": only.charged_sensitivity}
+        return {"noise": "discrete", "zeta": only.zeta} | noise
+    together = Cost.of(each.cost for each in planned)
+    noise = {"sigma": 1 / (math.sqrt(together.squared_mu) * COST_ROUND_UP), "sensitivity": 1.0}
+    return {"noise": "discrete", "zeta": together.zeta} | noise

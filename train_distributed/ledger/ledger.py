@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train_distributed.ledger.entry import PARTS, Entry, Kind, Limit
+from train_distributed.ledger.entry import PARTS, Entry, Kind, Limit, to_words
 from train_distributed.ledger.file import LedgerFile, Writer, is_ledger, locked_directories
 from train_distributed.ledger.line import Line
 from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, entry_id
@@ -58,8 +58,7 @@ class Ledger:
 
         Args:
             path: of the file.
-            near: further directories in which no other ledger may count the same
-                rows.
+            near: further directories in which no other ledger may count the same rows.
 
         Raises:
             ValueError: its chain is broken, or it is no ledger.
@@ -129,7 +128,7 @@ class Ledger:
         with locked_directories(self._near):
             self._refuse_elsewhere(entry)
             if not self.path.exists():  # nothing is left behind where it is refused
-                self._afford(self._read([]), [entry], at_most)
+                self._afford(self._read([]), entry, at_most)
             with self._file.locked() as writer:
                 return self._reserved(writer, entry, at_most)
 
@@ -141,16 +140,8 @@ class Ledger:
                 if replace(record.entry, kind=entry.kind, result=entry.result) != entry:
                     raise ValueError(f"reference {entry.reference} must be of the same entry")
                 return record.id
-        self._afford(state, [entry], at_most)
-        return entry_id(writer.append(RESERVE, {"entry": entry.to_json()}))
-
-    def afford(self, entries: Iterable[Entry], *at_most: Limit) -> None:
-        """Looks whether entries could be reserved, all of them; reserves nothing.
-
-        Raises:
-            ValueError: a limit would be passed.
-        """
-        self._afford(self.state(), list(entries), at_most)
+        self._afford(state, entry, at_most)
+        return entry_id(writer.append(RESERVE, {"entry": to_words(entry)}))
 
     def spend(self, id: str) -> None:
         """Notes that the result of a reserved entry was written; it costs what it cost before.
@@ -183,7 +174,7 @@ class Ledger:
                     f"{before.delta:g} for one {before.unit} (or pass --raise-limit), got "
                     f"{limit.epsilon:g} at {limit.delta:g} for one {limit.unit}"
                 )
-            writer.append(LIMIT, {"limit": limit.to_json(), "raised": looser})
+            writer.append(LIMIT, {"limit": to_words(limit), "raised": looser})
 
     def release_kind(self, data: str) -> Kind:
         """Kind of the next release of a set: a re-release where the ledger holds one already."""
@@ -227,13 +218,13 @@ class Ledger:
     def _read(self, lines: list[Line]) -> State:
         return State.read(lines, str(self.path))
 
-    def _afford(self, state: State, entries: list[Entry], at_most: Iterable[Limit]) -> None:
+    def _afford(self, state: State, entry: Entry, at_most: Iterable[Limit]) -> None:
+        spent = [record.entry for record in state.records]
         limits = [*at_most] if state.limit is None else [state.limit, *at_most]
         for limit in limits:
-            spent = [record.entry for record in state.records]
             delta = limit.delta * (1 + TOLERANCE)
             before = Total.of(spent, limit.unit).epsilon(delta)
-            after = Total.of([*spent, *entries], limit.unit).epsilon(delta)
+            after = Total.of([*spent, entry], limit.unit).epsilon(delta)
             if after > limit.epsilon * (1 + TOLERANCE):
                 raise ValueError(
                     f"limit of ledger {self.path.name} must be >= {after:g}, got "

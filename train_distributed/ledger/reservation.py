@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.durable import sync_tree
-from train_distributed.ledger.entry import Entry, Kind
-from train_distributed.ledger.fields import hash_of, row_fields
+from train_distributed.ledger.entry import Entry, Kind, hash_of, row_fields
 from train_distributed.ledger.ledger import NONE, Ledger
 
 if TYPE_CHECKING:

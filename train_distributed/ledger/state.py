@@ -52,7 +52,7 @@ class State:
         for line in lines:
             try:
                 if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
-                    id, entry = entry_id(line), Entry.from_json(stored)
+                    id, entry = entry_id(line), read_fields(Entry, stored)
                     records[id] = Record(id, entry, line.time, torn=line.kind == TORN)
                 elif line.kind == SPEND:
                     id = line.body["id"]

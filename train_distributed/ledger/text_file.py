@@ -7,11 +7,9 @@ the entry in them, as far as it could be read. Here a torn line at the end is cl
 
 import hashlib
 import json
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
-from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.entry import Entry, read_fields, to_words
 from train_distributed.ledger.line import GENESIS, broken, line_hash, new_line, read_line
 
 START = b'{"body": '
@@ -42,23 +40,17 @@ def text_lines(content: bytes, name: str) -> list[bytes]:
         previous = line.hash
     if torn:
         entry, digest = torn_entry(torn), hashlib.sha256(torn).hexdigest()
-        body = {"entry": None if entry is None else entry.to_json()}
+        body = {"entry": None if entry is None else to_words(entry)}
         lines.append(new_line(TORN, {**body, "bytes": len(torn), "sha256": digest}, previous))
     return lines
 
 
 def torn_entry(torn: bytes) -> Entry | None:
-    """The entry that a killed writer has written to its end, or nearly."""
-    for body in _bodies(torn):
-        with suppress(ValueError):
-            if isinstance(body, dict) and body.get("entry") is not None:
-                return Entry.from_json(body["entry"])
-    return None
-
-
-def _bodies(torn: bytes) -> Iterator[Any]:
-    """The bodies of torn lines, oldest first, as far as all of a body is there."""
+    """The oldest entry that a killed writer has written to its end, or nearly."""
     for piece in torn.split(CANCEL):
-        if piece.startswith(START):
-            with suppress(ValueError):
-                yield json.JSONDecoder().raw_decode(piece.decode(), len(START))[0]
+        with suppress(ValueError):
+            if piece.startswith(START):
+                body = json.JSONDecoder().raw_decode(piece.decode(), len(START))[0]
+                if isinstance(body, dict) and body.get("entry") is not None:
+                    return read_fields(Entry, body["entry"])
+    return None

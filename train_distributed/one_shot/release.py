@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
+from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method

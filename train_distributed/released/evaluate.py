@@ -11,7 +11,7 @@ from torch import Tensor
 from embed import EmbeddingSet
 from embed.store import EVALUATION
 from pretrain.cli.provenance import versions
-from train_distributed.ledger.fields import Reserve, gaussian_fields, simulated_fields
+from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import MADE_WITH, Noise, check_noise, suitability

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
+from train_distributed.ledger.entry import to_words
 from train_distributed.ledger.ledger import Ledger
 
 BROKEN = r"must be an unbroken chain|cannot be read|must be as it was written|of layout"
@@ -117,14 +118,14 @@ def test_a_ledger_is_one_file_that_may_be_copied(ledger, tmp_path) -> None:
 
 def test_lines_of_other_versions_are_refused(ledger) -> None:
     with ledger._file.locked() as writer:
-        writer.append("gift", {"entry": GAUSSIAN.to_json()})
+        writer.append("gift", {"entry": to_words(GAUSSIAN)})
     with pytest.raises(ValueError, match="kind must be one of this version's, got 'gift'"):
         ledger.state()
 
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"entry": 3}, {"entry": {}}, {"entry": GAUSSIAN.to_json() | {"sigma": "much"}}],
+    [{}, {"entry": 3}, {"entry": {}}, {"entry": to_words(GAUSSIAN) | {"sigma": "much"}}],
 )
 def test_a_chained_line_that_says_nonsense_is_refused(ledger, body) -> None:
     with ledger._file.locked() as writer:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed.ledger import ledger as ledger_module
+from train_distributed.ledger.entry import to_words
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.ledger.line import GENESIS, line_hash, new_line
 
@@ -28,7 +29,7 @@ def text_of(*entries) -> list[bytes]:
     """Whole lines of such a file, each a reservation."""
     lines, previous = [], GENESIS
     for entry in entries:
-        text = new_line("reserve", {"entry": entry.to_json()}, previous)
+        text = new_line("reserve", {"entry": to_words(entry)}, previous)
         previous = line_hash(b"", "", text).hex()
         lines.append(text[:-1] + b', "hash": "%s"}\n' % previous.encode())
     return lines

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed import accounting
-from train_distributed.ledger.entry import Entry
+from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.ledger.total import Total
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 from train_distributed.privacy.integer_gaussian import calibrate
@@ -80,8 +80,6 @@ def test_discreteness_is_charged_twice_over() -> None:
 
 
 def test_a_planned_sum_costs_what_it_promised() -> None:
-    from train_distributed.ledger.fields import gaussian_fields
-
     planned = calibrate(1.0, 1e-5, sensitivity=2.0, honest=5, dimension=40)
     entry = replace(GAUSSIAN, **gaussian_fields(planned))
     spent = Total.of([entry], "record").epsilon(1e-5)

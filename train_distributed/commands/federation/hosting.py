@@ -22,8 +22,7 @@ from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate
-from train_distributed.ledger.entry import Entry
-from train_distributed.ledger.fields import gaussian_fields
+from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.ledger.ledger import NONE, SUFFIX, Ledger
 from train_distributed.secure_sum.keys import PrivateKeys
 

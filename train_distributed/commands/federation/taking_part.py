@@ -18,8 +18,7 @@ from train_distributed.flower.endpoint import REFUSED, ComputationEndpoint, Endp
 from train_distributed.flower.escape import safe
 from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
-from train_distributed.ledger.entry import Entry
-from train_distributed.ledger.fields import gaussian_fields, row_fields
+from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -16,8 +16,7 @@ from train_distributed import accounting
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import ModelTask
-from train_distributed.ledger.entry import Entry
-from train_distributed.ledger.fields import gaussian_fields
+from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.rounds import advanced

@@ -6,10 +6,10 @@ from train_distributed.flower.progress import Log
 from train_distributed.flower.request_handler import Request, answer_bytes
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, SetMismatch
 from train_distributed.secure_sum.keys import SEAL_BYTES
-from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened, combine, set_bytes
+from train_distributed.secure_sum.opening import DIGEST_BYTES, Opened, combine
 from train_distributed.secure_sum.parties import name_of
 from train_distributed.secure_sum.prg import SEED_BYTES, WORD
-from train_distributed.secure_sum.session import Session
+from train_distributed.secure_sum.session import Session, set_bytes
 from train_distributed.secure_sum.wire import Kind, bytes_to_words
 
 

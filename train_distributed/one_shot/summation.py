@@ -16,7 +16,7 @@ from train_distributed.privacy.float_noise import gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 from train_distributed.secure_sum import SumResult
-from train_distributed.secure_sum.simulate import SharesSum
+from train_distributed.secure_sum.simulate_shares import SharesSum
 
 GRID_EXPONENTS = range(20, 7, -1)
 EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are whole

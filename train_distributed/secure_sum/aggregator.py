@@ -29,8 +29,9 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.opening import DIGEST_BYTES, Opening, set_bytes
+from train_distributed.secure_sum.opening import DIGEST_BYTES, Opening
 from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
+from train_distributed.secure_sum.prg import Words, add_stream
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import (
     RECEIPT_BYTES,
@@ -38,11 +39,9 @@ from train_distributed.secure_sum.reports import (
     Checker,
     Part,
     Receipts,
-    Words,
     message_bytes,
-    streams,
 )
-from train_distributed.secure_sum.session import Agreement, count_in
+from train_distributed.secure_sum.session import Agreement, count_in, set_bytes
 from train_distributed.secure_sum.window import Window, WindowWithKeys
 from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, sender_of, write
 
@@ -201,7 +200,10 @@ class Aggregator:
     def _left_out(self, bitmap: bytes) -> Words:
         """(d,) sum of the streams of users held here whose vectors have not come."""
         out = np.flatnonzero(self._reports.held & ~_bits(self._window, bitmap)).tolist()
-        return streams(self._window, self._reports.seeds(out))
+        total = np.zeros(self._window.dimension, self._window.word)
+        for seed in self._reports.seeds(out):
+            add_stream(total, seed)
+        return total
 
     def _named(self, request: bytes, nobody: int) -> int:
         """The user that a request claims to be of, if there is such a user."""

@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import (
     OutOfOrder,
-    ReplayedMessage,
     SetMismatch,
     TooFewUsers,
-    WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import EVERYONE, name_of
-from train_distributed.secure_sum.session import Agreement, count_in, users_in
+from train_distributed.secure_sum.session import Agreement, count_in, set_bytes, users_in
 from train_distributed.secure_sum.wire import (
     Envelope,
     Kind,
@@ -90,10 +88,8 @@ class Opening:
             ReplayedMessage: a second one from the same server.
             SetMismatch: it differs from the set this server has signed.
         """
-        if envelope.sender not in self._session.servers:
-            raise WrongSender(f"COMMIT must come from a server, got {envelope.sender}")
-        if envelope.sender in self._seen:
-            raise ReplayedMessage(f"COMMIT must come once, got another from {envelope.sender}")
+        envelope.check_server(self._session)
+        envelope.check_once(self._seen)
         order, bitmap = self._session.order, envelope.payload
         users = count_in(order, bitmap)
         if self._set is not None and bitmap != self._set:
@@ -141,17 +137,14 @@ def combine(session: Agreement, commit: bytes, openings: Sequence[bytes]) -> Ope
     """
     reader = EVERYONE  # not a party, so any sender is another party
     named = read(session, commit, reader, {Kind.COMMIT: set_bytes(session)})
-    if named.sender not in session.servers:
-        raise WrongSender(f"COMMIT must come from a server, got {named.sender}")
+    named.check_server(session)
     size = DIGEST_BYTES + session.word.itemsize * session.dimension
     total = np.zeros(session.dimension, session.word)
     missing = set(session.servers)
     for message in openings:
         envelope = read(session, message, reader, {Kind.OPENING: size})
-        if envelope.sender in session.users:
-            raise WrongSender(f"OPENING must come from a server, got {envelope.sender}")
-        if envelope.sender not in missing:
-            raise ReplayedMessage(f"OPENING must come once, got another from {envelope.sender}")
+        envelope.check_server(session)
+        envelope.check_once(session.servers.keys() - missing)
         if envelope.payload[:DIGEST_BYTES] != hashlib.sha256(named.payload).digest():
             raise SetMismatch(
                 f"{name_of(envelope.sender)} must open the committed set, got another"
@@ -162,8 +155,3 @@ def combine(session: Agreement, commit: bytes, openings: Sequence[bytes]) -> Ope
         raise OutOfOrder(f"all servers must open, missing {sorted(missing)}")
     signed = total.view(f"<i{session.word.itemsize}").astype(np.int64)
     return Opened(signed.view(np.uint64), users_in(session.order, named.payload))
-
-
-def set_bytes(session: Agreement) -> int:
-    """Length of a user set as it travels."""
-    return (len(session.order) + 7) // 8

@@ -20,6 +20,7 @@ WORD = np.dtype("<u8")  # what travels: little-endian on every machine
 SEED_BYTES = 32
 CHUNK_WORDS = 2**15  # 256 KiB: stays in the second-level cache
 _ZEROS = memoryview(bytes(CHUNK_WORDS * WORD.itemsize))
+Words = NDArray[np.unsignedinteger]
 _HEAD = 32  # bytes of the first two blocks
 
 
@@ -61,13 +62,22 @@ def stream(seed: bytes, count: int) -> Iterator[tuple[slice, NDArray[np.uint64]]
         done = 0
 
 
-def add_stream(total: NDArray[np.uint64], seed: bytes) -> None:
-    """Adds a seed's stream to `total` (d,), in place, modulo 2^64."""
-    for place, words in stream(seed, len(total)):
-        total[place] += words
+def add_stream(total: Words, seed: bytes) -> None:
+    """Adds a seed's stream to `total` (d,), in place, as words of its width, modulo 2^bits."""
+    for own, words in _beside(total, seed):
+        own += words
 
 
-def subtract_stream(total: NDArray[np.uint64], seed: bytes) -> None:
-    """Subtracts a seed's stream from `total` (d,), in place, modulo 2^64."""
-    for place, words in stream(seed, len(total)):
-        total[place] -= words
+def subtract_stream(total: Words, seed: bytes) -> None:
+    """Subtracts what `add_stream` adds."""
+    for own, words in _beside(total, seed):
+        own -= words
+
+
+def _beside(total: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
+    """Views of `total`, piece by piece, and as many words of the stream."""
+    width = total.dtype.itemsize
+    for place, chunk in stream(seed, -(-len(total) * width // WORD.itemsize)):
+        own = total[place.start * WORD.itemsize // width :]
+        words = chunk.view(total.dtype)[: len(own)]
+        yield own[: len(words)], words

@@ -61,15 +61,14 @@ from train_distributed.secure_sum.errors import (
     OutOfOrder,
     SetMismatch,
     TooFewUsers,
-    WrongSender,
 )
 from train_distributed.secure_sum.graph import whole_users
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, PublicKeys, seal
-from train_distributed.secure_sum.opening import DIGEST_BYTES, set_bytes
+from train_distributed.secure_sum.opening import DIGEST_BYTES
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import SEED_BYTES, WORD, new_seed, subtract_stream
-from train_distributed.secure_sum.session import Session
+from train_distributed.secure_sum.session import Session, set_bytes
 from train_distributed.secure_sum.shares import share_context
 from train_distributed.secure_sum.wire import Kind, check_vector, read, words_to_bytes, write
 
@@ -225,8 +224,7 @@ class ReplicatedUser:
         signed: dict[int, bytes] = {}
         for commit in commits:
             envelope = read(session, commit, self._user, {Kind.COMMIT: setup.commit_bytes})
-            if envelope.sender not in session.servers:
-                raise WrongSender(f"COMMIT must come from a server, got {envelope.sender}")
+            envelope.check_server(session)
             signed[envelope.sender] = envelope.payload
         if len(signed) < len(setup.servers) - 1:
             raise OutOfOrder(f"servers must be all but one to commit first, got {sorted(signed)}")

@@ -207,8 +207,7 @@ class ReplicaServer:
         self._holdings[envelope.sender] = held
 
     def _receive_commit(self, envelope: Envelope) -> None:
-        if envelope.sender in self._commits:
-            raise ReplayedMessage(f"COMMIT must come once, got another from {envelope.sender}")
+        envelope.check_once(self._commits)
         self._setup.users_of(envelope.payload)
         if self._committed not in (None, envelope.payload):
             raise SetMismatch(f"server {envelope.sender} must commit to this set, signed another")
@@ -217,8 +216,7 @@ class ReplicaServer:
     def _receive_witness(self, envelope: Envelope) -> None:
         if self._committed is None:
             raise OutOfOrder("WITNESS must come after COMMIT")
-        if envelope.sender in self._witnesses:
-            raise ReplayedMessage(f"WITNESS must come once, got another from {envelope.sender}")
+        envelope.check_once(self._witnesses)
         if envelope.payload != hashlib.sha256(self._committed).digest():
             raise SetMismatch(f"user {envelope.sender} must be witness to this set, signed another")
         self._witnesses.add(envelope.sender)

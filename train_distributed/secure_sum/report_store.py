@@ -14,7 +14,6 @@ since would be forgotten.
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import AlreadyOpened
-from train_distributed.secure_sum.reports import TAG_BYTES, Part, Words
+from train_distributed.secure_sum.prg import Words
+from train_distributed.secure_sum.reports import TAG_BYTES, Part
 from train_distributed.secure_sum.session import Agreement
 from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
 from train_distributed.store.database import Database, make_durable
@@ -73,13 +73,15 @@ class ReportStore:
         self._file = self._database.connection
         try:
             self._create(aggregator)
-            with self._damage():
+            with self._database.errors():
                 self._state = self._read(aggregator)
+        except (IndexError, TypeError, OverflowError, struct.error) as error:  # another type, size
+            self._database.close()
+            raise ValueError(f"{self._path} must be as it was written, got: {error}") from error
         except BaseException:
             self._database.close()
             raise
-        total = bytes_to_words(self._state.total, window.dimension, window.word)
-        self.total: Words = np.array(total)
+        self.total: Words = bytes_to_words(self._state.total, window.dimension, window.word).copy()
 
     def close_file(self) -> None:
         """Closes the file and releases its lock."""
@@ -101,18 +103,18 @@ class ReportStore:
 
     def receipt_of(self, user: int) -> tuple[bytes, bytes]:
         """Tag of the report held of a user, and SHA-256 of its message."""
-        with self._database.errors():
-            query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
-            (line,) = query.fetchone()
+        line = self._line(user)
         return line[:TAG_BYTES], line[TAG_BYTES : TAG_BYTES + 32]
 
     def seeds(self, users: Sequence[int]) -> Iterator[bytes]:
         """The seeds of users whose reports are held."""
         for user in users:
-            with self._database.errors():
-                query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
-                (line,) = query.fetchone()
-            yield line[TAG_BYTES + 32 :]
+            yield self._line(user)[TAG_BYTES + 32 :]
+
+    def _line(self, user: int) -> bytes:
+        with self._database.errors():
+            query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
+            return query.fetchone()[0]
 
     def check_clock(self, now: float) -> None:
         """Raises ValueError where the clock has gone back since something was written."""
@@ -200,15 +202,6 @@ class ReportStore:
         if (mark % _MODULUS).to_bytes(32, "big") != state.mark or count != state.reports:
             raise ValueError(f"{self._path} must be as it was written, its reports are damaged")
         return state
-
-    @contextmanager
-    def _damage(self) -> Iterator[None]:
-        """Names the file where what is in it is of another type or size than was written."""
-        try:
-            with self._database.errors():
-                yield
-        except (IndexError, TypeError, OverflowError, struct.error) as error:
-            raise ValueError(f"{self._path} must be as it was written, got: {error}") from error
 
 
 def _hash(user: int, line: bytes) -> int:

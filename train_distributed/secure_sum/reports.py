@@ -18,7 +18,7 @@ for, ends the window at its commitment (`aggregator.py`); it opens nothing.
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,14 @@ from train_distributed.secure_sum.keys import (
     open_seal,
     seal,
 )
-from train_distributed.secure_sum.prg import SEED_BYTES, WORD, derive, new_seed, stream
+from train_distributed.secure_sum.prg import (
+    SEED_BYTES,
+    Words,
+    add_stream,
+    derive,
+    new_seed,
+    subtract_stream,
+)
 from train_distributed.secure_sum.session import Agreement
 from train_distributed.secure_sum.shares import share_context
 from train_distributed.secure_sum.window import Window, WindowWithKeys
@@ -50,7 +57,6 @@ from train_distributed.secure_sum.wire import (
 
 TAG_BYTES = 16
 RECEIPT_BYTES = 32
-Words = NDArray[np.unsignedinteger]
 
 
 def make_report(
@@ -76,20 +82,14 @@ def make_report(
     tag, masked = secrets.token_bytes(TAG_BYTES), vector.astype(window.word)
     parts: dict[int, bytes] = {aggregator: new_seed() for aggregator in first}
     for seed in parts.values():
-        _add_stream(masked, seed, subtract=True)
+        subtract_stream(masked, seed)
     parts[last] = words_to_bytes(masked)
-    return {
-        aggregator: _message(window, user, aggregator, keys, tag, part)
-        for aggregator, part in parts.items()
-    }
-
-
-def _message(
-    window: Window, user: int, aggregator: int, keys: PrivateKeys, tag: bytes, part: bytes
-) -> bytes:
-    context = share_context(window, user, aggregator) + tag
-    sealed = seal(window.servers[aggregator].sealing, part, context)
-    return write(window, Kind.SHARE, user, aggregator, tag + sealed, keys.signing)
+    messages = {}
+    for aggregator, part in parts.items():
+        context = share_context(window, user, aggregator) + tag
+        sealed = tag + seal(window.servers[aggregator].sealing, part, context)
+        messages[aggregator] = write(window, Kind.SHARE, user, aggregator, sealed, keys.signing)
+    return messages
 
 
 def part_bytes(window: Agreement, aggregator: int) -> int:
@@ -149,11 +149,8 @@ class Checker:
     """Checks messages, opens and adds their parts: all that costs time, and needs no state."""
 
     def __init__(self, window: WindowWithKeys, aggregator: int, keys: PrivateKeys) -> None:
-        self._window, self._aggregator, self._opening = (
-            window,
-            aggregator,
-            exchange_key(keys.opening),
-        )
+        self._window, self._aggregator = window, aggregator
+        self._opening = exchange_key(keys.opening)
         self._receipts = Receipts(window, aggregator, keys)
         self._size = part_bytes(window, aggregator)
 
@@ -185,23 +182,5 @@ class Checker:
             total += bytes_to_words(part, self._window.dimension, self._window.word)
             part = b""
         else:
-            _add_stream(total, part)
+            add_stream(total, part)
         return Part(user, tag, hashlib.sha256(message).digest(), part)
-
-
-def streams(window: Agreement, seeds: Iterable[bytes]) -> Words:
-    """(d,) sum of the streams of seeds."""
-    total = np.zeros(window.dimension, window.word)
-    for seed in seeds:
-        _add_stream(total, seed)
-    return total
-
-
-def _add_stream(total: Words, seed: bytes, *, subtract: bool = False) -> None:
-    """Adds a seed's stream, read as words of the width of `total`."""
-    width = total.dtype.itemsize
-    for place, chunk in stream(seed, -(-len(total) * width // WORD.itemsize)):
-        start = place.start * WORD.itemsize // width
-        words = chunk.view(total.dtype)[: len(total) - start]
-        own = total[start : start + len(words)]
-        np.subtract(own, words, out=own) if subtract else np.add(own, words, out=own)

@@ -37,7 +37,6 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
@@ -169,11 +168,6 @@ class SecAgg:
         """Statement that users sign: who shared keys and who survived (bitmaps)."""
         return hashlib.sha256(b"story" + self.session.digest + sharing + survivors).digest()
 
-    @cached_property
-    def set_bytes(self) -> int:
-        """Length of a bitmap."""
-        return (len(self.session.order) + 7) // 8
-
 
 def pack_entries(entries: Mapping[int, bytes]) -> bytes:
     """Joins `user u32 | value`, by rising user; all values of one length."""
@@ -186,7 +180,7 @@ def read_entries(payload: bytes, size: int) -> NDArray[np.void]:
     Raises:
         MalformedMessage: a length that does not fit, or users that do not rise.
     """
-    record = _entry(size)
+    record = np.dtype([("user", ">u4"), ("value", f"V{size}")])
     if len(payload) % record.itemsize:
         raise MalformedMessage(
             f"entries must be {record.itemsize} bytes each, got {len(payload)} in all"
@@ -198,11 +192,6 @@ def read_entries(payload: bytes, size: int) -> NDArray[np.void]:
         last, user = users[falls[0]], users[falls[0] + 1]
         raise MalformedMessage(f"entries must rise by user, got {user} after {last}")
     return entries
-
-
-@lru_cache(maxsize=8)
-def _entry(size: int) -> np.dtype[np.void]:
-    return np.dtype([("user", ">u4"), ("value", f"V{size}")])
 
 
 def unpack_entries(payload: bytes, size: int) -> dict[int, bytes]:

@@ -10,6 +10,7 @@ from train_distributed.secure_sum.secagg import (
     COMPLAINT_BYTES,
     SecAgg,
 )
+from train_distributed.secure_sum.session import set_bytes
 from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import OVERHEAD, STATEMENT_BYTES, WITNESS_BYTES, Kind
 
@@ -42,7 +43,7 @@ def longest_to_server(setup: SecAgg) -> dict[Kind, int]:
 
 def longest_to_user(setup: SecAgg) -> dict[Kind, int]:
     """Longest payload, in bytes, of each kind of message that the server sends."""
-    sets, partners = setup.set_bytes, len(setup.session.order) - 1
+    sets, partners = set_bytes(setup.session), len(setup.session.order) - 1
     signatures = setup.graph.signers * SIGNATURE_BYTES
     return {
         Kind.NEIGHBOURS: partners * (OVERHEAD + ADVERTISE_BYTES),

@@ -45,6 +45,7 @@ from train_distributed.secure_sum.secagg import (
     unpack_messages,
 )
 from train_distributed.secure_sum.secagg_rounds import longest_to_user
+from train_distributed.secure_sum.session import set_bytes
 from train_distributed.secure_sum.shamir import split
 from train_distributed.secure_sum.survivor_check import SurvivorCheck
 from train_distributed.secure_sum.wire import Kind, check_vector, read, words_to_bytes, write
@@ -181,7 +182,7 @@ class SecAggUser:
         return peers, lists
 
     def _mask(self, payload: bytes) -> bytes:
-        sets = self._setup.set_bytes
+        sets = set_bytes(self._session)
         sharing = self._session.users_of(payload[:sets])
         self._check_set(sharing, "shared keys")
         unknown = sharing.intersection(self._list) - self._peers.keys()

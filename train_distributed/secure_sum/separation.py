@@ -19,7 +19,7 @@ choices of X multiply it.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln, xlogy
 
 _EXACT = 256  # set sizes at which p_s is evaluated itself; larger ones in blocks of 1/64
@@ -30,7 +30,7 @@ def log_tail(population: int, marked: NDArray[np.int64], draws: int, least: int)
     """Log of P[X >= least] for X ~ hypergeometric(population, marked, draws), at every `marked`."""
     hits, many = np.arange(least, draws + 1), marked[:, None]
     logs = _log_choose(many, hits) + _log_choose(population - many, draws - hits)
-    total = _log_choose(np.asarray(population), np.asarray(draws))
+    total = _log_choose(population, draws)
     if not len(hits):
         return np.full(len(marked), -np.inf)
     return np.minimum(np.logaddexp.reduce(logs, 1) - total, 0)
@@ -39,10 +39,8 @@ def log_tail(population: int, marked: NDArray[np.int64], draws: int, least: int)
 def log_tails(population: int, marked: int, draws: int) -> Floats:
     """Log of P[X >= x] for x = 0, ..., draws."""
     hits = np.arange(draws + 1)
-    logs = _log_choose(np.asarray(marked), hits) + _log_choose(
-        np.asarray(population - marked), draws - hits
-    )
-    total = _log_choose(np.asarray(population), np.asarray(draws))
+    logs = _log_choose(marked, hits) + _log_choose(population - marked, draws - hits)
+    total = _log_choose(population, draws)
     return np.minimum(np.logaddexp.accumulate(logs[::-1])[::-1] - total, 0)
 
 
@@ -60,7 +58,7 @@ def log_closed(users: int, corrupt: int, degree: int, threshold: int) -> Floats:
     each = log_tail(users - 1, corrupt + tops - 1, degree, threshold)
     sizes = np.arange(1, honest + 1)
     charged = each[np.searchsorted(tops, sizes)]
-    counts = _log_choose(np.asarray(honest), sizes)
+    counts = _log_choose(honest, sizes)
     return np.logaddexp.accumulate(counts + sizes * charged)
 
 
@@ -82,7 +80,7 @@ def log_strays(
     if not len(x):
         return -math.inf
     least = np.maximum(closed + 1, signers - corrupt - x)
-    counts = _log_choose(np.asarray(honest), x)
+    counts = _log_choose(honest, x)
     return float(np.logaddexp.reduce(counts + log_apart(users, corrupt, degree, x, least)))
 
 
@@ -92,8 +90,8 @@ def log_apart(
     """Log of a bound on the probability that `least` honest users stray from given `strays`."""
     others = users - corrupt - strays
     log_q = (
-        _log_choose(users - 1 - strays, np.asarray(degree))
-        - _log_choose(np.asarray(users - 1), np.asarray(degree))
+        _log_choose(users - 1 - strays, degree)
+        - _log_choose(users - 1, degree)
         + strays * math.log1p(-degree / (users - 1))
     )
     share = np.minimum(least / others, 1)
@@ -109,8 +107,9 @@ def _divergence(share: Floats, log_q: Floats) -> Floats:
     return np.where(np.log(share) > log_q, np.maximum(high + low, 0), 0)
 
 
-def _log_choose(n: NDArray[np.int64], k: NDArray[np.int64]) -> Floats:
+def _log_choose(n: ArrayLike, k: ArrayLike) -> Floats:
     """Log of C(n, k); -inf where there is no such choice."""
+    n, k = np.asarray(n), np.asarray(k)
     possible = (k >= 0) & (k <= n)
     inside, size = np.where(possible, k, 0), np.maximum(n, 0)
     value = gammaln(size + 1) - gammaln(inside + 1) - gammaln(size - inside + 1)

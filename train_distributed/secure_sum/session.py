@@ -91,7 +91,7 @@ class Session:
 
     def bitmap(self, users: Iterable[int]) -> bytes:
         """One bit per user in `order`, lowest bit first; ceil(w / 8) bytes."""
-        bits = bytearray((len(self.order) + 7) // 8)
+        bits = bytearray(set_bytes(self))
         for user in users:
             place = self.place[user]
             bits[place // 8] |= 1 << place % 8
@@ -100,6 +100,11 @@ class Session:
     def users_of(self, bitmap: bytes) -> frozenset[int]:
         """The inverse of `bitmap`; see `users_in`."""
         return users_in(self.order, bitmap)
+
+
+def set_bytes(session: Agreement) -> int:
+    """Length of a set of users as it travels: a bitmap over the session's order."""
+    return (len(session.order) + 7) // 8
 
 
 def users_in(order: Sequence[int], bitmap: bytes) -> frozenset[int]:

@@ -42,9 +42,19 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
     return [_evaluate(coefficients, x).to_bytes(SHARE_BYTES, "big") for x in points]
 
 
-def weights(points: Sequence[int]) -> tuple[int, ...]:
-    """Lagrange weights λ with f(0) = Σ λ_i f(x_i): λ_i = Π_{j≠i} x_j / (x_j - x_i)."""
-    return _weights(tuple(points))
+@lru_cache(maxsize=1024)
+def weights(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Lagrange weights λ with f(0) = Σ λ_i f(x_i): λ_i = Π_{j≠i} x_j / (x_j - x_i).
+
+    Those of 1..n are (-1)^(x+1) binom(n, x); every missing m multiplies by (m - x)/m.
+    """
+    n = max(points)
+    missing = sorted(set(range(1, n)).difference(points))
+    inverse = pow(math.prod(missing), -1, PRIME)
+    return tuple(
+        (-1) ** (x + 1) * math.comb(n, x) * math.prod([m - x for m in missing]) * inverse % PRIME
+        for x in points
+    )
 
 
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -56,24 +66,12 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """
     if len(shares) < threshold:
         raise TooFewUsers(f"shares must be >= the threshold {threshold}, got {len(shares)}")
-    points = sorted(shares)[:threshold]
+    points = tuple(sorted(shares)[:threshold])
     values = [int.from_bytes(shares[x], "big") for x in points]
     secret = sum(w * v for w, v in zip(weights(points), values, strict=True)) % PRIME
     if max(values) >= PRIME or secret >= 2 ** (8 * SECRET_BYTES):
-        raise InconsistentShares(f"shares must be of one 32-byte secret, got points {points}")
+        raise InconsistentShares(f"shares must be of one 32-byte secret, got points {list(points)}")
     return secret.to_bytes(SECRET_BYTES, "big")
-
-
-@lru_cache(maxsize=1024)
-def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of 1..n are (-1)^(x+1) binom(n, x); every missing m multiplies by (m - x)/m."""
-    n = max(points)
-    missing = sorted(set(range(1, n)).difference(points))
-    inverse = pow(math.prod(missing), -1, PRIME)
-    return tuple(
-        (-1) ** (x + 1) * math.comb(n, x) * math.prod([m - x for m in missing]) * inverse % PRIME
-        for x in points
-    )
 
 
 def _evaluate(coefficients: Sequence[int], x: int) -> int:

@@ -25,16 +25,15 @@ from pretrain import check
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
-    ReplayedMessage,
     SetMismatch,
     WrongSender,
 )
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, open_seal, seal
-from train_distributed.secure_sum.opening import Opening, set_bytes
+from train_distributed.secure_sum.opening import Opening
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import SEED_BYTES, WORD, add_stream, new_seed, subtract_stream
-from train_distributed.secure_sum.session import Agreement, Session
+from train_distributed.secure_sum.session import Agreement, Session, set_bytes
 from train_distributed.secure_sum.wire import (
     Envelope,
     Kind,
@@ -143,8 +142,7 @@ class SeedServer(_SharesServer):
             return
         if self._closed:
             raise OutOfOrder(f"SHARE of user {envelope.sender} must come before HOLDING, came late")
-        if envelope.sender in self._seeds:
-            raise ReplayedMessage(f"SHARE must come once, got another from {envelope.sender}")
+        envelope.check_once(self._seeds)
         seed = self._part(envelope)
         add_stream(self._total, seed)
         self._seeds[envelope.sender] = seed
@@ -231,17 +229,14 @@ class VectorServer(_SharesServer):
         return message
 
     def _receive_holding(self, envelope: Envelope) -> None:
-        if envelope.sender not in self._session.servers:
-            raise WrongSender(f"HOLDING must come from a server, got {envelope.sender}")
-        if envelope.sender in self._holdings:
-            raise ReplayedMessage(f"HOLDING must come once, got another from {envelope.sender}")
+        envelope.check_server(self._session)
+        envelope.check_once(self._holdings)
         self._holdings[envelope.sender] = self._session.users_of(envelope.payload)
 
     def _receive_share(self, envelope: Envelope) -> None:
         if self._committed:
             raise OutOfOrder(f"SHARE of user {envelope.sender} must come before COMMIT, came late")
-        if envelope.sender in self._users:
-            raise ReplayedMessage(f"SHARE must come once, got another from {envelope.sender}")
+        envelope.check_once(self._users)
         if envelope.sender in self._session.users and envelope.sender not in self.eligible:
             raise SetMismatch(f"user {envelope.sender} must be held by all other servers, is not")
         self._total += bytes_to_words(self._part(envelope), self._session.dimension)

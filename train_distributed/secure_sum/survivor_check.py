@@ -7,6 +7,7 @@ from train_distributed.secure_sum.errors import ContradictoryRequest, SetMismatc
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import AGREED_BYTES, SecAgg, cut
+from train_distributed.secure_sum.session import set_bytes
 from train_distributed.secure_sum.wire import WITNESS_BYTES, Kind, check_statement, read, reassemble
 
 
@@ -46,7 +47,7 @@ class SurvivorCheck:
             TooFewUsers: fewer signatures than a quorum, or too few of an owner's list survived.
             BadSignature: a signature that is not on this story.
         """
-        session, size = self.setup.session, self.setup.set_bytes
+        session, size = self.setup.session, set_bytes(self.setup.session)
         sets = [session.users_of(request[i * size : (i + 1) * size]) for i in range(4)]
         alive, dropped, signers, witnesses = sets
         if alive & dropped:

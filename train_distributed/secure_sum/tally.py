@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
@@ -50,8 +49,7 @@ def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Ta
         ProtocolError: the COMMIT is not valid.
     """
     named = read(setup.session, commit, EVERYONE, {Kind.COMMIT: setup.commit_bytes})
-    if named.sender not in setup.session.servers:
-        raise WrongSender(f"COMMIT must come from a server, got {named.sender}")
+    named.check_server(setup.session)
     reports, faults = _reports(setup, openings, named.payload)
     suspects = _suspects(reports)
     if suspects:
@@ -66,7 +64,7 @@ def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Ta
     total = np.zeros(setup.session.dimension, np.uint64)
     holders = {part: _sums(reports, part) for part in range(len(setup.servers))}
     for sums in holders.values():
-        total += _words(setup, next(iter(sums.values())))
+        total += bytes_to_words(next(iter(sums.values())), setup.session.dimension)
     unchecked = tuple(part for part, sums in holders.items() if len(sums) == 1)
     return Tally(Opened(total, setup.users_of(named.payload)), faults, unchecked)
 
@@ -139,7 +137,3 @@ def _suspects(reports: Reports) -> set[int]:
 
 def _names(servers: set[int]) -> str:
     return ", ".join(map(name_of, sorted(servers)))
-
-
-def _words(setup: Replicated, part: bytes) -> NDArray[np.uint64]:
-    return bytes_to_words(part, setup.session.dimension)

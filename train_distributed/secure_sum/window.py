@@ -22,6 +22,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain import check
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
@@ -43,29 +44,19 @@ class Window:
     minimum: int  # m_min, fewest reports whose sum may be opened: those that the noise is for
     enrolled: int  # w, users on the roll, numbered from 0
     roll: bytes  # SHA-256 of the roll
-    servers: Mapping[
-        int, PublicKeys
-    ]  # the aggregators, FIRST_SERVER + j; the operator's is the first
+    servers: Mapping[int, PublicKeys]  # aggregators, FIRST_SERVER + j; the operator's is first
     opens: int  # seconds since 1970, UTC
     closes: int  # from then on no report is taken
     context: bytes = field(default=b"")  # what else must be agreed: method, promise, noise
 
     def __post_init__(self) -> None:
-        for name, length in (("nonce", KEY_BYTES), ("roll", hashlib.sha256().digest_size)):
-            if len(getattr(self, name)) != length:
-                raise ValueError(f"{name} must be {length} bytes, got {len(getattr(self, name))}")
-        for name, least, most in (
-            ("dimension", 1, 2**28),
-            ("enrolled", 1, FIRST_SERVER),
-            ("minimum", 1, self.enrolled),
-            ("opens", 0, LATEST),
-            ("closes", self.opens + 1, LATEST),
-        ):
-            if not least <= getattr(self, name) <= most:
-                value = getattr(self, name)
-                raise ValueError(f"{name} must be from {least} to {most}, got {value}")
-        if self.bits not in WORDS:
-            raise ValueError(f"bits must be 32 or 64, got {self.bits}")
+        check.byte_length(32, nonce=self.nonce, roll=self.roll)
+        check.within("[1, 2^28]", dimension=self.dimension)
+        check.within("[1, 2^31]", enrolled=self.enrolled)
+        check.within(f"[1, {self.enrolled}]", minimum=self.minimum)
+        check.within(f"[0, {LATEST}]", opens=self.opens)
+        check.within(f"[{self.opens + 1}, {LATEST}]", closes=self.closes)
+        check.one_of(WORDS, bits=self.bits)
         expected = range(FIRST_SERVER, FIRST_SERVER + len(self.servers))
         if len(self.servers) < 2 or set(self.servers) != set(expected):
             raise ValueError(f"aggregators must be >= 2, from 2^31 on, got {sorted(self.servers)}")
@@ -86,12 +77,7 @@ class Window:
         ).digest()
 
     def state(self, now: float, *, closed: bool) -> str:
-        """State of the window in words.
-
-        Args:
-            now: seconds since 1970.
-            closed: whether a set of reports was signed.
-        """
+        """State of the window in words, `now` seconds after 1970; closed: a set was signed."""
         if closed or now >= self.closes:
             return "closed" if closed else "closed, its time is over"
         return "open" if now >= self.opens else "not open yet"
@@ -103,13 +89,10 @@ class Window:
 
     @property
     def users(self) -> range:
-        """All identities, which are places on the roll."""
+        """All identities, rising, which are places on the roll."""
         return range(self.enrolled)
 
-    @property
-    def order(self) -> range:
-        """All identities, rising."""
-        return range(self.enrolled)
+    order = users
 
     @property
     def last(self) -> int:
@@ -129,10 +112,7 @@ class WindowWithKeys:
     """
 
     def __init__(self, window: Window, user_keys: NDArray[np.uint8]) -> None:
-        if user_keys.shape != (window.enrolled, KEY_BYTES):
-            raise ValueError(
-                f"roll must hold {window.enrolled} keys of {KEY_BYTES} bytes, got {user_keys.shape}"
-            )
+        check.shape((window.enrolled, KEY_BYTES), roll=user_keys)
         if hashlib.sha256(user_keys.data).digest() != window.roll:
             raise ValueError(f"roll must have SHA-256 {window.roll.hex()}, has another")
         check_distinct(user_keys)

@@ -12,10 +12,11 @@ follow, and a message is refused before its payload is read.
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OversizedMessage,
+    ReplayedMessage,
     TruncatedMessage,
     WrongReceiver,
     WrongSender,
@@ -81,6 +83,16 @@ class Envelope:
         """A copy of it; of vectors, better none is made."""
         return bytes(self.content)
 
+    def check_once(self, taken: Container[int]) -> None:
+        """Raises ReplayedMessage where one was taken of this sender before."""
+        if self.sender in taken:
+            raise ReplayedMessage(f"{self.kind.name} must come once, got another of {self.sender}")
+
+    def check_server(self, session: Agreement) -> None:
+        """Raises WrongSender unless a server has sent it."""
+        if self.sender not in session.servers:
+            raise WrongSender(f"{self.kind.name} must come from a server, got {self.sender}")
+
 
 def write(
     session: Agreement, kind: Kind, sender: int, receiver: int, payload: bytes, signing: bytes
@@ -113,9 +125,7 @@ def read(
     Raises:
         ProtocolError: the subclass that names what is wrong; the session is left as it was.
     """
-    if len(message) < OVERHEAD:
-        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
-    magic, version, kind, digest, sender, to, length = _HEADER.unpack_from(message)
+    magic, version, kind, digest, sender, to, length = _claimed(message)
     if (magic, version) != (MAGIC, VERSION):
         raise MalformedMessage(
             f"message must be {MAGIC!r} version {VERSION}, got {magic!r} {version}"
@@ -193,8 +203,8 @@ def kind_of(message: bytes) -> str:
         raise MalformedMessage(f"kind must be a known one, got {error}") from error
 
 
-def _claimed(message: bytes) -> tuple[int, ...]:
-    """The numbers of a header as it lies there, nothing checked but that it is whole."""
+def _claimed(message: bytes) -> tuple[Any, ...]:
+    """The fields of a header as it lies there, nothing checked but that it is whole."""
     if len(message) < OVERHEAD:
         raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
     return _HEADER.unpack_from(message)

@@ -30,7 +30,7 @@ def test_any_threshold_shares_reconstruct(
 @given(SECRETS, SECRETS)
 def test_one_share_fewer_fits_every_secret(secret: bytes, other: bytes) -> None:
     """For any other secret there is exactly one last share that makes the same view give it."""
-    points = [1, 2, 5, 9]
+    points = (1, 2, 5, 9)
     view = dict(zip(points, split(secret, 4, points), strict=True))
     view.pop(9)
     *known, last = weights(points)
@@ -40,7 +40,7 @@ def test_one_share_fewer_fits_every_secret(secret: bytes, other: bytes) -> None:
 
 
 def test_weights_are_lagrange_at_zero() -> None:
-    points = [3, 1, 7, 20]
+    points = (3, 1, 7, 20)
     for i, weight in enumerate(weights(points)):
         exact = Fraction(1)
         for j, x in enumerate(points):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.graph import whole_users
-from train_distributed.secure_sum.simulate import SharesSum
+from train_distributed.secure_sum.simulate_shares import SharesSum
 
 SIZES = [(2, 100_000), (3, 1), (7, 8193), (40, 61_450)]
 PROTOCOLS = ["shares", "shares-replicated", "secagg"]

@@ -179,15 +179,10 @@ def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
     found = max(0.0, found - SURE * unsure)
     kept = (found / (found + variance.diagonal()).clamp(min=tiny)).sqrt()
     kept = torch.outer(kept, kept)
-    moved = positive(torch.diag(values) + kept * difference * scale)
+    raised, basis = torch.linalg.eigh(torch.diag(values) + kept * difference * scale)
+    moved = basis * raised.clamp(min=0) @ basis.T
     room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
     return vectors @ (moved + torch.diag(room)) @ vectors.T
-
-
-def positive(symmetric: Tensor) -> Tensor:
-    """(q, q) with negative eigenvalues made 0."""
-    values, vectors = torch.linalg.eigh(symmetric)
-    return vectors * values.clamp(min=0) @ vectors.T
 
 
 def fitted_size(ratios: Tensor, noise: Tensor) -> float:

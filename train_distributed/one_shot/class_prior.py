@@ -72,8 +72,8 @@ def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
         if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
             raise ValueError("a JSON object of class and share is wanted")
         named = [name for name, _ in pairs]
-        if len(set(named)) < len(named):
-            raise ValueError(f"every class once is wanted, got {_twice(named)!r} twice")
+        if twice := [name for name in named if named.count(name) > 1]:
+            raise ValueError(f"every class once is wanted, got {twice[0]!r} twice")
         found = dict(pairs)
         numbers = [str(number) for number in range(len(class_names))]
         keys = numbers if set(found) == set(numbers) else list(class_names)
@@ -86,7 +86,3 @@ def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
         raise ValueError(
             f"prior must be empirical, equal or a file, got {path}: {error}"
         ) from error
-
-
-def _twice(names: list[str]) -> str:
-    return next(name for name in names if names.count(name) > 1)

@@ -28,11 +28,13 @@ def unreachable(
 ) -> str | None:
     """Why honest users of (m,) sizes cannot have made the (D,) decoded sum; None: they can."""
     users, step = len(sizes), np.broadcast_to(integers.plan.step, (len(total),))
-    noise = integers.local_std * math.sqrt(users)
+    noise, d = integers.local_std * math.sqrt(users), len(total)
+    entry_tail = math.sqrt(2 * (_T + math.log(2 * d)))
+    length_tail = math.sqrt(d + 2 * math.sqrt(d * _T) + 2 * _T)
     bounds = [submission.entry_bound(int(n)) for n in sizes]
-    largest = sum(bounds) + users * step.max() + noise * _entry_tail(len(total))
+    largest = sum(bounds) + users * step.max() + noise * entry_tail
     reach = math.sqrt(submission.compositions) * submission.user_zero_out(sizes).sum().item()
-    longest = reach + users * math.sqrt((step**2).sum()) + noise * _length_tail(len(total))
+    longest = reach + users * math.sqrt((step**2).sum()) + noise * length_tail
     for what, found, most in (
         ("an entry of the sum", total.abs().max().item(), largest),
         ("the length of the sum", torch.linalg.vector_norm(total).item(), longest),
@@ -40,11 +42,3 @@ def unreachable(
         if not found <= most:
             return f"{what} is {found:.3g}, and honest users and their noise reach {most:.3g}"
     return None
-
-
-def _entry_tail(dimension: int) -> float:
-    return math.sqrt(2 * (_T + math.log(2 * dimension)))
-
-
-def _length_tail(dimension: int) -> float:
-    return math.sqrt(dimension + 2 * math.sqrt(dimension * _T) + 2 * _T)

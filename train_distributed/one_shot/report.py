@@ -48,7 +48,11 @@ def reported(
     if released.temperature != 1:
         report |= {"temperature": released.temperature}
     if embeddings is not None and (embeddings.split == TEST).any():
-        report |= accuracy_report(released, embeddings)
+        metrics = measure(released, embeddings)
+        shares = {name: of["recall"] for name, of in metrics["per_class"].items() if of["rows"]}
+        report |= {"test_accuracy": metrics["accuracy"]}
+        report |= {"majority_baseline": metrics["majority_baseline"]}
+        report |= {"test_accuracy_per_class": shares, "test_metrics": metrics | {"of": CLEAR}}
     shape = None if embeddings is None else image_shape(embeddings.meta)
     return replace(released, report=Report.of(report), encoding=made, image_shape=shape)
 
@@ -80,18 +84,6 @@ def suitability(
     why = [reason for reason, holds in reasons.items() if holds]
     why += [*([] if rehearsed is None else [rehearsed]), *others]
     return {"suitable_for_release": not why} | ({"unsuitable_because": why} if why else {})
-
-
-def accuracy_report(released: Release, embeddings: EmbeddingSet) -> dict[str, Any]:
-    """Accuracy on the test split beside what answering always the same would get, and `metrics`."""
-    metrics = measure(released, embeddings)
-    shares = {name: of["recall"] for name, of in metrics["per_class"].items() if of["rows"]}
-    return {
-        "test_accuracy": metrics["accuracy"],
-        "majority_baseline": metrics["majority_baseline"],
-        "test_accuracy_per_class": shares,
-        "test_metrics": metrics | {"of": CLEAR},
-    }
 
 
 def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> dict[str, Any]:

@@ -36,40 +36,31 @@ class Solved(Fitted):
 
     @property
     def temperature(self) -> float:
-        """T that `ridge_temperature` finds."""
-        return ridge_temperature(self, self.noised.rows, self.noised.noise_std, self.constant)
+        """T of the regression's scores.
 
-
-def ridge_temperature(solved: Solved, rows: int, noise_std: float, constant: float) -> float:
-    """T of a ridge regression's scores.
-
-    What the sum shows flatters the regression, which has seen its noise, and how far the rows of a
-    class deviate from its own mean. Three corrections, each the expectation of the first order:
-    with A = C + λI and W the covariance within classes, score j at the mean of class k is too large
-    by (δ_kj − π_j) tr A⁻¹(σ²I + n_k W) N π_k/n_k²; squares of noisy means take Σ σ²/n_k too much
-    from C; and noise of σ_M in its entries makes VᵀCV too small by 2σ_M² tr(A⁻¹) VᵀV.
-
-    Args:
-        solved: the regression.
-        rows: N.
-        noise_std: σ, of the noise in one entry of the class sums.
-        constant: a of the rows.
-    """
-    counts, means = solved.counts, solved.means
-    weighted = rows * solved.shares
-    deviations = means - (means @ solved.shares)[:, None]
-    between = (deviations * weighted) @ deviations.T
-    noise = noise_std**2 * (1 / counts).sum()  # that the squares of noisy means hold too much
-    identity = torch.eye(len(means), dtype=torch.float64)
-    inverse = torch.linalg.inv(solved.regularised)
-    noise = noise + 2 * solved.moment_std**2 * inverse.trace()
-    within = (solved.scatter - between + noise * identity) / rows
-    excess = noise_std**2 * inverse.trace() / counts + (inverse @ within).trace()
-    excess = excess * weighted / counts
-    slopes = solved.weights[1:]
-    scores = constant * solved.weights[0] + means.T @ slopes  # (K, K): row k at the mean of class k
-    scores = scores - excess[:, None] * (torch.eye(len(counts)).double() - solved.shares)
-    return gaussian_temperature(scores, slopes.T @ within @ slopes, solved.shares)
+        What the sum shows flatters the regression, which has seen its noise, and how far the rows
+        of a class deviate from its own mean. Three corrections, each the expectation of the first
+        order: with A = C + λI and W the covariance within classes, score j at the mean of class k
+        is too large by (δ_kj − π_j) tr A⁻¹(σ²I + n_k W) N π_k/n_k²; squares of noisy means take
+        Σ σ²/n_k too much from C; and noise of σ_M in its entries makes VᵀCV too small by
+        2σ_M² tr(A⁻¹) VᵀV.
+        """
+        rows, noise_std = self.noised.rows, self.noised.noise_std  # N, and σ of the class sums
+        counts, means, shares = self.counts, self.means, self.shares
+        weighted = rows * shares
+        deviations = means - (means @ shares)[:, None]
+        between = (deviations * weighted) @ deviations.T
+        noise = noise_std**2 * (1 / counts).sum()  # that the squares of noisy means hold too much
+        identity = torch.eye(len(means), dtype=torch.float64)
+        inverse = torch.linalg.inv(self.regularised)
+        noise = noise + 2 * self.moment_std**2 * inverse.trace()
+        within = (self.scatter - between + noise * identity) / rows
+        excess = noise_std**2 * inverse.trace() / counts + (inverse @ within).trace()
+        excess = excess * weighted / counts
+        slopes = self.weights[1:]
+        scores = self.constant * self.weights[0] + means.T @ slopes  # (K, K): row k at its mean
+        scores = scores - excess[:, None] * (torch.eye(len(counts)).double() - shares)
+        return gaussian_temperature(scores, slopes.T @ within @ slopes, shares)
 
 
 def gaussian_temperature(means: Tensor, covariance: Tensor, shares: Tensor) -> float:

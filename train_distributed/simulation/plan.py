@@ -45,7 +45,8 @@ class MethodConfig:
         elif exact:
             seen = {name: value for name, value in seen.items() if name not in TRAINED}
         clipped = ", users' clip" if CLIP in self.options else ""
-        return f"{self.method}({_in_words(seen)}) on {self.transform}{clipped}"
+        words = ", ".join(f"{name}={value}" for name, value in sorted(seen.items()))
+        return f"{self.method}({words}) on {self.transform}{clipped}"
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,6 @@ class Trial:
 def sums_rows(method: str) -> bool:
     """True where users send a sum over their rows, whoever holds them."""
     return method in METHODS and METHODS[method].sums_rows
-
-
-def _in_words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Grid, Result, Trial
 from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
@@ -77,11 +76,15 @@ class _Stage:
             for each in job.family
         ]
         sums = self._totals(job, held, methods)
-        sizes = job.scenario.sizes(held.sizes).sort().values
-        key = (job.family[0].training, sizes.numpy().tobytes(), job.seed)
+        sizes = job.scenario.sizes(held.sizes)
+        key = (job.family[0].training, sizes.sort().values.numpy().tobytes(), job.seed)
         found = self.known.get(key, [])
         if not found:
-            weights = _releases(job, self.plan.promises, held, methods, sums)
+            weights = (
+                released(method, total, held, sizes, promise, partial(job.noise, promise))
+                for method, total in zip(methods, sums, strict=True)
+                for promise in self.plan.promises
+            )
             found = accuracies(self.rows(name)[test], self.labels[test], weights)
         if job.shared:  # equal sums, sizes and noise: equal releases
             self.known[key] = found
@@ -146,20 +149,6 @@ class _Latest(Generic[K, V]):
             self.last = None  # the old value goes before the new one is made
             self.last = (key, self.make(key))
         return self.last[1]
-
-
-def _releases(
-    job: Trial,
-    promises: Sequence[Privacy],
-    held: RowsInMemory,
-    methods: Sequence[Method],
-    sums: Sequence[Tensor],
-) -> Iterator[Tensor]:
-    """(d, K) weights for every method and promise, from sums at their true scale."""
-    sizes = job.scenario.sizes(held.sizes)
-    for method, total in zip(methods, sums, strict=True):
-        for promise in promises:
-            yield released(method, total, held, sizes, promise, partial(job.noise, promise))
 
 
 def accuracies(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[Accuracies]:

@@ -22,12 +22,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """A share with one decimal.
-
-    Examples:
-        >>> percent(0.7512)
-        '75.1 %'
-    """
+    """A share with one decimal."""
     return f"{100 * share:.1f} %"
 
 
@@ -55,16 +50,6 @@ def chance(probability: float) -> str:
 def shortened(name: str, length: int = 40) -> str:
     """A name of at most this many letters."""
     return name if len(name) <= length else name[: length - 1].rstrip() + "…"
-
-
-def thousands(number: float) -> str:
-    """A whole number with commas.
-
-    Examples:
-        >>> thousands(12000)
-        '12,000'
-    """
-    return f"{number:,.0f}"
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

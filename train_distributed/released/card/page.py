@@ -130,8 +130,9 @@ def _environment(markup: str) -> Environment:
         lstrip_blocks=True,
     )
     shown = (numbers.rounded_up, numbers.percent, numbers.chance, numbers.shortened)
-    for each in (*shown, numbers.thousands, numbers.counted, math.exp, repr):
+    for each in (*shown, numbers.counted, math.exp, repr):
         environment.filters[each.__name__] = each
+    environment.filters["thousands"] = "{:,.0f}".format
     environment.filters["line"] = markdown_text
     environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
     environment.filters["data_uri"] = _data_uri

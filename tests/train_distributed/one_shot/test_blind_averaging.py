@@ -182,18 +182,3 @@ def test_the_papers_bound_is_never_below_the_tight_one() -> None:
         assert paper.record_sensitivity(sizes) >= tight.record_sensitivity(sizes)
     published = 2 * (0.5 * 1.0 + CLIP) / 0.5
     assert averaging("svm", radius=1.0, bound="paper").record_sensitivity(sizes) == published
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"solver": "newton"}, "solver must be one of exact, sgd, got 'newton'"),
-        ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"batch_size": -1}, "batch_size must be >= 1, got -1"),
-        ({"bound": "paper"}, "radius must be given for bound='paper', got None"),
-        ({"bound": "loose"}, "bound must be 'tight' or 'paper', got 'loose'"),
-    ],
-)
-def test_settings_out_of_range(fields: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        averaging("softmax", **fields).validate()

@@ -167,18 +167,3 @@ def test_noise_alone_is_not_taken_for_classes_that_differ() -> None:
     rows = 25 + 17.5 * torch.randn(500, 10, generator=draw, dtype=torch.float64)
     found = torch.stack([class_counts(row, 1.0, 250, 17.5) for row in rows])
     assert found.std(1).mean() < 0.1 * 17.5
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_classes": 1}, "num_classes must be >= 2, got 1"),
-        ({"shrinkage": -0.1}, r"shrinkage must be in \[0, 1\], got -0.1"),
-        ({"shrinkage": math.nan}, r"shrinkage must be in \[0, 1\], got nan"),
-    ],
-)
-def test_settings_out_of_range(fields: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        made(
-            "class-sums", fields.pop("transform", transform()), fields.pop("num_classes", K), fields
-        )

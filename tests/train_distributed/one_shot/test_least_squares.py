@@ -176,18 +176,3 @@ def test_grid_rows_give_whole_steps_of_the_stated_powers() -> None:
     split = TRANSFORM.dim * K
     assert (steps[:split] % 2 != 0).any()
     assert (steps[split:] % 2 != 0).any()
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_classes": 1}, "num_classes must be >= 2, got 1"),
-        ({"public_share": 1.5}, r"public_share must be in \[0, 1\], got 1.5"),
-        ({"ridge": -1.0}, "ridge must be finite and >= 0, got -1.0"),
-        ({"ridge": math.inf}, "ridge must be finite and >= 0, got inf"),
-        ({"alpha": 0.0}, "alpha must be finite and > 0, got 0.0"),
-    ],
-)
-def test_settings_out_of_range(fields: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        made("least-squares", TRANSFORM, fields.pop("num_classes", K), fields)

@@ -1,5 +1,7 @@
 """What a release refuses: settings, rows and labels."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
 
 ROWS = EmbeddingSet(
@@ -29,8 +32,17 @@ BAD = [
     ({"method": "softmax", "l2_reg": -1.0}, "l2_reg must be finite and > 0, got -1.0"),
     ({"method": "softmax", "bound": "paper"}, "radius must be given for bound='paper'"),
     ({"method": "softmax", "solver": "newton"}, "solver must be one of exact, sgd, got 'newton'"),
+    ({"method": "softmax", "bound": "loose"}, "bound must be 'tight' or 'paper', got 'loose'"),
     ({"method": "softmax", "epochs": 0}, "epochs must be >= 1, got 0"),
+    ({"method": "softmax", "batch_size": -1}, "batch_size must be >= 1, got -1"),
+    ({"shrinkage": -0.1}, r"shrinkage must be in \[0, 1\], got -0.1"),
+    ({"shrinkage": math.nan}, r"shrinkage must be in \[0, 1\], got nan"),
     ({"method": "class-sums", "l2_reg": 1.0}, "options must fit method 'class-sums'"),
+    (
+        {"method": "least-squares", "public_share": 1.5},
+        r"public_share must be in \[0, 1\], got",
+    ),
+    ({"method": "least-squares", "ridge": math.inf}, "ridge must be finite and >= 0, got inf"),
     ({"method": "least-squares", "ridge": -1.0}, "ridge must be finite and >= 0, got -1.0"),
     ({"method": "least-squares", "alpha": 0.0}, "alpha must be finite and > 0, got 0.0"),
 ]
@@ -46,6 +58,12 @@ def test_bad_settings(change: dict, message: str):
     } | change
     with pytest.raises(ValueError, match=message):
         release(ROWS, **arguments)
+
+
+@pytest.mark.parametrize("method", ["class-sums", "least-squares"])
+def test_a_single_class_is_none(method: str):
+    with pytest.raises(ValueError, match="num_classes must be >= 2, got 1"):
+        build_method(method, TRANSFORM, 1, {})
 
 
 def test_bad_rows_and_labels():

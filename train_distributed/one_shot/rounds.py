@@ -20,6 +20,8 @@ from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import TAU
 from train_distributed.privacy.promise import Privacy
 
+Planned = tuple[Guarantee, FloatSum | IntegerEncoder]  # a sum, and what it is to keep
+
 
 @dataclass(frozen=True)
 class Round:
@@ -107,7 +109,7 @@ def check_zeta(planned: Iterable[IntegerEncoder], zeta: float) -> None:
         raise ArithmeticError(f"zeta of all sums must be <= {zeta}, got {sum_up(spent)}")
 
 
-def rounds_report(sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]]) -> dict[str, Any]:
+def rounds_report(sums: Sequence[Planned]) -> dict[str, Any]:
     """Facts about the number of sums and, where there are several, about each of them.
 
     Of the other facts, sensitivity and step are the first's; ε and ζ are of all together.
@@ -141,7 +143,7 @@ def advanced(
     return method.estimator.descent(method.opened(total, rows, noise_std))
 
 
-def promise_report(sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]]) -> dict[str, Any]:
+def promise_report(sums: Sequence[Planned]) -> dict[str, Any]:
     """Reports the promise of all sums, and the ε of the same noise under two other assumptions.
 
     Returns:
@@ -156,20 +158,15 @@ def promise_report(sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]]) 
     return report | zero_out_report(sums)
 
 
-def epsilon_if_all_others_collude(
-    sums: Iterable[tuple[Guarantee, FloatSum | IntegerEncoder]], delta: float
-) -> float:
+def epsilon_if_all_others_collude(sums: Iterable[Planned], delta: float) -> float:
     """ε of an honest user where all others show a server what they sent, so its own noise is left.
 
     The theorem of `privacy.integer_gaussian` with H = 1; a group of records that lies with several
     users moves their submissions by no more in all, so one user with all of it is the worst case.
 
-    Args:
-        sums: all that are released.
-        delta: δ at which ε is stated.
-
     Returns:
-        ε, rounded up; infinity where one user's noise is too few steps for the theorem.
+        ε of all sums at δ, rounded up; infinity where one user's noise is too few steps for the
+        theorem.
     """
     return Cost.of(_alone(*each) for each in sums).at(delta)
 
@@ -183,9 +180,7 @@ def _alone(guarantee: Guarantee, summation: FloatSum | IntegerEncoder) -> Cost:
     return _gaussian(guarantee.joint_sensitivity, summation.local_std)
 
 
-def zero_out_report(
-    sums: Sequence[tuple[Guarantee, FloatSum | IntegerEncoder]],
-) -> dict[str, float]:
+def zero_out_report(sums: Sequence[Planned]) -> dict[str, float]:
     """Privacy loss of the same noise where rows are taken out instead of replaced.
 
     Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public, are

@@ -58,10 +58,7 @@ class Scenario:
         rows = torch.arange(len(labels))
         if self.rows_per_user is not None:
             wanted = (self.users or 1) * self.rows_per_user
-            if not 1 <= wanted <= len(labels):
-                raise ValueError(
-                    f"users * rows_per_user must be in [1, {len(labels)}], got {wanted}"
-                )
+            check.within(f"[1, {len(labels)}]", **{"users * rows_per_user": wanted})
             rows = torch.randperm(len(labels), generator=generator)[:wanted].sort().values
         sizes = None
         if self.size_concentration is not None and self.users is not None:

@@ -15,6 +15,12 @@ from safetensors.torch import load_file, save_file
 from train_distributed import Release
 
 
+@pytest.fixture
+def saved(released, tmp_path) -> Path:
+    released.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
 def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]) -> None:
     """Saves a model again with some of its tensors or metadata changed."""
     model = path / "model.safetensors"
@@ -47,15 +53,14 @@ def test_equal_models_are_equal_files(released, tmp_path) -> None:
     assert len(files) == 1
 
 
-def test_an_older_directory_is_read_and_knows_less(released, tmp_path) -> None:
-    released.save(tmp_path / "model")
+def test_an_older_directory_is_read_and_knows_less(released, saved) -> None:
 
     def forget(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
         for name in set(metadata) - {"class_names"}:
             del metadata[name]
 
-    rewrite(tmp_path / "model", forget)
-    old = Release.load(tmp_path / "model")
+    rewrite(saved, forget)
+    old = Release.load(saved)
     assert (old.encoding, old.image_shape, old.temperature) == (None, None, 1.0)
     assert old.class_names == released.class_names
 
@@ -133,12 +138,11 @@ def _metadata(name: str, text: str):
         (lambda t, m: t.update({"more": torch.zeros(1)}), r"got \['more'\] too"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused(released, tmp_path, change, message: str) -> None:
-    released.save(tmp_path / "model")
-    rewrite(tmp_path / "model", change)
+def test_a_model_that_does_not_fit_is_refused(saved, change, message: str) -> None:
+    rewrite(saved, change)
     with pytest.raises(ValueError, match=message) as refusal:
-        Release.load(tmp_path / "model")
-    assert str(refusal.value).startswith(str(tmp_path / "model" / "model.safetensors"))
+        Release.load(saved)
+    assert str(refusal.value).startswith(str(saved / "model.safetensors"))
     assert "\n" not in str(refusal.value)
 
 
@@ -157,24 +161,22 @@ def test_a_model_that_does_not_fit_is_refused(released, tmp_path, change, messag
     ],
 )
 def test_a_file_that_is_damaged_or_missing_is_named(
-    released, tmp_path, name: str, content: bytes | None, message: str
+    saved, name: str, content: bytes | None, message: str
 ) -> None:
-    released.save(tmp_path / "model")
-    path = tmp_path / "model" / name
+    path = saved / name
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as refusal:
-        Release.load(tmp_path / "model")
+        Release.load(saved)
     assert str(path) in str(refusal.value)
 
 
-def test_a_file_cut_anywhere_is_refused(released, tmp_path) -> None:
-    released.save(tmp_path / "model")
-    model = tmp_path / "model" / "model.safetensors"
+def test_a_file_cut_anywhere_is_refused(saved) -> None:
+    model = saved / "model.safetensors"
     whole = model.read_bytes()
     for length in (1, 7, 8, 100, len(whole) // 2, len(whole) - 1):
         model.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="must be a released model"):
-            Release.load(tmp_path / "model")
+            Release.load(saved)
 
 
 def test_no_directory_is_refused(tmp_path) -> None:
@@ -182,8 +184,7 @@ def test_no_directory_is_refused(tmp_path) -> None:
         Release.load(tmp_path / "model")
 
 
-def test_report_and_model_say_the_same_of_the_encoder(released, tmp_path) -> None:
-    released.save(tmp_path / "model")
-    shutil.copytree(tmp_path / "model", tmp_path / "copy")
-    assert Release.load(tmp_path / "copy").encoding == released.encoding
-    assert json.loads((tmp_path / "copy" / "report.json").read_text()) == released.report
+def test_report_and_model_say_the_same_of_the_encoder(released, saved) -> None:
+    shutil.copytree(saved, saved.parent / "copy")
+    assert Release.load(saved.parent / "copy").encoding == released.encoding
+    assert json.loads((saved.parent / "copy" / "report.json").read_text()) == released.report

@@ -47,20 +47,15 @@ def chosen(public, tmp_path, capsys) -> Path:
     return tmp_path / "chosen" / "configuration.json"
 
 
+def report_of_run(folder: Path, public: Path, config: Path, promise: Privacy) -> dict:
+    known = {"config": config, "privacy": promise, "public": public, "out": folder / "out"}
+    Run(folder / "private", scheme="iid", users=10, seed=0, **known).run()
+    return json.loads((folder / "out/report.json").read_text())
+
+
 def test_run_takes_the_chosen_file(public, chosen, tmp_path, capsys):
     blobs(200, 4, 1).save(tmp_path / "private")
-    run = Run(
-        tmp_path / "private",
-        config=chosen,
-        privacy=PROMISE,
-        public=public,
-        scheme="iid",
-        users=10,
-        seed=0,
-        out=tmp_path / "out",
-    )
-    run.run()
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = report_of_run(tmp_path, public, chosen, PROMISE)
     written = json.loads(chosen.read_text())
     for name in ("method", "transform_options", "options"):
         assert report["configuration"][name] == written[name]
@@ -200,17 +195,7 @@ def test_a_users_clip_is_chosen_where_users_are_protected(public, tmp_path, monk
     offered = json.loads((tmp_path / "chosen" / "report.json").read_text())["candidates"]
     assert all("user_clip" in candidate["options"] for candidate in offered)
     blobs(200, 4, 1).save(tmp_path / "private")
-    Run(
-        tmp_path / "private",
-        config=config,
-        privacy=promise,
-        public=public,
-        scheme="iid",
-        users=10,
-        seed=0,
-        out=tmp_path / "out",
-    ).run()
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = report_of_run(tmp_path, public, config, promise)
     assert report["user_clip"] == clip
     assert report["sensitivity"] == pytest.approx(2 * clip, rel=1e-9)
 

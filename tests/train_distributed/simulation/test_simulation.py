@@ -128,13 +128,8 @@ def test_clipped_sums_know_who_holds_which_rows():
         settings = [MethodConfig("a", name), MethodConfig("b", name, options={"user_clip": 9.0})]
         seen = {}
         for scenarios in (schemes, schemes[::-1], schemes[1:]):
-            plan = Grid(
-                settings=settings,
-                scenarios=scenarios,
-                promises=[promise],
-                seeds=[0],
-                num_classes=3,
-            )
+            grid = {"settings": settings, "scenarios": scenarios, "promises": [promise]}
+            plan = Grid(**grid, seeds=[0], num_classes=3)
             for key, cells in run_trials(data, {"default": TRANSFORM}, plan):
                 assert seen.setdefault(key, cells) == cells
         assert len(seen) == 4

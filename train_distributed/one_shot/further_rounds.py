@@ -169,14 +169,11 @@ class Descent:
             for each in (self.weights - self.start, total.view(self.start.shape) / rows)
         )
         step = Step(position, gradient, (noise_std / rows) ** 2)
-        if self.steps and self._overshot(step):
-            return replace(self, curvature=SHORTER * self.curvature)
+        if self.steps:  # a gradient far larger than the first, beyond what noise explains
+            (first, _), (last, error) = map(self._force, (self.steps[0], step))
+            if last - SURE * error > OVERSHOT * first:
+                return replace(self, curvature=SHORTER * self.curvature)
         return replace(self, steps=(*self.steps, step))
-
-    def _overshot(self, step: Step) -> bool:
-        """Whether its gradient is far larger than the first, beyond what noise explains."""
-        (first, _), (last, error) = map(self._force, (self.steps[0], step))
-        return last - SURE * error > OVERSHOT * first
 
     def _force(self, step: Step) -> tuple[float, float]:
         """‖G/N‖² in the metric of H⁻¹ less what its noise adds, and the error of that."""

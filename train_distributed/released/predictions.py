@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from embed import EmbeddingSet
 from pretrain.datasets import SPLITS
@@ -75,7 +74,10 @@ def write_predictions(
         table.writerow(HEADER)
         for block in rows.blocks:
             scores = released.scores(block)
-            best, shares = _best(scores.numpy(), released.temperature)
+            order = np.argsort(-scores.numpy(), axis=1, kind="stable")  # the first of equal ones
+            best = order[:, :BEST]
+            whole = probabilities(scores, released.temperature).numpy()
+            shares = np.take_along_axis(whole, best, 1)
             counts += np.bincount(best[:, 0], minlength=len(counts))
             for offset, (classes, values) in enumerate(zip(best, shares, strict=True)):
                 cells: list[str] = [rows.name(done + offset)]
@@ -117,10 +119,3 @@ def own_labels(released: Release, names: Sequence[Any], labels: np.ndarray) -> n
             f"labels must be of the model's classes {', '.join(own)}, got {', '.join(unknown)}"
         )
     return np.array([own.get(name, -1) for name in known])[labels]
-
-
-def _best(scores: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    """(n, 3 or 2) classes by falling score, the first of equal ones first, and probabilities."""
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :BEST]
-    shares = probabilities(torch.from_numpy(scores), temperature).numpy()
-    return order, np.take_along_axis(shares, order, 1)

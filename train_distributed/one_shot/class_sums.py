@@ -131,7 +131,11 @@ class NearestMean(ClassSumsEstimator):
         """(d, K) weights from the noised sums."""
         transform, std = self.statistic.transform, noised.noise_std
         sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
-        precision = torch.linalg.inv(_shrunk(transform.covariance[1:, 1:], self.shrinkage))
+        covariance = transform.covariance[1:, 1:].double()
+        average = covariance.diagonal().mean()
+        identity = torch.eye(len(covariance), dtype=torch.float64)
+        shrunk = (1 - self.shrinkage) * covariance + self.shrinkage * average * identity
+        precision = torch.linalg.inv(shrunk)
         centred = sums[1:] / counts - transform.row_mean[1:, None].double()
         directions = precision @ centred
         # E‖noisy mean‖² exceeds ‖mean‖² by the noise's own share
@@ -173,10 +177,3 @@ def class_counts(row: Tensor, constant: float, rows: int, noise_std: float) -> T
     keep = torch.softmax(odds - fit / 2, 0) @ (own / variance)
     counts = (equal * (1 + keep * spread)).clamp(min=equal / 20)
     return counts * (rows / counts.sum())
-
-
-def _shrunk(covariance: Tensor, share: float) -> Tensor:
-    covariance = covariance.double()
-    average = covariance.diagonal().mean()
-    identity = torch.eye(len(covariance), dtype=torch.float64)
-    return (1 - share) * covariance + share * average * identity

@@ -103,13 +103,13 @@ def refuse_seeded_split(embeddings: EmbeddingSet) -> None:
 
 
 def validate_stream(
-    transform: PublicTransform | None, *, discrete: bool, vouched: bool = False
+    transform: PublicTransform, *, discrete: bool, vouched: bool = False
 ) -> CheckedInputs:
     """Checks a stream of users, whose rows are compared with nothing.
 
     Raises ValueError under discrete noise for a transform but the identity, unless vouched for.
     """
-    if transform is None or transform.is_identity:
+    if transform.is_identity:
         return CheckedInputs({"public_transform": STREAMED})
     if discrete and not vouched:
         raise ValueError(

@@ -14,7 +14,7 @@ from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 
@@ -30,21 +30,15 @@ class RowsInMemory:
     x: Tensor  # (N, d)
     y: Tensor  # (N,) int64
     partition: Partition
-    chunk_numbers: int = 1 << 25
 
     @property
     def sizes(self) -> Tensor:
         """(users,) int64: the number of rows n_i that each user holds."""
         return self.partition.counts
 
-    @property
-    def dim(self) -> int:
-        """Columns d of a row, the constant column included."""
-        return self.x.shape[1]
-
     def chunks(self) -> Iterator[Chunk]:
         """Users of similar size together."""
-        for bucket in self.partition.buckets(max(1, self.chunk_numbers // self.dim)):
+        for bucket in self.partition.buckets(max(1, CHUNK // self.x.shape[1])):
             yield Chunk(bucket.users, self.x[bucket.rows], self.y[bucket.rows], bucket.counts)
 
     def together(self) -> Chunk:

@@ -89,12 +89,7 @@ class Entry:
 
     @classmethod
     def of(cls, privacy: Privacy, *fields: Mapping[str, Any], **more: Any) -> Self:
-        """Entry of a sum that keeps this promise.
-
-        Args:
-            privacy: the promise.
-            fields: of the rows and of the noise; see `row_fields`, `gaussian_fields`.
-            more: all other fields.
+        """Entry of a sum that keeps this promise, with the `row_fields` and those of the noise.
 
         Raises:
             ValueError: a field out of range, or an ε below what the noise gives.
@@ -182,12 +177,7 @@ def hash_of(values: "NDArray[Any]") -> str:
 
 
 def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
-    """Fields of the rows.
-
-    Args:
-        embeddings: the set.
-        part: which of its rows: "train", "evaluation", or "" for all. Parts are disjoint.
-    """
+    """Fields of the rows of a part: "train", "evaluation", disjoint, or "" for all."""
     users = embeddings.users
     images = embeddings.meta.get("data_hash")
     return {
@@ -202,8 +192,7 @@ def row_fields(embeddings: "EmbeddingSet", part: str) -> dict[str, str]:
 def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
     """Fields of the noise of sums in floating point, or of sums without noise.
 
-    Args:
-        guarantee: of a sum; where several share the promise, of any of them: μ² is that of all.
+    Where several share the promise, any of their guarantees will do: μ² is that of all.
     """
     return {
         "noise": "float" if guarantee.privacy.private else "none",

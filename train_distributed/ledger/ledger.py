@@ -54,11 +54,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *near: Path) -> "Ledger":
-        """The ledger in this file.
-
-        Args:
-            path: of the file.
-            near: further directories in which no other ledger may count the same rows.
+        """The ledger in this file; `near` it, no other one may count the same rows.
 
         Raises:
             ValueError: its chain is broken, or it is no ledger.
@@ -69,39 +65,23 @@ class Ledger:
 
     @classmethod
     def beside(cls, embeddings: Path) -> "Ledger":
-        """The ledger of an embedding set: `NAME.ledger` next to its directory, which outlives it.
-
-        Raises:
-            ValueError: its chain is broken.
-        """
+        """Ledger of an embedding set: `NAME.ledger` next to its directory, which it outlives."""
         place = Path(embeddings).resolve()
         return cls.open(place.with_name(place.name + SUFFIX))
 
     @classmethod
     def chosen(cls, given: Path | None, embeddings: Path) -> "Ledger | None":
-        """The ledger that an option `--ledger` names: a file, "none", or left out: next to the set.
-
-        Raises:
-            ValueError: its chain is broken.
-        """
+        """Ledger that an option `--ledger` names: a file, "none", or left out: next to the set."""
         if given is None:
             return cls.beside(embeddings)
         return None if str(given) == NONE else cls.open(given, Path(embeddings).resolve().parent)
 
     def state(self) -> State:
-        """Reads and verifies the file.
-
-        Raises:
-            ValueError: its chain is broken, or it is no ledger.
-        """
+        """State after all lines; raises as `lines`."""
         return self._read(self._file.read())
 
     def lines(self) -> list[Line]:
-        """All lines, verified.
-
-        Raises:
-            ValueError: its chain is broken, or it is no ledger.
-        """
+        """All lines, verified; raises ValueError where the chain is broken, or it is no ledger."""
         return self._file.read()
 
     def total(self, unit: Unit = "record") -> Total:
@@ -156,11 +136,9 @@ class Ledger:
             writer.append(SPEND, {"id": id})
 
     def limit(self, limit: Limit, *, raised: bool = False) -> None:
-        """Sets what all entries may come to; nothing is reserved beyond it.
+        """Sets what all entries may come to, which may be less than is spent; no more is reserved.
 
-        Args:
-            limit: may lie below what is spent.
-            raised: whether it may allow more than the one before; the ledger keeps that it did.
+        Only a limit that is `raised` may allow more than the one before; the ledger keeps that.
 
         Raises:
             ValueError: it allows more, and `raised` is off.
@@ -197,10 +175,7 @@ class Ledger:
         }
 
     def check_against(self, report: dict[str, Any]) -> None:
-        """Looks whether this ledger still holds what a result has seen of it.
-
-        Args:
-            report: what `report` gave when the result was made.
+        """Looks whether this ledger still holds what it gave as the `report` of a result.
 
         Raises:
             ValueError: lines are missing since, or it is another ledger's.

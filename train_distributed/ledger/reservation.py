@@ -57,10 +57,7 @@ class LedgerReservation:
         }
 
     def reserve(self, noise: Mapping[str, Any]) -> None:
-        """Counts the sum as spent, before any noise is drawn; what `release` calls.
-
-        Args:
-            noise: what is known of it: fields of an `Entry`.
+        """Counts the sum as spent, with these fields of its noise, before any noise is drawn.
 
         Raises:
             ValueError: it would pass a limit.

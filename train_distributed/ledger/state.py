@@ -38,11 +38,7 @@ class State:
 
     @classmethod
     def read(cls, lines: Sequence[Line], name: str) -> Self:
-        """State after all lines of a ledger, one after another.
-
-        Args:
-            lines: all of them.
-            name: of the ledger, for errors.
+        """State after all lines of a ledger, which errors call `name`.
 
         Raises:
             ValueError: a line of another version, or one that says nonsense.
@@ -73,11 +69,7 @@ class State:
         return Total.of((record.entry for record in self.records), unit)
 
     def record(self, id: str) -> Record:
-        """The entry that was reserved under this id.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The entry that was reserved under this id; raises ValueError where there is none."""
         for record in self.records:
             if record.id == id:
                 return record

@@ -55,14 +55,9 @@ class NoiseSampler(Protocol):
 
 
 def discrete_gaussian(std: float, count: int) -> NDArray[np.int64]:
-    """Draws from N_Z(0, std²) with bits of the operating system.
+    """(count,) int64, independent draws from N_Z(0, std²) with bits of the operating system.
 
-    Args:
-        std: in steps, taken as the exact rational number that it is.
-        count: number of independent draws.
-
-    Returns:
-        (count,) int64.
+    The standard deviation is in steps, and taken as the exact rational number that it is.
 
     Raises:
         ValueError: std not in (0, 2^53], or count < 0.
@@ -170,15 +165,10 @@ def _between(gamma: Fraction, bits: int) -> tuple[int, int]:
 def add_noise(
     encoded: NDArray[np.uint64], stds: ArrayLike, sampler: NoiseSampler = discrete_gaussian
 ) -> NDArray[np.uint64]:
-    """One party's submission: its integers plus its share of the noise, modulo 2^64.
+    """One party's submission: its integers (d,) uint64 plus its share of the noise, modulo 2^64.
 
-    Args:
-        encoded: (d,) uint64 from `FixedPoint.encode`.
-        stds: standard deviation in steps; one number, or (d,) one per coordinate.
-        sampler: source of the draws; called once per distinct standard deviation, in rising order.
-
-    Returns:
-        (d,) uint64, a new array.
+    Standard deviations are in steps: one number, or (d,) one per coordinate. The sampler is called
+    once per distinct one, in rising order.
 
     Raises:
         ValueError: shapes that do not fit, or a standard deviation out of range.

@@ -64,13 +64,7 @@ class FixedPoint:
         return self.parties * margin * (1 + 2.0**-50)
 
     def encode(self, x: ArrayLike) -> NDArray[np.uint64]:
-        """Rounds to the nearest step.
-
-        Args:
-            x: real vector of any shape, |entry| <= bound.
-
-        Returns:
-            uint64 of the same shape: round(x / step) modulo 2^64.
+        """round(x / step) modulo 2^64, uint64 of the same shape as x, any.
 
         Raises:
             ValueError: an entry beyond the bound or not finite; nothing is ever clipped.
@@ -90,13 +84,7 @@ class FixedPoint:
         return _words(steps)
 
     def decode(self, total: ArrayLike) -> NDArray[np.float64]:
-        """Reads a sum modulo 2^64 as signed integers, in real units.
-
-        Args:
-            total: uint64 of any shape.
-
-        Returns:
-            float64 of the same shape.
+        """Reads a sum modulo 2^64 as signed integers, in real units: float64 of the same shape.
 
         Raises:
             ValueError: total is not uint64.

@@ -31,9 +31,7 @@ def gaussian(size: int, std: float, generator: torch.Generator) -> Tensor:
 def uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Float64 uniform on the open interval (0, 1), 53 bits each.
 
-    Args:
-        shape: of the result.
-        generator: None draws from the operating system and leaves no seed behind.
+    Without a generator they come from the operating system, and no seed is left behind.
     """
     if generator is None:
         count = int(np.prod(shape, dtype=np.int64))
@@ -45,12 +43,7 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Float64 standard normal by the inverse distribution function.
-
-    Args:
-        shape: of the result.
-        generator: None draws from the operating system and leaves no seed behind.
-    """
+    """Float64 standard normal by the inverse distribution function; drawn as `uniform` does."""
     return torch.special.ndtri(uniform(shape, generator))
 
 
@@ -59,10 +52,7 @@ def exponential_norm(shape: tuple[int, ...], generator: torch.Generator | None) 
 
     The direction is uniform on the sphere and the length Gamma(d, 1), the sum of d exponentials
     (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 1). Divide by ζ for density ∝ exp(-ζ ‖e‖).
-
-    Args:
-        shape: (..., d) of the result.
-        generator: None draws from the operating system and leaves no seed behind.
+    The shape is (..., d); drawn as `uniform` does.
     """
     direction = normal(shape, generator)
     length = -uniform(shape, generator).log().sum(-1, keepdim=True)

@@ -146,10 +146,7 @@ class DiscreteGaussianMechanism:
     def fixed_point(self, bound: float, parties: int, bits: int = 64) -> FixedPoint:
         """The encoding that goes with this noise, where one step serves all coordinates.
 
-        Args:
-            bound: largest |entry| before noise, in the unit of the sensitivity.
-            parties: w, the most users that are ever added.
-            bits: of a word of the sum.
+        The bound is on |entry| before noise, in the unit of the sensitivity; see `FixedPoint`.
 
         Raises:
             ValueError: the sum could wrap around, or the step differs by coordinate.

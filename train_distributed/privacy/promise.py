@@ -38,11 +38,7 @@ class Privacy:
     group_size: int = 1  # number of such units that are protected together
 
     def validate(self) -> None:
-        """Checks the ranges.
-
-        Raises:
-            ValueError: naming the field, its rule and its value.
-        """
+        """Raises ValueError for a field out of range."""
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon}")
         check.within("(0, 1)", delta=self.delta)
@@ -86,10 +82,8 @@ def honest_users(users: int, fraction: Fraction, min_survivors: int | None = Non
     Dishonest users may be among those that stay when others drop out, so "t times the survivors"
     would be too many.
 
-    Args:
-        users: w, all that were invited.
-        fraction: t, the share of them that is honest.
-        min_survivors: m_min, below which nothing is ever opened; None: w.
+    Of the w users that were invited a fraction t is honest; below m_min survivors (None: w) nothing
+    is ever opened.
 
     Raises:
         ValueError: m_min outside [1, w], or no certainly honest user.

@@ -215,14 +215,7 @@ class Aggregator:
 
 
 def write_order(window: Window, what: bytes, commits: Sequence[bytes], keys: PrivateKeys) -> bytes:
-    """An order of the operator's.
-
-    Args:
-        window: what was agreed.
-        what: STATUS, COMMIT or OPEN.
-        commits: the COMMITs that it goes with.
-        keys: of the first aggregator.
-    """
+    """An order of the operator's: STATUS, COMMIT or OPEN; signed as the first aggregator."""
     return write(window, Kind.ORDER, OPERATOR, EVERYONE, what + b"".join(commits), keys.signing)
 
 

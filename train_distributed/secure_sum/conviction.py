@@ -69,17 +69,10 @@ def proof_bytes(setup: SecAgg) -> int:
 def opened(
     setup: SecAgg, dealer: int, advert: Advert, which: int, shares: Mapping[int, bytes]
 ) -> bytes:
-    """The secret that shares (point -> share) give.
-
-    Args:
-        setup: the session.
-        dealer: whose secret it is.
-        advert: what it advertised.
-        which: SEED or KEY.
-        shares: of `threshold` places on its list or more.
+    """The dealer's secret, SEED or KEY, that shares (point -> share) give.
 
     Raises:
-        TooFewUsers: fewer shares.
+        TooFewUsers: fewer shares than the threshold.
         InconsistentShares: it is not what the dealer advertised.
     """
     secret = reconstruct(shares, setup.graph.threshold)
@@ -93,14 +86,9 @@ def opened(
 
 
 def check_proof(setup: SecAgg, dealer: int, advert: Advert, which: int, proof: bytes) -> None:
-    """Checks that a dealer lied.
+    """Checks that a dealer lied about its SEED (a survivor) or KEY (a user that dropped out).
 
-    Args:
-        setup: the session.
-        dealer: who is said to have.
-        advert: what it advertised.
-        which: SEED of a survivor, KEY of a user that dropped out.
-        proof: of each of `threshold` holders, `holder | advert | packet | share`, by holder.
+    The proof is `holder | advert | packet | share` of each of `threshold` holders, by holder.
 
     Raises:
         ProtocolError: it proves nothing.
@@ -130,14 +118,10 @@ def check_proof(setup: SecAgg, dealer: int, advert: Advert, which: int, proof: b
 
 
 class Recovery:
-    """Recovery of the sum without the secrets of dealers that lied.
+    """Recovery of the sum of the survivors without the secrets of dealers that lied.
 
-    Args:
-        roster: of the session.
-        survivors: users whose vectors are in the total.
-        revealed: dealer that lied -> holder -> share, of `threshold` holders.
-        told: user -> the witness of its masked vector.
-        recall: gives a message that a user has sent in this session once more.
+    `revealed` is dealer that lied -> holder -> share, of `threshold` holders; `told` is user -> the
+    witness of its masked vector.
 
     Raises:
         Misbehaviour: of more dealers than `MOST_CONVICTED`.

@@ -113,10 +113,7 @@ def draw_list(seed: bytes, others: int, degree: int) -> list[int]:
     They are words of the seed's stream modulo `others`, repetitions left out. A word has 2^64
     values, so no list is more than 1 + 2^-30 times as likely as another.
 
-    Args:
-        seed: 32 bytes.
-        others: w - 1.
-        degree: k; all numbers, in order, if there are no more.
+    If there are no more than `degree` numbers, these are all, in order.
     """
     if degree >= others:
         return list(range(others))

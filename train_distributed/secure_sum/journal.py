@@ -66,11 +66,7 @@ class DurableJournal:
         return sorted(name.partition(".")[2] for name in names if name.startswith(begun))
 
     def check(self) -> None:
-        """Writes as a claim would.
-
-        Raises:
-            OSError: this journal cannot be written, and why.
-        """
+        """Writes as a claim would; raises OSError where it cannot be written, and says why."""
         with self._open() as store:
             store.check()
 

@@ -83,11 +83,7 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def check_order(public: bytes) -> None:
-    """Refuses the X25519 public keys with which every exchange gives zero.
-
-    Raises:
-        BadSeal: a public key of small order.
-    """
+    """Raises BadSeal for X25519 public keys of small order: every exchange with them gives zero."""
     if int.from_bytes(public, "little") % 2**255 in _SMALL_ORDER:
         raise BadSeal(f"public key must not be of small order, got {public.hex()}")
 
@@ -98,11 +94,7 @@ def sign(signing: bytes, message: bytes) -> bytes:
 
 
 def verify(verifying: bytes, signature: bytes, message: bytes) -> None:
-    """Checks an Ed25519 signature.
-
-    Raises:
-        BadSignature: not this key's signature of this message.
-    """
+    """Raises BadSignature unless this is the key's Ed25519 signature of the message."""
     try:
         VerifyKey(verifying).verify(message, signature)
     except (CryptoError, ValueError) as error:
@@ -110,20 +102,14 @@ def verify(verifying: bytes, signature: bytes, message: bytes) -> None:
 
 
 def seal(receiver: bytes, plaintext: bytes, context: bytes) -> bytes:
-    """Encrypts so that only the holder of the receiver's X25519 key reads it.
+    """Encrypts so that only the holder of the receiver's X25519 key reads it; adds 48 bytes.
 
-    Args:
-        receiver: the pinned public key.
-        plaintext: what to hide.
-        context: what the ciphertext is bound to (session, sender, receiver).
-
-    Returns:
-        48 bytes more than the plaintext.
+    The ciphertext is bound to the context (session, sender, receiver).
     """
     once = exchange_key(new_seed())
     public = once.public_key().public_bytes_raw()
     key = derive(agree(once, receiver), b"seal" + public + receiver + context)
-    return public + AESGCM(key).encrypt(_NONCE, plaintext, None)
+    return public + encrypt(key, plaintext)
 
 
 def open_seal(opening: bytes | X25519PrivateKey, sealed: bytes, context: bytes) -> bytes:
@@ -148,11 +134,7 @@ def encrypt(key: bytes, plaintext: bytes) -> bytes:
 
 
 def decrypt(key: bytes, ciphertext: bytes) -> bytes:
-    """Opens what `encrypt` made with this key.
-
-    Raises:
-        BadSeal: it was not, or was changed.
-    """
+    """Opens what `encrypt` made with this key; raises BadSeal where it was not, or was changed."""
     try:
         return AESGCM(key).decrypt(_NONCE, ciphertext, None)
     except InvalidTag as error:

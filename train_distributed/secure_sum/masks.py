@@ -57,13 +57,10 @@ def processes_for(dimension: int, own: int, shared: int) -> int:
 
 
 def add_masks(total: NDArray[np.uint64], digest: bytes, masks: bytes) -> None:
-    """Adds masks to `total` (d,), in place, modulo 2^64.
+    """Adds masks, each as MASK, to `total` (d,), in place, modulo 2^64.
 
-    Args:
-        total: the sum.
-        digest: of the session.
-        masks: each as MASK. With itself, a user's own: the secret is the seed. With a peer, their
-            shared one, as it stands in the peer's vector: the secret is the user's private key.
+    With itself, a user's own: the secret is the seed. With a peer, their shared one, as it stands
+    in the peer's vector: the secret is the user's private key.
     """
     key = lru_cache(1)(exchange_key)  # takes as long to make as to use
     for user, peer, secret, public in MASK.iter_unpack(masks):
@@ -83,15 +80,8 @@ def sum_masks(
 ) -> NDArray[np.uint64]:
     """(d,) the masks of all users, added up by this process and up to `processes - 1` others.
 
-    Whoever is ready takes the next user. Where fewer can be started, those do. When one fails, all
-    end.
-
-    Args:
-        dimension: d.
-        digest: of the session.
-        users: best those of many masks first.
-        masks_of: a user's, as `add_masks` takes them.
-        processes: at least 1.
+    Whoever is ready takes the next user, best those of many masks first, and adds its `masks_of`.
+    Where fewer can be started, those do. When one fails, all end.
 
     Raises:
         ChildProcessError: a process failed or was killed.

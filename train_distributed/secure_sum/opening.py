@@ -101,10 +101,7 @@ class Opening:
         self._seen[envelope.sender] = bitmap
 
     def open(self, partial: NDArray[np.unsignedinteger]) -> bytes:
-        """The partial sum, for everyone; once per session, ever.
-
-        Args:
-            partial: (d,) words, this server's sum over the set it signed.
+        """The partial sum (d,) over the set that this server signed; once per session, ever.
 
         Raises:
             OutOfOrder: not all servers have signed.
@@ -119,18 +116,12 @@ class Opening:
         digest = hashlib.sha256(self._set).digest()
         self._journal.claim(self._session.digest, "open", digest)
         payload = digest + words_to_bytes(partial)
-        return write(
-            self._session, Kind.OPENING, self._server, EVERYONE, payload, self._keys.signing
-        )
+        session, signing = self._session, self._keys.signing
+        return write(session, Kind.OPENING, self._server, EVERYONE, payload, signing)
 
 
 def combine(session: Agreement, commit: bytes, openings: Sequence[bytes]) -> Opened:
-    """Adds the partial sums of all servers; anyone may.
-
-    Args:
-        session: the session.
-        commit: any server's COMMIT, which names the users.
-        openings: every server's OPENING.
+    """Adds the partial sums in every server's OPENING; any COMMIT names the users. Anyone may.
 
     Raises:
         ProtocolError: a message that is not valid, missing, twice, or of another set.

@@ -79,13 +79,9 @@ def write_word(link: Link, signing: Ed25519PrivateKey) -> bytes:
 def write_deal(
     link: Link, shares: tuple[bytes, bytes], once: bytes, signing: Ed25519PrivateKey
 ) -> bytes:
-    """A signed word with shares.
+    """A signed word with shares of the seed and of the key, 33 bytes each.
 
-    Args:
-        link: from whom to whom.
-        shares: of the seed and of the key, 33 bytes each.
-        once: 32 private bytes for this packet alone.
-        signing: the sender's key.
+    `once` are 32 private bytes for this packet alone.
 
     Raises:
         BadSeal: the receiver's key is of small order.
@@ -99,11 +95,7 @@ def write_deal(
 
 
 def check_signature(link: Link, packet: bytes) -> None:
-    """Checks that the sender signed a packet, of either kind.
-
-    Raises:
-        BadSignature: it did not.
-    """
+    """Raises BadSignature unless the sender signed this packet, of either kind."""
     body, signature = packet[:-SIGNATURE_BYTES], packet[-SIGNATURE_BYTES:]
     verify(link.setup.session.users[link.sender], signature, link.context + body)
 
@@ -149,11 +141,7 @@ def share_records(
 ) -> NDArray[np.void]:
     """Records that `share_hasher` hashes for n shares; the field `share` is to be filled in.
 
-    Args:
-        setup: the session.
-        dealers: (n,) identities.
-        holders: (n,) likewise.
-        which: (n,) SEED or KEY.
+    Dealers and holders are (n,) identities, `which` is (n,) SEED or KEY.
     """
     records = np.zeros(len(dealers), _HASHED)
     records["session"] = np.void(_SHARE + setup.session.digest)

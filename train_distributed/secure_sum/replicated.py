@@ -93,16 +93,9 @@ class Replicated:
         corrupt_fraction: float = 0.1,
         context: bytes = b"",
     ) -> "Replicated":
-        """A session of S = len(servers) replicas.
+        """A session of S = len(servers) replicas; all but `corrupt_fraction` as in `Session`.
 
-        Args:
-            nonce: 32 fresh bytes.
-            dimension: d.
-            minimum: m_min, fewest users whose sum may be opened.
-            users: identity -> Ed25519 public key.
-            servers: FIRST_SERVER + j -> pinned keys.
-            corrupt_fraction: of the users, that may collude with a server that lies; S = 3 alone.
-            context: what else must be agreed.
+        So many of the users may collude with a server that lies, which counts for S = 3 alone.
 
         Raises:
             ValueError: fewer than 3 servers, or a field that no session can have.
@@ -162,11 +155,7 @@ class Replicated:
         return servers == len(self.servers) - 1 and witnesses >= self.witnesses
 
     def users_of(self, commit: bytes) -> frozenset[int]:
-        """The users that a COMMIT's payload names.
-
-        Raises:
-            MalformedMessage: not such a payload.
-        """
+        """The users that a COMMIT's payload names; raises MalformedMessage where it is none."""
         if len(commit) != self.commit_bytes:
             raise MalformedMessage(f"COMMIT must be {self.commit_bytes} bytes, got {len(commit)}")
         return self.session.users_of(commit[:-DIGEST_BYTES])
@@ -179,13 +168,10 @@ class ReplicatedUser:
         self._setup, self._user, self._keys, self._journal = setup, user, keys, journal
 
     def submit(self, vector: NDArray[np.uint64]) -> Iterator[tuple[int, bytes]]:
-        """Splits a vector into one sealed, signed message per server.
-
-        Args:
-            vector: (d,) uint64, integers plus this user's noise.
+        """Splits a vector (d,) uint64, integers plus noise, into a sealed message per server.
 
         Returns:
-            (server identity, message) for every server, each made when it is asked for.
+            (server identity, signed message) of every server, each made when it is asked for.
 
         Raises:
             ValueError: a vector of another shape or type.
@@ -206,10 +192,8 @@ class ReplicatedUser:
             content = b"".join(parts[j] for j in setup.parts_of(server))
             context = share_context(session, self._user, server)
             payload = hashes + seal(session.servers[server].sealing, content, context)
-            yield (
-                server,
-                write(session, Kind.SHARE, self._user, server, payload, self._keys.signing),
-            )
+            signing = self._keys.signing
+            yield server, write(session, Kind.SHARE, self._user, server, payload, signing)
 
     def witness(self, commits: Sequence[bytes]) -> bytes:
         """Signs the set that all servers but one have signed; one set per session, ever.

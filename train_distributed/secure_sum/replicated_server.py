@@ -98,18 +98,13 @@ class ReplicaServer:
         self._held = True
         held = [_HELD.pack(user, digest) for user, (digest, _) in sorted(self._pending.items())]
         payload = b"".join((_ROUND.pack(self._round), *held))
-        return write(
-            self._session, Kind.HOLDING, self._server, EVERYONE, payload, self._keys.signing
-        )
+        session, signing = self._session, self._keys.signing
+        return write(session, Kind.HOLDING, self._server, EVERYONE, payload, signing)
 
     def settle(self, lost: Collection[int] = ()) -> frozenset[int]:
-        """Ends a round: adds the users whom all servers hold alike, and forgets the others.
+        """Ends a round: adds the users whom all servers hold alike, and forgets and returns others.
 
-        Args:
-            lost: servers to go on without, at most one in a session.
-
-        Returns:
-            The users whom this server held and does not add.
+        It goes on without the servers that are `lost`, at most one in a session.
 
         Raises:
             OutOfOrder: not every server left has sent its HOLDING, or more than one is lost.
@@ -120,9 +115,7 @@ class ReplicaServer:
         missing = set(self._setup.servers) - {self._server} - gone - set(self._holdings)
         if missing or not self._held:
             raise OutOfOrder(f"all servers must send HOLDING first, missing {sorted(missing)}")
-        others = [
-            self._holdings[s] for s in self._setup.servers if s in self._holdings.keys() - gone
-        ]
+        others = [held for server, held in self._holdings.items() if server not in gone]
         dropped = set[int]()
         for user, (digest, parts) in self._pending.items():
             if all(held.get(user) == digest for held in others):

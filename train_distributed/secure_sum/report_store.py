@@ -123,12 +123,9 @@ class ReportStore:
             raise ValueError(f"clock must not go back, is {back:.0f} s before {self._path}")
 
     def add(self, parts: Sequence[Part], total: Words, now: float) -> None:
-        """Adds reports of users of whom none is held; durable when it returns.
+        """Adds reports of distinct users of whom none is held; durable when it returns.
 
-        Args:
-            parts: the reports, distinct users.
-            total: (d,) their sum.
-            now: seconds since 1970.
+        `total` (d,) is their sum, `now` counts seconds since 1970.
 
         Raises:
             OSError: it cannot be written, and nothing was added.

@@ -64,14 +64,8 @@ def make_report(
 ) -> dict[int, bytes]:
     """Splits a vector into one message per aggregator; to send again is to send these again.
 
-    Args:
-        window: what was agreed.
-        user: this user's number on the roll.
-        keys: its keys.
-        vector: (d,) uint64, integers plus this user's noise; taken modulo 2^bits.
-
-    Returns:
-        Aggregator -> message; the last aggregator's is to be sent with the receipts of all others.
+    The vector is (d,) uint64, integers plus this user's noise, and taken modulo 2^bits. The last
+    aggregator's message is to be sent with the receipts of all others.
 
     Raises:
         ValueError: a vector of another shape or type, or a user that is not on the roll.

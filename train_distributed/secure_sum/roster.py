@@ -197,12 +197,7 @@ class Mail:
             self.hashes[slots] = shown[begin[deals] + HASHES.start]
 
     def inbox(self, user: int, among: NDArray[np.bool_]) -> bytes:
-        """The packets for a user, joined by rising sender.
-
-        Args:
-            user: the receiver.
-            among: (w,) the places whose packets are sent on.
-        """
+        """Packets for a user from those `among` (w,) the places, joined by rising sender."""
         edges = self._roster.edges(user)
         inward = self._inward[edges]
         first, last = inward[0], inward[-1]

@@ -118,15 +118,8 @@ class SecAgg:
     ) -> "SecAgg":
         """Chooses the graph's parameters and binds them into the session.
 
-        Args:
-            nonce: 32 fresh bytes.
-            dimension: d.
-            minimum: m_min.
-            users: identity -> Ed25519 public key.
-            server: pinned keys of the one server.
-            corrupt_fraction: of users that may collude with the server.
-            dropout_fraction: of users that may drop out.
-            context: what else must be agreed.
+        The fractions are of users that may collude with the server, and that may drop out; all
+        else is as in `Session`.
 
         Raises:
             ValueError: an argument outside its range.

@@ -39,13 +39,8 @@ class SecAggServer:
     Attributes:
         culprits: user -> what it did that no honest user does, in words; it is out of the session.
 
-    Args:
-        setup: the session.
-        keys: the server's.
-        journal: remembers that the sum was opened.
-        exclude: users whose messages are not taken, such as an earlier session's culprits.
-        recall: gives messages of this session once more; without it a dealer of false shares ends
-            the session.
+    It takes no messages of users to `exclude`, such as an earlier session's culprits. `recall`
+    gives messages of this session once more; without it a dealer of false shares ends the session.
 
     Raises:
         ValueError: keys that are not those the session pins.

@@ -57,15 +57,8 @@ Vector = NDArray[np.uint64] | Callable[[], NDArray[np.uint64]]
 class SecAggUser:
     """Answers each of the server's messages once, in order.
 
-    Nothing about the vector leaves before MASKED: only then is it asked for, after the session has
-    been claimed in the journal.
-
-    Args:
-        setup: the session.
-        user: this user's identity.
-        keys: its long-term keys.
-        vector: (d,) uint64, or what makes it when it is about to be sent.
-        journal: remembers that a masked vector was sent.
+    Nothing about the vector, (d,) uint64, leaves before MASKED: only then is it asked for if it is
+    what makes it, after the session has been claimed in the journal.
 
     Raises:
         ValueError: a vector that is not (d,) uint64.

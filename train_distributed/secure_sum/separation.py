@@ -65,15 +65,10 @@ def log_closed(users: int, corrupt: int, degree: int, threshold: int) -> Floats:
 def log_strays(
     users: int, corrupt: int, degree: int, strays: int, signers: int, closed: int
 ) -> float:
-    """Log of the probability that more than `strays` signers stray from a set that is opened.
+    """Log of the probability that more than j `strays` of the signers stray from an opened set.
 
-    Args:
-        users: w.
-        corrupt: C.
-        degree: k.
-        strays: j.
-        signers: of whom at most C are corrupt; all others are in the opened set or stray.
-        closed: no opened set has this many users or fewer.
+    At most C signers are corrupt; all others are in the opened set, which has more than `closed`
+    users, or stray.
     """
     honest = users - corrupt
     x = np.arange(strays + 1, honest - closed)

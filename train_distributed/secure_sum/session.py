@@ -119,11 +119,7 @@ def users_in(order: Sequence[int], bitmap: bytes) -> frozenset[int]:
 
 
 def count_in(order: Sequence[int], bitmap: bytes) -> int:
-    """How many users a bitmap over `order` holds.
-
-    Raises:
-        MalformedMessage: as `users_in`.
-    """
+    """How many users a bitmap over `order` holds; raises as `users_in`."""
     expected = (len(order) + 7) // 8
     if len(bitmap) != expected:
         raise MalformedMessage(f"user set must be {expected} bytes, got {len(bitmap)}")

@@ -20,15 +20,9 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
-    """Shares of a secret, of which any `threshold` reconstruct it and fewer reveal nothing.
+    """Shares of a 32-byte secret, of which any `threshold` reconstruct it and fewer reveal nothing.
 
-    Args:
-        secret: 32 bytes.
-        threshold: >= 1.
-        points: distinct x, each 0 < x < 2^16.
-
-    Returns:
-        The share of each point, 33 bytes, in the order of `points`.
+    Each has 33 bytes; they are in the order of the points, distinct x with 0 < x < 2^16.
 
     Raises:
         ValueError: an argument outside its range, or fewer points than the threshold.

@@ -53,14 +53,11 @@ class SharesUser:
         self._session, self._user, self._keys, self._journal = session, user, keys, journal
 
     def submit(self, vector: NDArray[np.uint64]) -> Iterator[tuple[int, bytes]]:
-        """Splits a vector into one sealed, signed message per server.
-
-        Args:
-            vector: (d,) uint64, integers plus this user's noise.
+        """Splits a vector (d,) uint64, integers plus noise, into a sealed message per server.
 
         Returns:
-            (server identity, message) for every server, each made when it is asked for. The last
-            server takes its message only after the others have said that they hold theirs.
+            (server identity, signed message) of every server, each made when it is asked for. The
+            last one takes its message only after the others have said that they hold theirs.
 
         Raises:
             ValueError: a vector of another shape or type.

@@ -74,14 +74,8 @@ class Meter:
 class SharesSum:
     """Protocol A with all its parties in one process, one vector in memory at a time.
 
-    All users hand out their seeds at once; their vectors follow as they are added, or never.
-
-    Args:
-        users: w >= 2.
-        dimension: d.
-        servers: J >= 2.
-        minimum: m_min, fewest users whose sum is opened.
-        reached: users whose seeds reach the servers; None: all.
+    Users hand out their seeds at once, those that are `reached` (None: all); their vectors follow
+    as they are added, or never.
 
     Raises:
         ValueError: an argument outside its range.

@@ -35,13 +35,8 @@ class Tally:
 def tally(setup: Replicated, commit: bytes, openings: Mapping[int, bytes]) -> Tally:
     """Adds the parts' sums, each as the servers report it that agree; anyone may.
 
-    Args:
-        setup: the session.
-        commit: the COMMIT of a server, which names the users.
-        openings: server -> its OPENING.
-
-    Returns:
-        The sum of all users of the set, exact if at most one server lies or is lost.
+    `commit` is a server's COMMIT, which names the users. Their sum is exact if at most one server
+    lies or is lost.
 
     Raises:
         OutOfOrder: fewer than S-1 servers have opened this set.

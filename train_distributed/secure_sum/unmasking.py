@@ -17,12 +17,10 @@ from train_distributed.secure_sum.wire import WITNESS_BYTES
 
 
 class Unmasking:
-    """Collects shares, opens one secret per user, and takes its masks off the total.
+    """Collects shares, opens one secret per user, and gives the masks that are in the total.
 
-    Args:
-        roster: of the session, all of whose lists are known.
-        survivors: users whose vectors are in the total.
-        hashes: (w·k,) per slot, what the list's owner showed of both shares.
+    All lists of the roster are known, the total is of the survivors' vectors, and `hashes` (w·k,)
+    is what each list's owner showed of both shares, per slot.
     """
 
     def __init__(self, roster: Roster, survivors: frozenset[int], hashes: NDArray[np.void]) -> None:
@@ -41,9 +39,8 @@ class Unmasking:
     ) -> Callable[[int], list[bytes]]:
         """Payload of UNMASK for a user: both sets, and a quorum's signatures on them.
 
-        Args:
-            agreed: user -> its signature on the story, of at least `signers` users.
-            told: user -> the witness of its vector's statement; shown where a dealer is no signer.
+        `agreed` has at least `signers` users' signatures on the story, `told` all survivors'
+        witnesses of their vectors' statements, which are shown where a dealer is no signer.
         """
         roster, bitmap = self._roster, self._setup.session.bitmap
         signers = sorted(agreed)[: self._setup.graph.signers]
@@ -104,10 +101,7 @@ class Unmasking:
         return secrets, wrong
 
     def masks(self, secrets: Mapping[int, bytes]) -> NDArray[np.uint64]:
-        """(d,) all masks in the sum of the survivors' vectors.
-
-        Args:
-            secrets: of users that shared keys, as `secrets` gives them.
+        """(d,) all masks in the sum of the survivors' vectors, by all users' `secrets`.
 
         Raises:
             ChildProcessError: as `sum_masks`; there is no sum then.

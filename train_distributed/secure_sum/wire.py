@@ -97,16 +97,7 @@ class Envelope:
 def write(
     session: Agreement, kind: Kind, sender: int, receiver: int, payload: bytes, signing: bytes
 ) -> bytes:
-    """A signed message.
-
-    Args:
-        session: the session it belongs to.
-        kind: of its payload.
-        sender: identity of the signer.
-        receiver: identity it is for, or `EVERYONE`.
-        payload: as its kind prescribes.
-        signing: the sender's private Ed25519 key.
-    """
+    """A message to a party, or `EVERYONE`, signed with the sender's private Ed25519 key."""
     header = _HEADER.pack(MAGIC, VERSION, kind, session.digest, sender, receiver, len(payload))
     return b"".join((header, payload, sign(signing, _signed(header, *_digest(kind, payload)))))
 
@@ -114,13 +105,9 @@ def write(
 def read(
     session: Agreement, message: bytes, receiver: int, largest: Mapping[Kind, int]
 ) -> Envelope:
-    """Checks a message from the outside in.
+    """Checks a message to this receiver from the outside in.
 
-    Args:
-        session: the session that this party takes part in.
-        message: what arrived.
-        receiver: this party's identity.
-        largest: the kinds that this party takes, and the longest payload of each, in bytes.
+    `largest` holds the kinds that it takes, and the longest payload of each, in bytes.
 
     Raises:
         ProtocolError: the subclass that names what is wrong; the session is left as it was.
@@ -163,7 +150,7 @@ def reassemble(
 
 
 def payload_of(message: bytes) -> bytes:
-    """The payload of a message that `read` has checked before."""
+    """Payload of a message that `read` has checked before."""
     return message[_HEADER.size : -SIGNATURE_BYTES]
 
 
@@ -173,20 +160,12 @@ def signature_of(message: bytes) -> bytes:
 
 
 def sender_of(message: bytes) -> int:
-    """Sender that a message claims, before its signature has been checked.
-
-    Raises:
-        TruncatedMessage: too short to say.
-    """
+    """Sender that a message claims, unchecked; TruncatedMessage if it is too short to say."""
     return _claimed(message)[4]
 
 
 def receiver_of(message: bytes) -> int:
-    """Receiver that a message claims; a relay delivers by it, the receiver checks it.
-
-    Raises:
-        TruncatedMessage: too short to say.
-    """
+    """Receiver that a message claims, by which a relay delivers; raises as `sender_of`."""
     return _claimed(message)[5]
 
 
@@ -227,23 +206,15 @@ def bytes_to_words(payload: Octets, count: int, word: np.dtype = WORD) -> NDArra
 
 
 def check_vector(vector: NDArray[np.uint64], dimension: int) -> None:
-    """Checks a vector that a user wants to submit.
-
-    Raises:
-        ValueError: not (d,) uint64.
-    """
+    """Raises ValueError where a vector to be submitted is not (d,) uint64."""
     if vector.shape != (dimension,) or vector.dtype != np.uint64:
         raise ValueError(f"vector must be ({dimension},) uint64, got {vector.shape} {vector.dtype}")
 
 
 def check_statement(session: Session, sender: int, statement: bytes, witness: bytes) -> None:
-    """Checks that a user signed this statement in its MASKED message.
+    """Checks that a user signed this statement (32 bytes) in its MASKED message.
 
-    Args:
-        session: of the message.
-        sender: the user.
-        statement: 32 bytes.
-        witness: the rest's SHA-256, and the message's signature.
+    The witness is the SHA-256 of the rest, and the message's signature.
 
     Raises:
         BadSignature: it did not.

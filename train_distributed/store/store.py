@@ -51,15 +51,7 @@ def running_hash(previous: bytes, name: str, content: bytes) -> bytes:
 class Store:
     """The log in one file.
 
-    Args:
-        path: of the file; made at the first entry.
-        what: the file's name in errors.
-        alone: keep it from other processes until it is closed.
-        seal: hash of an entry; `running_hash` unless another is given.
-        hint: end of an error that says that it cannot be written.
-
-    Raises:
-        OSError: it cannot be opened, or another process has it alone.
+    Entries are hashed by `seal`; all other arguments and errors are those of `Database`.
 
     Examples:
         >>> import tempfile

@@ -2,8 +2,8 @@
 
 import json
 import math
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -145,11 +145,8 @@ def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(
 
     monkeypatch.setattr(Ledger, "_refuse_elsewhere", look_and_dawdle)
     names = [f"{letter}.ledger" for letter in "abcd"]
-    threads = [threading.Thread(target=open_and_reserve, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(open_and_reserve, names))
     assert len(counted) == 1
     assert all("which counts these rows already" in words for words in refused)
 
@@ -175,18 +172,14 @@ def test_many_at_once_stay_within_the_limit(ledger) -> None:
     ledger.limit(limit)
     refused = []
 
-    def reserve() -> None:
-        for _ in range(3):
-            try:
-                Ledger.open(ledger.path).reserve(GAUSSIAN)
-            except ValueError as error:
-                refused.append(error)
+    def reserve(_: int) -> None:
+        try:
+            Ledger.open(ledger.path).reserve(GAUSSIAN)
+        except ValueError as error:
+            refused.append(error)
 
-    threads = [threading.Thread(target=reserve) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(reserve, range(18)))
     assert len(refused) + len(ledger.state().records) == 18
     assert ledger.total().epsilon(1e-5) <= 3.0
     with pytest.raises(ValueError, match="limit of ledger"):

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,15 +108,12 @@ def test_many_that_carry_over_at_once_count_everything_once(ledger) -> None:
     ledger.path.write_bytes(BEFORE)
     start = threading.Barrier(6)
 
-    def reserve() -> None:
+    def reserve(_: int) -> None:
         start.wait()
         Ledger.open(ledger.path).reserve(GAUSSIAN)
 
-    threads = [threading.Thread(target=reserve) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(reserve, range(6)))
     assert ledger.state().length == 5 + 6
     ledger.check_against(TOLD)
 

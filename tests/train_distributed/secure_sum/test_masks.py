@@ -1,6 +1,5 @@
 """Masks added by several processes: each once, and no process or secret is left behind."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -77,16 +76,6 @@ def test_those_that_can_be_started_do(
     total = masks.sum_masks(CHUNK_WORDS + 1, DIGEST, SECRETS, _many_masks, 3)
     assert np.array_equal(total, _sum_of_many())
     assert [other.returncode for other in started] == [0] * room
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs an affinity")
-def test_a_core_that_this_process_may_not_use_is_none() -> None:
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        assert masks.cores() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize("fault", [MemoryError, KeyboardInterrupt])

@@ -7,42 +7,22 @@ by a plausible mistake; the audit that does not notice it would be worthless.
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
 
+from tests.train_distributed.secure_sum.randomness import Tap, Words
 from train_distributed.secure_sum import errors, keys, masks, prg, secagg_user, shares
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.opening import Opening
 from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.wire import Kind, write
 
-Words = NDArray[np.uint64]
-REAL_BYTES, REAL_STREAM = secrets.token_bytes, prg.stream
 W, D = 4, 5
-
-
-class Tap:
-    """Records what the operating system gave and what reached the cipher."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.drawn: list[bytes] = []
-        self.expanded: list[bytes] = []
-        patch.setattr(prg.secrets, "token_bytes", self._draw)
-        patch.setattr(prg, "stream", self._expand)
-
-    def _draw(self, count: int) -> bytes:
-        self.drawn.append(REAL_BYTES(count))
-        return self.drawn[-1]
-
-    def _expand(self, seed: bytes, count: int) -> Iterator[tuple[slice, Words]]:
-        self.expanded.append(bytes(seed))
-        yield from REAL_STREAM(seed, count)
 
 
 def audit_shares_seeds(make_shares: Callable, patch: pytest.MonkeyPatch) -> set[str]:

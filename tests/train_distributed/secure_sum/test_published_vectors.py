@@ -48,13 +48,6 @@ def test_the_first_blocks_of_a_mask_are_the_aes_256_ctr_keystream(key: str, bloc
     assert _octets(bytes.fromhex(key), len(blocks) // 16).hex() == blocks
 
 
-def test_every_byte_of_the_seed_changes_the_mask() -> None:
-    seed = bytes(32)
-    masks = {_octets(seed, 2)}
-    masks |= {_octets(seed[:i] + b"\1" + seed[i + 1 :], 2) for i in range(32)}
-    assert len(masks) == 33
-
-
 @pytest.mark.parametrize("size", [0, 4, 16, 31, 33])
 def test_a_seed_of_another_width_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="seed must be 32 bytes"):

@@ -5,14 +5,13 @@ cannot expand are replaced by exactly the difference; every byte it sees stays t
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from train_distributed.secure_sum import keys, prg, secagg_user, shamir, shares
+from tests.train_distributed.secure_sum.randomness import REAL_STREAM, Recorded, Words
+from train_distributed.secure_sum import keys, prg, secagg_user, shares
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.masks import pair_seed
 from train_distributed.secure_sum.opening import combine
@@ -20,36 +19,10 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg import SERVER
 
 D = 6
-Words = NDArray[np.uint64]
-REAL_STREAM = prg.stream
 
 
-@dataclass
-class Recorded:
-    """The same seeds and coefficients in every run, and replacements for some streams."""
-
-    pads: dict[bytes, Words] = field(default_factory=dict)
-    expanded: list[bytes] = field(default_factory=list)
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        count = itertools.count(1)
-
-        def seed() -> bytes:
-            return prg.derive(next(count).to_bytes(32, "big"), b"recorded")
-
-        for module in (keys, shares, secagg_user):
-            patch.setattr(module, "new_seed", seed)
-        patch.setattr(
-            shamir.secrets, "randbelow", lambda n: int.from_bytes(seed() + seed(), "big") % n
-        )
-        patch.setattr(prg, "stream", self.stream)
-
-    def stream(self, seed: bytes, count: int) -> Iterator[tuple[slice, Words]]:
-        self.expanded.append(seed)
-        if seed in self.pads:
-            yield slice(0, count), self.pads[seed][:count]
-        else:
-            yield from REAL_STREAM(seed, count)
+def recorded(pads: dict[bytes, Words] | None = None) -> Recorded:
+    return Recorded((keys, shares, secagg_user), pads or {})
 
 
 def _words(seed: bytes) -> Words:
@@ -116,7 +89,7 @@ def test_any_servers_but_one_see_the_same_for_inputs_of_equal_sum(
         seen = [m for _, receiver, m in sent if receiver != honest_server]
         return seen, total, recorded.expanded
 
-    plain, total, expanded = view(first, Recorded())
+    plain, total, expanded = view(first, recorded())
     # The streams of the honest server's seeds: users expand theirs in the order of the servers.
     pads = {}
     if honest < keep:
@@ -124,11 +97,11 @@ def test_any_servers_but_one_see_the_same_for_inputs_of_equal_sum(
             seed = _seed_sent(make_shares, parties, first, servers, i, honest)
             assert seed in expanded
             pads[seed] = _words(seed) + second[i] - first[i]
-    replaced, same_total, _ = view(second, Recorded(pads))
+    replaced, same_total, _ = view(second, recorded(pads))
     assert replaced == plain
     assert np.array_equal(same_total, total)
     if honest < keep:  # the replacement is what makes them equal
-        assert view(second, Recorded())[0] != plain
+        assert view(second, recorded())[0] != plain
 
 
 def _seed_sent(
@@ -136,7 +109,7 @@ def _seed_sent(
 ) -> bytes:
     """The seed that user i sends to server j in a recorded run, opened with that server's key."""
     with pytest.MonkeyPatch.context() as patch:
-        Recorded().install(patch)
+        recorded().install(patch)
         sent, _ = _shares_run(make, parties, inputs, servers)
         session = make(len(inputs), D, servers=servers, keys=parties, nonce=b"n" * 32).session
     server = FIRST_SERVER + j
@@ -189,15 +162,15 @@ def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(
             recorded.install(patch)
             return _secagg_run(make_secagg, parties, inputs, dropped)
 
-    plain, total, pairs = view(first, Recorded())
+    plain, total, pairs = view(first, recorded())
     # Along the path 0 - 1 - 2 - 3 of honest survivors, pass the differences on.
     pads, carried = {}, np.zeros(D, np.uint64)
     for i, j in itertools.pairwise(honest):
         carried = carried + first[i] - second[i]
         pads[pairs[i, j]] = _words(pairs[i, j]) + carried
     assert all(corrupt not in pair and dropped not in pair for pair in itertools.pairwise(honest))
-    replaced, same_total, _ = view(second, Recorded(pads))
+    replaced, same_total, _ = view(second, recorded(pads))
     assert replaced == plain
     assert np.array_equal(same_total, total)
     assert np.array_equal(total, first[:5].sum(0))
-    assert view(second, Recorded())[0] != plain
+    assert view(second, recorded())[0] != plain

@@ -7,14 +7,13 @@ on the part's 32 random bytes alone (a random oracle); every byte it sees stays 
 
 import functools
 import hashlib
-import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from tests.train_distributed.secure_sum.randomness import REAL_STREAM, Recorded, Tap, Words
 from train_distributed.secure_sum import keys, prg, replicated
 from train_distributed.secure_sum.keys import PrivateKeys, open_seal
 from train_distributed.secure_sum.parties import FIRST_SERVER
@@ -24,26 +23,15 @@ from train_distributed.secure_sum.tally import tally
 from train_distributed.secure_sum.wire import payload_of
 
 W, D = 4, 6
-Words = NDArray[np.uint64]
-REAL_STREAM, REAL_BYTES = prg.stream, secrets.token_bytes
 
 
 def _recorded(patch: pytest.MonkeyPatch, pads: dict[bytes, Words]) -> None:
     """The same seeds in every run; some streams replaced; hashes of the last part by its salt."""
-    count = itertools.count(1)
-
-    def stream(seed: bytes, length: int) -> Iterator[tuple[slice, Words]]:
-        if seed in pads:
-            yield slice(0, length), pads[seed]
-        else:
-            yield from REAL_STREAM(seed, length)
 
     def oracle(self: Replicated, user: int, part: int, content: bytes) -> bytes:
         return hashlib.sha256(bytes([user, part]) + content[:32]).digest()
 
-    for module in (keys, replicated):
-        patch.setattr(module, "new_seed", lambda: prg.derive(b"%032d" % next(count), b"recorded"))
-    patch.setattr(prg, "stream", stream)
+    Recorded((keys, replicated), pads).install(patch)
     patch.setattr(Replicated, "hash_of", oracle)
 
 
@@ -156,28 +144,15 @@ def test_hashes_tell_nothing_about_a_vector_that_could_be_guessed(
 
 def _seed_faults(make: Callable, patch: pytest.MonkeyPatch, servers: int) -> set[str]:
     """Every part but the last is 32 bytes from the system, whole, one per user and part."""
-    drawn: list[bytes] = []
-    expanded: list[bytes] = []
-
-    def draw(count: int) -> bytes:
-        drawn.append(REAL_BYTES(count))
-        return drawn[-1]
-
-    def expand(seed: bytes, length: int) -> Iterator[tuple[slice, Words]]:
-        expanded.append(bytes(seed))
-        yield from REAL_STREAM(seed, length)
-
-    patch.setattr(prg.secrets, "token_bytes", draw)
-    patch.setattr(prg, "stream", expand)
-    parties, found = make(W, D, servers), set[str]()
+    parties, tap, found = make(W, D, servers), Tap(patch), set[str]()
     carried = b""
     for user in parties.users:
         carried += b"".join(message for _, message in user.submit(np.zeros(D, np.uint64)))
-    if not set(expanded) <= {seed for seed in drawn if len(seed) == 32}:
+    if not set(tap.expanded) <= {seed for seed in tap.drawn if len(seed) == 32}:
         found.add("a seed is not 32 bytes from the operating system")
-    if len(set(expanded)) != (servers - 1) * W:
+    if len(set(tap.expanded)) != (servers - 1) * W:
         found.add("a seed is used twice")
-    if any(seed in carried for seed in expanded):
+    if any(seed in carried for seed in tap.expanded):
         found.add("a seed travels in clear")
     return found
 

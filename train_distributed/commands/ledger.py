@@ -14,8 +14,7 @@ from train_distributed.privacy.promise import Unit
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.ledger.entry import Limit
     from train_distributed.ledger.ledger import Ledger
-    from train_distributed.ledger.state import Record, State
-    from train_distributed.ledger.total import Total
+    from train_distributed.ledger.state import Record, State, Total
 
 REPORTS = ("report.json", "evaluation.json")  # of results that name a ledger
 KindName = Literal["release", "evaluation", "re-release"]

@@ -1,7 +1,7 @@
 """Privacy spent on private rows: every sum over them is reserved here before its noise.
 
 One ledger is kept next to one set of private rows, and **all that is in it adds up**, except for
-parts of one split (see `ledger_total`): a set that was embedded again, cut or copied holds the same
+parts of one split (see `state.Total`): a set that was embedded again, cut or copied holds the same
 people, whatever its hash. What is reserved counts as spent from then on: a crash between here and
 the result loses an allowance, never an entry.
 
@@ -17,8 +17,7 @@ from typing import Any
 from train_distributed.ledger.entry import PARTS, Entry, Kind, Limit, to_words
 from train_distributed.ledger.file import LedgerFile, Writer, is_ledger, locked_directories
 from train_distributed.ledger.line import Line
-from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, entry_id
-from train_distributed.ledger.total import Total
+from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, Total, entry_id
 from train_distributed.privacy.promise import Unit
 
 __all__ = ["Entry", "Ledger", "Limit"]

@@ -86,21 +86,15 @@ class Guarantee:
             Ten users of 50 rows, half of them honest; a record moves a submission by 2:
 
             >>> import torch
-            >>> class Submission:
-            ...     compositions = 1
-            ...
-            ...     def record_sensitivity(self, sizes):
-            ...         return 2.0
-            ...
-            ...     def user_sensitivity(self, sizes):
-            ...         return 2.0 * sizes
-            ...
-            ...     def zero_out_sensitivity(self, sizes):
-            ...         return 1.0
-            ...
-            ...     def user_zero_out(self, sizes):
-            ...         return 1.0 * sizes
-            >>> guarantee = Guarantee.of(torch.full((10,), 50), Submission(), Privacy(1.0, 1e-5))
+            >>> from types import SimpleNamespace
+            >>> submission = SimpleNamespace(
+            ...     compositions=1,
+            ...     record_sensitivity=lambda sizes: 2.0,
+            ...     user_sensitivity=lambda sizes: 2.0 * sizes,
+            ...     zero_out_sensitivity=lambda sizes: 1.0,
+            ...     user_zero_out=lambda sizes: 1.0 * sizes,
+            ... )
+            >>> guarantee = Guarantee.of(torch.full((10,), 50), submission, Privacy(1.0, 1e-5))
             >>> guarantee.honest
             5
             >>> f"{guarantee.sensitivity:.4f} {guarantee.noise_multiplier:.4f}"

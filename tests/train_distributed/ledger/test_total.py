@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed import accounting
 from train_distributed.ledger.entry import Entry, gaussian_fields
-from train_distributed.ledger.total import Total
+from train_distributed.ledger.state import Total
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 from train_distributed.privacy.integer_gaussian import calibrate
 

@@ -28,7 +28,7 @@ from train_distributed.flower.documents.sessions import SESSION, sessions_used
 from train_distributed.flower.documents.state import party_state
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import TOLERANCE, Ledger
-from train_distributed.ledger.total import Total
+from train_distributed.ledger.state import Total
 from train_distributed.privacy.promise import Privacy, Unit
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER

@@ -24,7 +24,7 @@ from train_distributed.flower.documents.ledger import (
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.ledger.entry import Entry, Limit
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.ledger.total import Total
+from train_distributed.ledger.state import Total
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal
 

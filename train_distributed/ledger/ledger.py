@@ -53,7 +53,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *near: Path) -> "Ledger":
-        """The ledger in this file; `near` it, no other one may count the same rows.
+        """The ledger in this file; no other one in its directory, or those `near`, has its rows.
 
         Raises:
             ValueError: its chain is broken, or it is no ledger.

@@ -102,7 +102,7 @@ class ReplicaServer:
         return write(session, Kind.HOLDING, self._server, EVERYONE, payload, signing)
 
     def settle(self, lost: Collection[int] = ()) -> frozenset[int]:
-        """Ends a round: adds the users whom all servers hold alike, and forgets and returns others.
+        """Ends a round: adds the users whom all servers hold alike, returns and forgets others.
 
         It goes on without the servers that are `lost`, at most one in a session.
 

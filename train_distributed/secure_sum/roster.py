@@ -197,7 +197,7 @@ class Mail:
             self.hashes[slots] = shown[begin[deals] + HASHES.start]
 
     def inbox(self, user: int, among: NDArray[np.bool_]) -> bytes:
-        """Packets for a user from those `among` (w,) the places, joined by rising sender."""
+        """Packets for a user, joined by rising sender, from the places in `among`, (w,) bool."""
         edges = self._roster.edges(user)
         inward = self._inward[edges]
         first, last = inward[0], inward[-1]

@@ -57,8 +57,8 @@ Vector = NDArray[np.uint64] | Callable[[], NDArray[np.uint64]]
 class SecAggUser:
     """Answers each of the server's messages once, in order.
 
-    Nothing about the vector, (d,) uint64, leaves before MASKED: only then is it asked for if it is
-    what makes it, after the session has been claimed in the journal.
+    The vector is (d,) uint64, or a function that makes it. Nothing about it leaves before MASKED:
+    only then is the function called, after the session has been claimed in the journal.
 
     Raises:
         ValueError: a vector that is not (d,) uint64.

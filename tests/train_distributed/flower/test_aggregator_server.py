@@ -178,7 +178,7 @@ def test_aggregators_killed_again_and_again_lose_nothing(
     """`load_shares.py` in small: it raises unless the sum is that of the acknowledged reports."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     options = argparse.Namespace(
-        aggregators=3,
+        adders=3,
         components=20,
         classes=5,
         bits=32,

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,6 +50,17 @@ class SecAggParties(Signing):
     setup: SecAgg
     users: list[SecAggUser]
     server: SecAggServer
+
+    def questions(self, kind: Kind) -> Mapping[int, bytes]:
+        """User -> the server's message of this kind, all before it being answered."""
+        answers = [user.start() for user in self.users]
+        while True:
+            for answer in answers:
+                self.server.receive(answer)
+            questions = self.server.advance()
+            if questions[0][5] == kind:
+                return questions
+            answers = [self.users[i].receive(q) for i, q in questions.items()]
 
 
 @pytest.fixture

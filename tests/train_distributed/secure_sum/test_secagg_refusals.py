@@ -10,22 +10,9 @@ from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.wire import OVERHEAD, Kind
 
 
-def _to_unmask(parties):
-    """Runs protocol B up to the last question; returns it for every user."""
-    answers = [user.start() for user in parties.users]
-    questions = {}
-    for _ in range(4):
-        for answer in answers:
-            parties.server.receive(answer)
-        questions = parties.server.advance()
-        if questions[0][5] != Kind.UNMASK:
-            answers = [parties.users[i].receive(q) for i, q in questions.items()]
-    return questions
-
-
 def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> None:
     parties = make_secagg(np.zeros((5, 3), np.uint64))
-    question = _to_unmask(parties)[0]
+    question = parties.questions(Kind.UNMASK)[0]
     session, size = parties.setup.session, len(question) - OVERHEAD
     payload = question[54 : 54 + size]
     assert payload[:2] == session.bitmap(range(5)) + session.bitmap([])
@@ -55,17 +42,10 @@ def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> Non
 
 def test_survivors_must_be_enough_and_include_the_user(make_secagg: Callable) -> None:
     parties = make_secagg(np.zeros((5, 3), np.uint64), minimum=4)
-    session = parties.setup.session
-    answers = [user.start() for user in parties.users]
-    for _ in range(2):
-        for answer in answers:
-            parties.server.receive(answer)
-        answers = [parties.users[i].receive(q) for i, q in parties.server.advance().items()]
-    for users, error in [
-        ((0, 1, 2), errors.TooFewUsers),
-        ((1, 2, 3, 4), errors.SetMismatch),
-    ]:
-        question = parties.sign(Kind.SURVIVORS, SERVER, 0, session.bitmap(users))
+    parties.questions(Kind.SURVIVORS)
+    for users, error in [((0, 1, 2), errors.TooFewUsers), ((1, 2, 3, 4), errors.SetMismatch)]:
+        bitmap = parties.setup.session.bitmap(users)
+        question = parties.sign(Kind.SURVIVORS, SERVER, 0, bitmap)
         with pytest.raises(error):
             parties.users[0].receive(question)
     early = parties.sign(Kind.UNMASK, SERVER, 0, bytes(2))

@@ -126,6 +126,10 @@ def test_no_secret_is_shown_to_who_lists_processes(started: list) -> None:
 
     def masks_of(user: int) -> bytes:
         proc = Path(f"/proc/{started[0].pid}")
+        for _ in range(500):  # until the child has become the server
+            if b"serve()" in (proc / "cmdline").read_bytes():
+                break
+            time.sleep(0.01)
         shown.append(b"".join((proc / name).read_bytes() for name in ("cmdline", "environ")))
         return _own_mask(user)
 

@@ -226,7 +226,7 @@ def conditioned(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
 def linear_discriminant(means: Tensor, covariance: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """(q, K) Σ⁻¹μ_k and (K,) log π_k − ½ μ_kᵀ Σ⁻¹ μ_k: Bayes' rule for Gaussian classes.
 
-    Of (q, K) means μ, the (q, q) covariance Σ of every class, and (K,) shares π.
+    For (q, K) means μ, the (q, q) covariance Σ of every class, and (K,) shares π.
     """
     directions = torch.linalg.solve(covariance, means)
     return directions, shares.log() - 0.5 * (means * directions).sum(0)

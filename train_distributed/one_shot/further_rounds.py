@@ -161,8 +161,8 @@ class Descent:
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Descent":
         """With one more round; one that overshot does not count, and further steps are shorter.
 
-        `total` is the (d K,) noised sum of `gradient` over users of n `rows`, the noise
-        that of an entry.
+        `total` is the (d K,) noised sum of gradients over n `rows`; `noise_std` is that of an
+        entry.
         """
         position, gradient = (
             self.rows_basis.mT @ each @ self.class_basis

@@ -42,7 +42,7 @@ def released_encoder(
 def named_encoder(
     needed: Encoding, *, name: str | None = None, weights: str | None = None
 ) -> Encoder:
-    """Encoder of a model by a name and its weights; None: as `needed`, which it must be, says.
+    """Encoder by its name and weights; None: those that the model needs.
 
     Raises ValueError where the name is not enough, or it is another encoder.
     """

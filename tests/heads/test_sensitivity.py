@@ -43,11 +43,8 @@ HEADS = {
     "softmax-3": partial(SoftmaxHead, num_classes=3),
     "softmax-5": partial(SoftmaxHead, num_classes=5),
 }
-# Five classes take half of all the time.
-FEW = [name for name in HEADS if name != "softmax-5"]
-NAMES = [*FEW, pytest.param("softmax-5", marks=pytest.mark.slow)]
-# what the search must reach somewhere; otherwise it is too weak to mean anything
-REACHED = {
+NAMES = [*list(HEADS)[:-1], pytest.param("softmax-5", marks=pytest.mark.slow)]  # half of the time
+REACHED = {  # somewhere by the search; otherwise it is too weak to mean anything
     "svm": 0.99,
     "svm-sharp": 0.99,
     "svm-soft": 0.74,  # at w = 0 the slope is (1 + h)/(2h), not 1
@@ -236,9 +233,6 @@ def test_one_vs_rest_moves_every_class_at_once(name: str) -> None:
         assert jointly >= 0.99 * REACHED[name] * math.sqrt(classes) * head.sensitivity(6)
 
 
-# Wrong variants: the same search must catch each of them.
-
-
 def plain_sgd(
     head: Head,
     x: Tensor,
@@ -251,7 +245,7 @@ def plain_sgd(
     first: int = 1,
     curvature: float = 1.0,
 ) -> Tensor:
-    """Algorithm 1/2 for users of one size, with a switch for every known mistake."""
+    """Algorithm 1/2 with a switch for every known mistake, which the same search must catch."""
     n = x.shape[1]
     nominal = min(batch_size, n)
     starts = list(range(0, n, nominal))

@@ -26,7 +26,7 @@ TEXTS = (
     *("method", "noise", "result", "reference"),
 )
 SMALLEST = 1e-300  # μ² that doubles hold well
-SLACK = 1e-9  # relative: what a stated ε and one computed from its noise may differ by
+TOLERANCE = 1e-9  # relative: by which a stated ε and one computed from its noise may differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Entry:
 
     def _holds(self) -> bool:
         """Whether the noise gives the stated ε at the stated δ."""
-        left = self.epsilon * (1 + SLACK) - 2 * self.zeta
+        left = self.epsilon * (1 + TOLERANCE) - 2 * self.zeta
         if math.isinf(self.mu) or not left > 0:
             return math.isinf(left)
         found = accounting.delta(left, 1 / math.sqrt(self.cost.squared_mu))

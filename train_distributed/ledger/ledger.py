@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train_distributed.ledger.entry import PARTS, Entry, Kind, Limit, to_words
+from train_distributed.ledger.entry import PARTS, TOLERANCE, Entry, Kind, Limit, to_words
 from train_distributed.ledger.file import LedgerFile, Writer, is_ledger, locked_directories
 from train_distributed.ledger.line import Line
 from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, Total, entry_id
@@ -24,7 +24,6 @@ __all__ = ["Entry", "Ledger", "Limit"]
 
 NONE = "none"  # what `--ledger` is given to keep none, and what a report then says
 SUFFIX = ".ledger"
-TOLERANCE = 1e-9  # relative: a limit admits just what it says, whose ε is computed from its noise
 
 
 class Ledger:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from heads.rows import SLACK
 from train_distributed.partition import Partition
-
-_NORM_SLACK = 1e-12  # of norms in float64; far less than the solver's tolerance, which is charged
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ class Nodes:
         if not bool((self.y.abs() == 1).all()):
             raise ValueError(f"labels must be -1 or +1, got {float(self.y[self.y.abs() != 1][0])}")
         norm = float(self.x.norm(dim=-1).max())  # NaN fails the comparison
-        if not norm <= 1 + _NORM_SLACK:
+        if not norm <= 1 + SLACK:
             raise ValueError(f"rows must be finite with norm <= 1, got norm {norm}")
 
     @property

@@ -1,0 +1,67 @@
+"""Times and bytes of PINE at one user and at each aggregator; memory over many reports.
+
+OMP_NUM_THREADS=1 python tests/benchmarks/bench_proofs.py
+"""
+
+import json
+import platform
+import resource
+import secrets
+import time
+from importlib.metadata import version
+
+import numpy as np
+
+from train_distributed.proofs import field
+from train_distributed.proofs.pine import NONCE_BYTES, Pine
+from train_distributed.proofs.soundness import forgery_log2
+
+DIMENSION, NORM_BOUND, REPORTS = 9546, 2**30, 200
+
+
+def main() -> None:
+    """Prints medians over all reports, and the peak of memory after the first and the last."""
+    pine = Pine.for_bound(dimension=DIMENSION, norm_bound=NORM_BOUND)
+    generator, key = np.random.default_rng(0), secrets.token_bytes(32)
+    seconds: dict[str, list[float]] = {"user": [], "leader": [], "helper": [], "message": []}
+    totals, expected = [np.zeros(DIMENSION, np.uint64)] * 2, np.zeros(DIMENSION, np.int64)
+    memory, sent = [], 0
+    for _ in range(REPORTS):
+        vector = generator.normal(size=DIMENSION)
+        vector = np.trunc(vector / np.linalg.norm(vector) * NORM_BOUND).astype(np.int64)
+        nonce, times = secrets.token_bytes(NONCE_BYTES), [time.perf_counter()]
+        public, shares = pine.shard(vector, nonce)
+        times.append(time.perf_counter())
+        states = []
+        for j in range(2):
+            states.append(pine.prepare_init(key, j, nonce, public, shares[j]))
+            times.append(time.perf_counter())
+        message = pine.prepare_message(states[0][1], states[1][1])
+        outs = [pine.prepare_next(state, message) for state, _ in states]
+        totals = [field.add(total, out) for total, out in zip(totals, outs, strict=True)]
+        times.append(time.perf_counter())
+        for name, spent in zip(seconds, np.diff(times), strict=True):
+            seconds[name].append(spent)
+        expected, sent = expected + vector, 2 * len(public) + sum(map(len, shares))
+        memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    assert (pine.unshard(*totals) == expected).all()
+    found = {
+        "dimension": DIMENSION,
+        "norm_bound": NORM_BOUND,
+        "reports": REPORTS,
+        "milliseconds, median (quartiles)": {
+            name: [round(1000 * float(q), 2) for q in np.quantile(spent, (0.5, 0.25, 0.75))]
+            for name, spent in seconds.items()
+        },
+        "bytes a report": sent,
+        "bytes over the vector's": round(sent / (8 * DIMENSION), 3),
+        "MiB at the peak after the 10th and the last report": [memory[9], memory[-1]],
+        "log2 of a forgery": round(forgery_log2(pine.layout, pine.circuits), 2),
+        "python, numpy": [platform.python_version(), version("numpy")],
+        "machine": platform.machine(),
+    }
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

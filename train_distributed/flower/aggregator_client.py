@@ -22,9 +22,11 @@ from train_distributed.secure_sum.aggregator import (
     answer_bytes,
     write_order,
 )
+from train_distributed.secure_sum.errors import BadSignature
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
 from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.reports import check_acknowledgement
 from train_distributed.secure_sum.window import Window
 
 SECONDS = 60.0  # for one answer
@@ -92,8 +94,7 @@ class Aggregators:
         users = [user for user in reports if user not in refused]
         requests = [REPORT + reports[user][last] + receipts[user] for user in users]
         for user, answer in zip(users, self._asked(last, requests), strict=True):
-            if answer[:1] != DONE:
-                refused[user] = f"{self._call(last)}: {safe(answer[1:])}"
+            self._held(last, user, reports[user][last], answer, refused)
         return refused
 
     def seeds(
@@ -112,11 +113,22 @@ class Aggregators:
                 aggregator, [REPORT + reports[user][aggregator] for user in users]
             )
             for user, answer in zip(users, answers, strict=True):
-                if answer[:1] == DONE:
-                    receipts[user] += answer[1:]
-                else:
-                    refused[user] = f"{self._call(aggregator)}: {safe(answer[1:])}"
+                message = reports[user][aggregator]
+                receipts[user] += self._held(aggregator, user, message, answer, refused)
         return refused, receipts
+
+    def _held(
+        self, aggregator: int, user: int, message: bytes, answer: bytes, refused: dict[int, str]
+    ) -> bytes:
+        """The receipt in an answer, or why there is none, written down for this user."""
+        if answer[:1] != DONE:
+            refused[user] = f"{self._call(aggregator)}: {safe(answer[1:])}"
+            return b""
+        try:
+            return check_acknowledgement(self._window, aggregator, user, message, answer[1:])
+        except BadSignature as error:
+            refused[user] = f"{self._call(aggregator)}: {error}"
+            return b""
 
     def status(self, keys: PrivateKeys) -> dict[int, str]:
         """Status line of each aggregator; `keys` are the operator's."""

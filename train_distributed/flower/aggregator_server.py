@@ -4,36 +4,34 @@
     request   "r" report, receipts | "o" order
     answer    "d" receipt or what was ordered | "r" why it is refused
 
-What has arrived by the time the last batch is on the disk is the next batch: one wait for the disk
-for all of it. Checks may be spread over processes, each with a slice of the batch's users, whose
-small sums are added here. Reports are signed and sealed, so the line needs no secrecy of its own;
-with a certificate it is TLS, which also hides who reports.
+What has arrived by the time the last batch is on the disk is the next batch, one request of each
+connection in turn: one wait for the disk for all of it. When there are more connections than files
+may be open, the address with most of them loses its most idle one. Reports are signed and sealed,
+so the line needs no secrecy of its own; with a certificate it is TLS, which also hides who reports.
 """
 
 import asyncio
-import multiprocessing
-import os
+import resource
+import socket
 import ssl
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Callable
 
 from train_distributed.flower.transport.frames import LENGTH
-from train_distributed.flower.transport.sandbox import leash
-from train_distributed.secure_sum.aggregator import Aggregator, Check, request_bytes
-from train_distributed.secure_sum.reports import Checked, Checker
+from train_distributed.secure_sum.aggregator import Aggregator, request_bytes
 from train_distributed.secure_sum.session import Agreement
 
 REPORT, ORDER = b"r", b"o"
-MOST_LINES = 4096  # connections at once
+MOST_LINES = 4096  # connections at once, if the process may open as many files
+OTHER_FILES = 128  # that stay for the state, and for connections that are being accepted
+HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 120.0  # without a whole request
 BATCH_REQUESTS, BATCH_BYTES = 1024, 2**23
-WAITING_BYTES = 2**25  # beyond, nobody's requests are read for a while
-UNREAD_BYTES = 2**20  # of answers that somebody does not fetch
+REQUEST_BYTES = 256  # that a waiting request takes besides its own
+LINE_REQUESTS = 256  # of one connection that wait; beyond, it is not read for a while
+WAITING_BYTES = 2**25  # of all connections that wait; beyond, none is read
+UNREAD_BYTES = 2**17  # of answers that somebody does not fetch
 
 
 async def serve(
@@ -44,7 +42,7 @@ async def serve(
     tls: ssl.SSLContext | None,
     ready: Callable[[int], None],
 ) -> None:
-    """Serves until the disk or the clock fails.
+    """Serves until the disk fails.
 
     Args:
         aggregator: what answers.
@@ -56,34 +54,68 @@ async def serve(
 
     Raises:
         OSError: the address is taken, or the state cannot be written.
-        ValueError: the clock has gone back.
     """
     queue = _Queue(aggregator, 1 + request_bytes(window))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Line(queue), host, port, ssl=tls, backlog=1024)
-    async with server:
-        ready(server.sockets[0].getsockname()[1])
-        await queue.work()
+    family, _, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    with socket.create_server(address, family=family, backlog=1024) as listener:
+        listener.setblocking(False)
+        ready(listener.getsockname()[1])
+        accepting = asyncio.create_task(_accept(queue, listener, tls))
+        try:
+            await queue.work()
+        finally:
+            accepting.cancel()
+            for line in list(queue.lines):
+                line.close()
+
+
+async def _accept(queue: "_Queue", listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+    """Lets everybody in; when there are too many, somebody else leaves."""
+    loop, (files, _) = asyncio.get_running_loop(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = MOST_LINES if files < 0 else max(1, files - OTHER_FILES)
+    while True:
+        try:
+            connection, address = await loop.sock_accept(listener)
+        except OSError:  # hung up already, or no more files
+            await asyncio.sleep(0.1)
+            continue
+        queue.lines.add(line := _Line(queue, str(address[0])))
+        line.begin(connection, tls)
+        if len(queue.lines) > min(MOST_LINES, room):
+            queue.crowded_out().close()
+        await asyncio.sleep(0)  # so that whoever leaves is gone before the next one comes
 
 
 class _Queue:
-    """Requests in the order of their arrival, and the aggregator that answers them."""
+    """Requests of all connections, one of each in turn, and the aggregator that answers them."""
 
     def __init__(self, aggregator: Aggregator, largest: int) -> None:
         self._aggregator, self.largest = aggregator, largest
         self.lines: set[_Line] = set()
-        self._requests: deque[tuple[_Line, bytes]] = deque()
+        self._turns: deque[_Line] = deque()  # connections with requests
         self._bytes, self._paused = 0, set[_Line]()
         self._there = asyncio.Event()
 
     def put(self, line: "_Line", request: bytes) -> None:
         """A whole request."""
-        self._requests.append((line, request))
-        self._bytes += len(request)
-        if self._bytes > WAITING_BYTES:
-            line.transport.pause_reading()
-            self._paused.add(line)
+        if not line.waiting:
+            self._turns.append(line)
+        line.waiting.append(request)
+        self._bytes += REQUEST_BYTES + len(request)
         self._there.set()
+
+    def full(self, line: "_Line") -> bool:
+        """Whether no more is taken of this connection for now; `work` goes on with it."""
+        if len(line.waiting) < LINE_REQUESTS and self._bytes <= WAITING_BYTES:
+            return False
+        self._paused.add(line)
+        return True
+
+    def crowded_out(self) -> "_Line":
+        """Of the address that has most connections the one that has been idle for longest."""
+        count = Counter(line.address for line in self.lines)
+        return max(self.lines, key=lambda line: (count[line.address], -line.last))
 
     async def work(self) -> None:
         """Answers, batch by batch."""
@@ -94,27 +126,31 @@ class _Queue:
             except TimeoutError:
                 sweep = 0.0
             self._answer(self._batch())
-            if not self._requests:
+            if not self._turns:
                 self._there.clear()
             if self._bytes <= WAITING_BYTES // 2:
-                for line in self._paused & self.lines:
-                    line.transport.resume_reading()
-                self._paused.clear()
+                for line in [line for line in self._paused if not line.waiting]:
+                    self._paused.discard(line)
+                    line.go_on()
             if time.monotonic() > sweep:
                 sweep = time.monotonic() + IDLE_SECONDS
                 for line in [line for line in self.lines if line.idle()]:
-                    line.transport.abort()
+                    line.close()
             await asyncio.sleep(0)  # read what has come meanwhile
 
     def _batch(self) -> list[tuple["_Line", bytes]]:
-        """Reports up to the next order, or that order."""
+        """Reports, one of each connection in turn, up to the next order; or that order."""
         batch, size = [], 0
-        while self._requests and len(batch) < BATCH_REQUESTS and size < BATCH_BYTES:
-            order = self._requests[0][1][:1] != REPORT
+        while self._turns and len(batch) < BATCH_REQUESTS and size < BATCH_BYTES:
+            line = self._turns[0]
+            order = line.waiting[0][:1] != REPORT
             if order and batch:
                 break
-            batch.append(self._requests.popleft())
-            size += len(batch[-1][1])
+            self._turns.popleft()
+            batch.append((line, line.waiting.popleft()))
+            size += REQUEST_BYTES + len(batch[-1][1])
+            if line.waiting:
+                self._turns.append(line)
             if order:
                 break
         self._bytes -= size
@@ -125,7 +161,7 @@ class _Queue:
         if batch and batch[0][1][:1] == ORDER:
             answers = [self._aggregator.order(requests[0])]
         elif batch and batch[0][1][:1] != REPORT:
-            batch[0][0].transport.abort()
+            batch[0][0].close()
             return
         else:
             answers = self._aggregator.take(requests)
@@ -134,92 +170,87 @@ class _Queue:
 
 
 class _Line(asyncio.Protocol):
-    """One connection."""
+    """One connection, from the moment it is accepted."""
 
-    transport: asyncio.Transport
+    def __init__(self, queue: _Queue, address: str) -> None:
+        self.address, self.last = address, time.monotonic()
+        self.waiting: deque[bytes] = deque()
+        self._queue, self._content = queue, bytearray()
+        self._transport: asyncio.Transport | None = None
 
-    def __init__(self, queue: _Queue) -> None:
-        self._queue, self._content, self._last = queue, bytearray(), time.monotonic()
+    def begin(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Shakes hands, where there is a certificate, and reads."""
+        self._beginning = asyncio.create_task(self._connect(connection, tls))
+
+    async def _connect(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        seconds = None if tls is None else HANDSHAKE_SECONDS
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                lambda: self, connection, ssl=tls, ssl_handshake_timeout=seconds
+            )
+        except OSError:
+            self._queue.lines.discard(self)
+        except asyncio.CancelledError:
+            connection.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Lets it in, or closes it."""
+        """Keeps the transport."""
         assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._queue.lines.add(self)
-        if len(self._queue.lines) > MOST_LINES:
-            transport.abort()
+        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets it; what it sent whole is taken all the same."""
         self._queue.lines.discard(self)
 
+    def close(self) -> None:
+        """Ends it at once."""
+        self._queue.lines.discard(self)
+        if self._transport is None:
+            self._beginning.cancel()
+        else:
+            self._transport.abort()
+
     def data_received(self, data: bytes) -> None:
-        """Hands on whole requests; a length beyond what any request has ends the connection."""
+        """Takes the next bytes; a length beyond what any request has ends the connection."""
         self._content += data
-        while len(self._content) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._content)
+        self._take()
+
+    def go_on(self) -> None:
+        """Hands on what waited here, and reads again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._take()
+
+    def _take(self) -> None:
+        """Hands on whole requests, up to what may wait."""
+        begin = 0
+        while len(self._content) - begin >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._content, begin)
+            end = begin + LENGTH.size + length
             if not 0 < length <= self._queue.largest:
-                self.transport.abort()
+                self.close()
                 return
-            end = LENGTH.size + length
             if len(self._content) < end:
-                return
-            self._last = time.monotonic()
-            self._queue.put(self, bytes(self._content[LENGTH.size : end]))
-            del self._content[:end]
+                break
+            if self._queue.full(self):
+                assert self._transport is not None
+                self._transport.pause_reading()
+                break
+            self.last = time.monotonic()
+            self._queue.put(self, bytes(self._content[begin + LENGTH.size : end]))
+            begin = end
+        del self._content[:begin]
 
     def send(self, answer: bytes) -> None:
         """Sends an answer, unless earlier ones pile up unread."""
-        if self.transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
             return
-        if self.transport.get_write_buffer_size() > UNREAD_BYTES:
-            self.transport.abort()
+        if self._transport.get_write_buffer_size() > UNREAD_BYTES:
+            self.close()
             return
-        self.transport.write(LENGTH.pack(len(answer)) + answer)
+        self._transport.write(LENGTH.pack(len(answer)) + answer)
 
     def idle(self) -> bool:
         """Whether no whole request has come for long."""
-        return time.monotonic() - self._last > IDLE_SECONDS
-
-
-@contextmanager
-def spread(check: Checker, processes: int) -> Iterator[Check]:
-    """Spreads a check over processes, each of which takes a slice of the messages.
-
-    Raises:
-        ValueError: processes < 1.
-    """
-    if processes < 1:
-        raise ValueError(f"processes must be >= 1, got {processes}")
-    if processes == 1:
-        yield check
-        return
-    fork = multiprocessing.get_context("fork")  # before there is any thread; keys are not sent
-    begin = (check, os.getpid())
-    with ProcessPoolExecutor(processes, fork, initializer=_begin, initargs=begin) as pool:
-        list(pool.map(_slice, [[]] * processes))  # starts them
-        yield partial(_spread, pool, processes)
-
-
-def _spread(pool: ProcessPoolExecutor, processes: int, messages: Sequence[bytes]) -> Checked:
-    try:
-        slices = list(pool.map(_slice, [messages[p::processes] for p in range(processes)]))
-    except BrokenProcessPool as error:
-        raise OSError("all processes of an aggregator must run, one was killed") from error
-    found = [slices[place % processes].found[place // processes] for place in range(len(messages))]
-    total = slices[0].total
-    for each in slices[1:]:
-        total += each.total
-    return Checked(found, total)
-
-
-_checks: list[Checker] = []  # of a process of the pool
-
-
-def _begin(check: Checker, parent: int) -> None:
-    leash(parent)
-    _checks.append(check)
-
-
-def _slice(messages: Sequence[bytes]) -> Checked:
-    return _checks[0](messages)
+        return time.monotonic() - self.last > IDLE_SECONDS

@@ -1,7 +1,8 @@
 """One aggregator of a window: takes reports in batches, commits to one set, opens its sum once.
 
-It never raises for what arrives: it answers. What it raises ends the process: its disk or its clock
-fails. Then it is started again, and nothing that it acknowledged is lost.
+It never raises for what arrives: it answers. What it raises ends the process: its disk fails. Then
+it is started again, and nothing that it acknowledged is lost. A report that comes outside the
+window, by its clock, is refused, whatever the clock said before: the next one may be taken.
 
 The operator orders (signed with the key of the first aggregator, which is its own): STATUS; COMMIT,
 to the last aggregator, which then takes no more reports and signs the set it holds, and with that
@@ -39,6 +40,7 @@ from train_distributed.secure_sum.reports import (
     Checker,
     Part,
     Receipts,
+    acknowledge,
     message_bytes,
 )
 from train_distributed.secure_sum.session import Agreement, count_in, set_bytes
@@ -74,7 +76,6 @@ class Aggregator:
             raise ValueError(
                 f"keys must be those of aggregator {aggregator - FIRST_SERVER} of the window"
             )
-        reports.check_clock(clock())
         self._window, self._aggregator, self._keys = window, aggregator, keys
         self._reports, self._clock = reports, clock
         self._check = Checker(window, aggregator, keys) if check is None else check
@@ -84,8 +85,9 @@ class Aggregator:
         """Takes reports, each with its receipts; all that it accepts are on the disk afterwards.
 
         Returns:
-            For each DONE and this aggregator's receipt, or REFUSED and why. A report that is held
-            already is acknowledged again; another one of the same user is refused.
+            For each DONE, this aggregator's signed acknowledgement and its receipt, or REFUSED and
+            why. A report that is held already is acknowledged again; another one of the same user
+            is refused.
         """
         answers = [b""] * len(requests)
         rounds: list[dict[int, int]] = []  # of a user's messages the first, the second, ...
@@ -109,7 +111,6 @@ class Aggregator:
 
     def _add(self, batch: list[bytes], places: list[int], answers: list[bytes]) -> None:
         now = self._clock()
-        self._reports.check_clock(now)
         closed = self._shut(now)
         if closed:
             for place in places:
@@ -121,7 +122,7 @@ class Aggregator:
             self._reports.add(parts, checked.total, now)
         for place, found in zip(places, checked.found, strict=True):
             if isinstance(found, Part):
-                answers[place] = self._done(found.user, found.tag)
+                answers[place] = self._done(found.user, found.tag, found.message)
             else:
                 answers[place] = REFUSED + found.encode()[:_REFUSAL_BYTES]
 
@@ -139,11 +140,12 @@ class Aggregator:
         sent = request[: message_bytes(self._window, self._aggregator)]
         if hashlib.sha256(sent).digest() != message:
             return _refusal(ReplayedMessage(f"user {user} must report once, has another report"))
-        return self._done(user, tag)
+        return self._done(user, tag, message)
 
-    def _done(self, user: int, tag: bytes) -> bytes:
+    def _done(self, user: int, tag: bytes, message: bytes) -> bytes:
+        signed = acknowledge(self._window, user, message, self._keys)
         last = self._aggregator == self._window.last
-        return DONE + (b"" if last else self._receipts.give(user, tag))
+        return DONE + signed + (b"" if last else self._receipts.give(user, tag))
 
     def order(self, message: bytes) -> bytes:
         """Does what the operator has signed; DONE and the answer, or REFUSED and why."""

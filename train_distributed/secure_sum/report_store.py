@@ -28,7 +28,6 @@ from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
 from train_distributed.store.database import Database, make_durable
 
 FILE, LAYOUT = "holdings.sqlite", 1
-CLOCK_SECONDS = 2.0  # that a clock may be set back while it is kept right
 _STATE = ("session", "adder", "clock", "closed", "reports", "mark", "total", "commit", "open")
 _COLUMNS = ", ".join(f'"{name}"' for name in _STATE)
 _MODULUS = 1 << 256
@@ -40,7 +39,7 @@ class _State:
 
     session: bytes
     adder: int  # number of the aggregator; the column keeps its name
-    clock: float  # seconds since 1970 at the last batch
+    clock: float  # seconds since 1970 at the latest batch; kept, decides nothing
     closed: int
     reports: int
     mark: bytes  # sum of the rows' hashes
@@ -115,12 +114,6 @@ class ReportStore:
         with self._database.errors():
             query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
             return query.fetchone()[0]
-
-    def check_clock(self, now: float) -> None:
-        """Raises ValueError where the clock has gone back since something was written."""
-        if now < self._state.clock - CLOCK_SECONDS:
-            back = self._state.clock - now
-            raise ValueError(f"clock must not go back, is {back:.0f} s before {self._path}")
 
     def add(self, parts: Sequence[Part], total: Words, now: float) -> None:
         """Adds reports of distinct users of whom none is held; durable when it returns.

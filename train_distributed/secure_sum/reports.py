@@ -10,9 +10,10 @@ so:
   aggregator over user and tag. The last aggregator takes a vector with the receipts of all others
   only. So it holds none that another lacks: its set is the intersection of all sets.
 
-A receipt's key is derived from the two aggregators' X25519 keys (static Diffie-Hellman), so that it
-costs a hash and not a signature. An aggregator that forges receipts, or forgets what it gave one
-for, ends the window at its commitment (`aggregator.py`); it opens nothing.
+Every aggregator signs its acknowledgement, so that nobody else can make a user believe that its
+report is held. A receipt's key is derived from the two aggregators' X25519 keys (static
+Diffie-Hellman), so that it costs a hash and not a signature. An aggregator that forges receipts, or
+forgets what it gave one for, ends the window at its commitment (`aggregator.py`); it opens nothing.
 """
 
 import hashlib
@@ -28,11 +29,14 @@ from pretrain import check
 from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, ProtocolError
 from train_distributed.secure_sum.keys import (
     SEAL_BYTES,
+    SIGNATURE_BYTES,
     PrivateKeys,
     agree,
     exchange_key,
     open_seal,
     seal,
+    sign,
+    verify,
 )
 from train_distributed.secure_sum.prg import (
     SEED_BYTES,
@@ -95,6 +99,31 @@ def part_bytes(window: Agreement, aggregator: int) -> int:
 def message_bytes(window: Agreement, aggregator: int) -> int:
     """Length of the message in which it comes, without receipts."""
     return OVERHEAD + TAG_BYTES + SEAL_BYTES + part_bytes(window, aggregator)
+
+
+def acknowledge(window: Agreement, user: int, message: bytes, keys: PrivateKeys) -> bytes:
+    """An aggregator's signature that it holds a user's message, of which this is the SHA-256."""
+    return sign(keys.signing, _held(window, user, message))
+
+
+def check_acknowledgement(
+    window: Window, aggregator: int, user: int, message: bytes, answer: bytes
+) -> bytes:
+    """The receipt after an acknowledgement, in an answer without its first byte.
+
+    Raises:
+        BadSignature: the aggregator has not signed that it holds this message.
+    """
+    held = _held(window, user, hashlib.sha256(message).digest())
+    try:
+        verify(window.servers[aggregator].verifying, answer[:SIGNATURE_BYTES], held)
+    except BadSignature as error:
+        raise BadSignature("acknowledgement must be signed with its pinned key, is not") from error
+    return answer[SIGNATURE_BYTES:]
+
+
+def _held(window: Agreement, user: int, message: bytes) -> bytes:
+    return b"report held, version 1" + window.digest + user.to_bytes(4, "big") + message
 
 
 @dataclass(frozen=True)

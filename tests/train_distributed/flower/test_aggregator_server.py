@@ -2,25 +2,30 @@
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import importlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from train_distributed.flower import aggregator_server
 from train_distributed.flower.aggregator_client import Aggregators
-from train_distributed.flower.aggregator_server import REPORT, serve, spread
+from train_distributed.flower.aggregator_server import ORDER, REPORT, serve
+from train_distributed.flower.check_pool import spread
+from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.frames import LENGTH
-from train_distributed.secure_sum.aggregator import Aggregator
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.aggregator import DONE, Aggregator
+from train_distributed.secure_sum.keys import SIGNATURE_BYTES, PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.report_store import ReportStore
-from train_distributed.secure_sum.reports import Checker, Part, make_report
+from train_distributed.secure_sum.reports import RECEIPT_BYTES, Checker, Part, make_report
 from train_distributed.secure_sum.window import Window, WindowWithKeys
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -152,6 +157,82 @@ def test_whoever_does_not_read_answers_is_sent_away(hall: Hall, monkeypatch) -> 
             _ = [line.sendall(flood) for _ in range(10**5)]
     with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
         assert aggregators.report(hall.reports(range(2))) == {}
+
+
+def test_connections_that_do_nothing_make_room(hall: Hall, monkeypatch) -> None:
+    monkeypatch.setattr(aggregator_server, "MOST_LINES", 20)
+    address = hall.addresses[FIRST_SERVER]
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(address, 10))
+        start = time.monotonic()
+        with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
+            assert aggregators.report(hall.reports(range(3))) == {}
+        assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("flood", [REPORT, ORDER + bytes(200)], ids=["short frames", "orders"])
+def test_whoever_sends_without_end_waits_and_others_do_not(hall: Hall, flood: bytes) -> None:
+    ended, address = threading.Event(), hall.addresses[FIRST_SERVER]
+    sent = (LENGTH.pack(len(flood)) + flood) * 5000
+
+    def send(line: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while not ended.is_set():
+                line.sendall(sent)
+
+    def read(line: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while line.recv(2**16):
+                pass
+
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(socket.create_connection(address, 10)) for _ in range(3)]
+        threads = [threading.Thread(target=t, args=(line,)) for line in lines for t in (send, read)]
+        for thread in threads:
+            thread.start()
+        try:
+            time.sleep(1)  # the flood is there
+            start = time.monotonic()
+            with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
+                assert aggregators.report(hall.reports(range(3))) == {}
+            assert time.monotonic() - start < 2
+        finally:
+            ended.set()
+            for line in lines:
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join(10)
+
+
+def test_short_frames_do_not_pile_up() -> None:
+    """What waits of one connection is bounded by number, not by bytes alone."""
+    machine = Mock(spec=Aggregator)
+    line = aggregator_server._Line(aggregator_server._Queue(machine, 100), "anybody")
+    line.connection_made(transport := Mock(spec=asyncio.Transport))
+    line.data_received((LENGTH.pack(1) + REPORT) * 10**5)
+    assert len(line.waiting) == aggregator_server.LINE_REQUESTS
+    transport.pause_reading.assert_called()
+
+
+def test_an_impostor_cannot_acknowledge(hall: Hall) -> None:
+    """Whoever answers in an aggregator's place, without its key, has taken no report."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+        def answer() -> None:
+            line, _ = impostor.accept()
+            with line:
+                frames.receive(line, 2**20)
+                frames.send(line, DONE + bytes(SIGNATURE_BYTES + RECEIPT_BYTES))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        addresses = hall.addresses | {FIRST_SERVER: impostor.getsockname()[:2]}
+        with Aggregators(hall.window, addresses, patience=5.0) as aggregators:
+            refused = aggregators.report(hall.reports(range(1)))
+        thread.join(10)
+    assert "acknowledgement must be signed with its pinned key" in refused[0]
 
 
 def test_slices_of_processes_check_as_one(hall: Hall) -> None:

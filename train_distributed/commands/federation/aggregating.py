@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from train_distributed.flower.aggregator_server import serve, spread
+from train_distributed.flower.aggregator_server import serve
+from train_distributed.flower.check_pool import spread
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
@@ -37,7 +38,7 @@ class Aggregate:
         """Serves until it is ended.
 
         Raises:
-            ValueError: keys, a roll or a state that do not fit, or a clock that went back.
+            ValueError: keys, a roll or a state that do not fit.
             OSError: the state or the port is used by another process, or the disk is full.
         """
         folder = self.folder.resolve()

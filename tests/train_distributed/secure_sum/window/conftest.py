@@ -21,9 +21,9 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
 from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.report_store import ReportStore
-from train_distributed.secure_sum.reports import make_report
+from train_distributed.secure_sum.reports import check_acknowledgement, make_report, message_bytes
 from train_distributed.secure_sum.window import Window, WindowWithKeys
-from train_distributed.secure_sum.wire import Kind, write
+from train_distributed.secure_sum.wire import Kind, sender_of, write
 
 OPENS, CLOSES = 1000, 2000
 
@@ -70,7 +70,9 @@ class Service:
         """The receipt."""
         (answer,) = self.adders[adder].take([request])
         assert answer[:1] == DONE, answer
-        return answer[1:]
+        user = sender_of(request)
+        message = request[: message_bytes(self.window, adder)]
+        return check_acknowledgement(self.window, adder, user, message, answer[1:])
 
     def refused(self, adder: int, request: bytes) -> str:
         (answer,) = self.adders[adder].take([request])

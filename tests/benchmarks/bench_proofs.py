@@ -1,17 +1,20 @@
 """Times and bytes of PINE at one user and at each aggregator; memory over many reports.
 
-OMP_NUM_THREADS=1 python tests/benchmarks/bench_proofs.py
+OMP_NUM_THREADS=1 python tests/benchmarks/bench_proofs.py [--write results/secure_sum/proofs.json]
 """
 
+import argparse
 import json
-import platform
+import os
 import resource
 import secrets
 import time
-from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 
+from pretrain.cli.output import new_file
+from pretrain.cli.provenance import provenance
 from train_distributed.proofs import field
 from train_distributed.proofs.pine import NONCE_BYTES, Pine
 from train_distributed.proofs.soundness import forgery_log2
@@ -21,6 +24,9 @@ DIMENSION, NORM_BOUND, REPORTS = 9546, 2**30, 200
 
 def main() -> None:
     """Prints medians over all reports, and the peak of memory after the first and the last."""
+    parser = argparse.ArgumentParser(description="times and bytes of PINE")
+    parser.add_argument("--write", type=Path)
+    write = parser.parse_args().write
     pine = Pine.for_bound(dimension=DIMENSION, norm_bound=NORM_BOUND)
     generator, key = np.random.default_rng(0), secrets.token_bytes(32)
     seconds: dict[str, list[float]] = {"user": [], "leader": [], "helper": [], "message": []}
@@ -57,10 +63,13 @@ def main() -> None:
         "bytes over the vector's": round(sent / (8 * DIMENSION), 3),
         "MiB at the peak after the 10th and the last report": [memory[9], memory[-1]],
         "log2 of a forgery": round(forgery_log2(pine.layout, pine.circuits), 2),
-        "python, numpy": [platform.python_version(), version("numpy")],
-        "machine": platform.machine(),
+        "load": os.getloadavg()[0],
+        "machine": provenance(),
     }
     print(json.dumps(found, indent=1, ensure_ascii=False))
+    if write:
+        with new_file(write) as path:
+            path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

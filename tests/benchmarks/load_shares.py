@@ -164,7 +164,7 @@ def held(options: argparse.Namespace, users: int) -> dict[str, Any]:
             for start in range(0, users, 10_000):
                 some = range(start, min(users, start + 10_000))
                 parts = [Part(u, os.urandom(16), os.urandom(32), os.urandom(size)) for u in some]
-                holdings.add(parts, holdings.total * 0, time.time())
+                holdings.add(parts, holdings.total * 0)
             holdings.close_file()
             process.start()
         with Aggregators(file.window, file.addresses, authorities(folder)) as adders:

@@ -2,7 +2,7 @@
 
     frame     length u32 | content
     request   "r" report, receipts | "o" order
-    answer    "d" receipt or what was ordered | "r" why it is refused
+    answer    "d" acknowledgement, receipt | "d" what was ordered | "r" why it is refused
 
 What has arrived by the time the last batch is on the disk is the next batch, one request of each
 connection in turn: one wait for the disk for all of it. When there are more connections than files
@@ -17,6 +17,7 @@ import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from train_distributed.flower.transport.frames import LENGTH
 from train_distributed.secure_sum.aggregator import Aggregator, request_bytes
@@ -24,6 +25,7 @@ from train_distributed.secure_sum.session import Agreement
 
 REPORT, ORDER = b"r", b"o"
 MOST_LINES = 4096  # connections at once, if the process may open as many files
+MOST_TLS_LINES = 256  # of which each has a buffer of 256 KiB in asyncio
 OTHER_FILES = 128  # that stay for the state, and for connections that are being accepted
 HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 120.0  # without a whole request
@@ -57,23 +59,30 @@ async def serve(
     """
     queue = _Queue(aggregator, 1 + request_bytes(window))
     loop = asyncio.get_running_loop()
-    family, _, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-    with socket.create_server(address, family=family, backlog=1024) as listener:
-        listener.setblocking(False)
-        ready(listener.getsockname()[1])
-        accepting = asyncio.create_task(_accept(queue, listener, tls))
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    with ExitStack() as stack:
+        listeners = [
+            stack.enter_context(socket.create_server(address, family=family, backlog=1024))
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found)
+        ]
+        tasks = [asyncio.create_task(queue.work())]
+        tasks += [asyncio.create_task(_accept(queue, each, tls)) for each in listeners]
+        ready(listeners[0].getsockname()[1])
         try:
-            await queue.work()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            accepting.cancel()
+            for task in tasks:
+                task.cancel()
             for line in list(queue.lines):
                 line.close()
 
 
 async def _accept(queue: "_Queue", listener: socket.socket, tls: ssl.SSLContext | None) -> None:
     """Lets everybody in; when there are too many, somebody else leaves."""
-    loop, (files, _) = asyncio.get_running_loop(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = MOST_LINES if files < 0 else max(1, files - OTHER_FILES)
+    listener.setblocking(False)
+    loop = asyncio.get_running_loop()
     while True:
         try:
             connection, address = await loop.sock_accept(listener)
@@ -82,9 +91,15 @@ async def _accept(queue: "_Queue", listener: socket.socket, tls: ssl.SSLContext 
             continue
         queue.lines.add(line := _Line(queue, str(address[0])))
         line.begin(connection, tls)
-        if len(queue.lines) > min(MOST_LINES, room):
+        if len(queue.lines) > _most_lines(tls):
             queue.crowded_out().close()
         await asyncio.sleep(0)  # so that whoever leaves is gone before the next one comes
+
+
+def _most_lines(tls: ssl.SSLContext | None) -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_LINES if tls is None else MOST_TLS_LINES
+    return most if files == resource.RLIM_INFINITY else max(1, min(most, files - OTHER_FILES))
 
 
 class _Queue:
@@ -113,7 +128,7 @@ class _Queue:
         return True
 
     def crowded_out(self) -> "_Line":
-        """Of the address that has most connections the one that has been idle for longest."""
+        """The connection that has been idle for longest, of the address with most connections."""
         count = Counter(line.address for line in self.lines)
         return max(self.lines, key=lambda line: (count[line.address], -line.last))
 

@@ -19,6 +19,13 @@ class InvalidShare(ValueError):
     """Share or proof that an aggregator must not add; nothing was added."""
 
 
+def check_length(length: int, **values: bytes) -> None:
+    """Raises InvalidShare unless each value has this many bytes."""
+    for name, value in values.items():
+        if len(value) != length:
+            raise InvalidShare(f"{name} must be {length} bytes, got {len(value)}")
+
+
 def add(a: Elements, b: Elements | np.uint64) -> Elements:
     """a + b, elementwise."""
     total = a + b
@@ -82,7 +89,7 @@ def to_integers(values: Elements) -> NDArray[np.int64]:
 
 def encode(values: Elements) -> bytes:
     """Elements as little-endian words."""
-    return values.astype("<u8").tobytes()
+    return values.astype("<u8", copy=False).tobytes()
 
 
 def decode(octets: bytes) -> Elements:

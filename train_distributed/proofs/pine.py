@@ -17,6 +17,7 @@ key, which both aggregators share.
 """
 
 import hmac
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from train_distributed.proofs.circuits import Layout, Measurement, NormBound, No
 from train_distributed.proofs.field import ELEMENT_BYTES, MODULUS, Elements, InvalidShare
 from train_distributed.proofs.linear_proof import Circuit
 from train_distributed.proofs.soundness import forgery_log2
-from train_distributed.proofs.streams import SEED_BYTES, Stream, derive_seed
+from train_distributed.proofs.streams import SEED_BYTES, Stream, Usage, derive_seed
 from train_distributed.proofs.wraparound import sign_products
 
 SHARES = 2
@@ -39,15 +40,11 @@ NONCE_BYTES = 16
 RAND_BYTES = 7 * SEED_BYTES  # helper: share, proofs, two blinds; leader: two blinds; prover
 PUBLIC_BYTES = HELPER_BYTES = 4 * SEED_BYTES
 MOST_FORGERY_LOG2 = -80  # of terms that `for_bound` makes
-_VERSION, _ID = 1, 0xFFFF1004
-
-_SHARE, _PROOF, _JOINT, _PROVE, _QUERY, _JOINT_SEED, _JOINT_PART = range(1, 8)
-_SIGNS, _SIGNS_SEED, _SIGNS_PART = range(8, 11)  # of the wraparound tests
 
 
 @dataclass(frozen=True)
 class PrepareState:
-    """What an aggregator keeps between its prepare share and the message."""
+    """State that an aggregator keeps from its prepare share until the message arrives."""
 
     out_share: Elements  # (d,)
     seeds: bytes  # that the message must repeat
@@ -81,8 +78,8 @@ class Pine:
         layout = Layout(dimension=dimension, norm_bound=norm_bound)
         made = cls(
             layout=layout,
-            chunk=_shortest(lambda chunk: NormBound(layout, chunk)),
-            chunk_norm_equality=_shortest(lambda chunk: NormEquality(layout, chunk)),
+            chunk=_shortest(NormBound, layout),
+            chunk_norm_equality=_shortest(NormEquality, layout),
         )
         check.at_most(MOST_FORGERY_LOG2, forgery_log2=forgery_log2(layout, made.circuits))
         return made
@@ -97,13 +94,15 @@ class Pine:
     @cached_property
     def leader_bytes(self) -> int:
         """Length of the leader's input share."""
-        return ELEMENT_BYTES * (self.layout.shared + self._proofs_length) + 2 * SEED_BYTES
+        return (
+            ELEMENT_BYTES * (self.layout.shared + self._total(linear_proof.proof_length))
+            + 2 * SEED_BYTES
+        )
 
     @cached_property
     def prepare_bytes(self) -> int:
         """Length of a prepare share."""
-        elements = sum(map(linear_proof.verifier_length, self.circuits))
-        return ELEMENT_BYTES * elements + 2 * SEED_BYTES
+        return ELEMENT_BYTES * self._total(linear_proof.verifier_length) + 2 * SEED_BYTES
 
     def shard(
         self, vector: NDArray[np.int64], nonce: bytes, rand: bytes | None = None
@@ -132,18 +131,21 @@ class Pine:
         helper = self._helper_share(share_seed)
         leader_head = field.subtract(head, helper[: layout.norm_end])
         heads = (leader_head, helper[: layout.norm_end])
-        signs = [self._part(_SIGNS_PART, j, blinds[j][0], nonce, heads[j]) for j in range(SHARES)]
-        results = self._results(head, self._seed(_SIGNS_SEED, signs))
+        signs = [
+            self._part(Usage.SIGNS_PART, j, blinds[j][0], nonce, heads[j]) for j in range(SHARES)
+        ]
+        results = self._results(head, self._seed(Usage.SIGNS_SEED, signs))
         measurement = np.concatenate([head, self._test_bits(results)])
         leader = np.concatenate(
             [leader_head, field.subtract(measurement[layout.norm_end :], helper[layout.norm_end :])]
         )
         parts = [
-            self._part(_JOINT_PART, j, blinds[j][1], nonce, share)
+            self._part(Usage.JOINT_PART, j, blinds[j][1], nonce, share)
             for j, share in enumerate((leader, helper))
         ]
-        joint = self._joint(self._seed(_JOINT_SEED, parts))
-        proofs = self._prove(np.append(measurement, results), prover_seed, joint)
+        joint = self._joint(self._seed(Usage.JOINT_SEED, parts))
+        whole = Measurement(layout, np.append(measurement, results))
+        proofs = self._prove(whole, prover_seed, joint)
         proofs = field.subtract(proofs, self._helper_proofs(proof_seed))
         encoded = field.encode(leader) + field.encode(proofs) + b"".join(leader_blinds)
         return b"".join(signs + parts), (encoded, b"".join(seeds[:4]))
@@ -151,17 +153,20 @@ class Pine:
     def prepare_init(
         self, verify_key: bytes, aggregator: int, nonce: bytes, public: bytes, share: bytes
     ) -> tuple[PrepareState, bytes]:
-        """Looks at an input share; aggregator 0 is the leader, 1 the helper.
+        """Prepares an input share; aggregator 0 is the leader, 1 the helper.
 
         Returns:
             The state to keep, and the prepare share for the other aggregator.
 
         Raises:
             InvalidShare: shares of another length, or elements outside the field.
+            ValueError: a nonce that is not 16 bytes, or a verify key that is not 32.
         """
         layout = self.layout
-        _check_length(PUBLIC_BYTES, public_share=public)
-        _check_length(HELPER_BYTES if aggregator else self.leader_bytes, input_share=share)
+        check.byte_length(NONCE_BYTES, nonce=nonce)
+        check.byte_length(SEED_BYTES, verify_key=verify_key)
+        field.check_length(PUBLIC_BYTES, public_share=public)
+        field.check_length(HELPER_BYTES if aggregator else self.leader_bytes, input_share=share)
         signs_blind, blind = share[-2 * SEED_BYTES : -SEED_BYTES], share[-SEED_BYTES:]
         if aggregator:
             measurement = self._helper_share(share[:SEED_BYTES])
@@ -172,10 +177,13 @@ class Pine:
         head = measurement[: layout.norm_end]
         sent = [public[start : start + SEED_BYTES] for start in range(0, PUBLIC_BYTES, SEED_BYTES)]
         signs, parts = sent[:SHARES], sent[SHARES:]
-        signs[aggregator] = self._part(_SIGNS_PART, aggregator, signs_blind, nonce, head)
-        parts[aggregator] = self._part(_JOINT_PART, aggregator, blind, nonce, measurement)
-        signs_seed, joint_seed = self._seed(_SIGNS_SEED, signs), self._seed(_JOINT_SEED, parts)
-        whole = np.append(measurement, self._results(head, signs_seed))
+        signs[aggregator] = self._part(Usage.SIGNS_PART, aggregator, signs_blind, nonce, head)
+        parts[aggregator] = self._part(Usage.JOINT_PART, aggregator, blind, nonce, measurement)
+        signs_seed, joint_seed = (
+            self._seed(Usage.SIGNS_SEED, signs),
+            self._seed(Usage.JOINT_SEED, parts),
+        )
+        whole = Measurement(layout, np.append(measurement, self._results(head, signs_seed)))
         answer = self._query(whole, proofs, verify_key, nonce, self._joint(joint_seed))
         state = PrepareState(measurement[: layout.dimension], signs_seed + joint_seed)
         return state, field.encode(answer) + signs[aggregator] + parts[aggregator]
@@ -186,16 +194,16 @@ class Pine:
         Raises:
             InvalidShare: a share of another length, or the proof does not hold.
         """
-        _check_length(self.prepare_bytes, leader=leader, helper=helper)
+        field.check_length(self.prepare_bytes, leader=leader, helper=helper)
         end = self.prepare_bytes - 2 * SEED_BYTES
         answer = field.add(field.decode(leader[:end]), field.decode(helper[:end]))
-        ends = np.cumsum([linear_proof.verifier_length(circuit) for circuit in self.circuits])
-        for circuit, verifier in zip(self.circuits, np.split(answer, ends[:-1]), strict=True):
+        verifiers = self._split(answer, linear_proof.verifier_length)
+        for circuit, verifier in zip(self.circuits, verifiers, strict=True):
             if not linear_proof.decide(circuit, verifier):
                 raise InvalidShare(f"proof of {type(circuit).__name__} must hold, does not")
         signs = [share[end : end + SEED_BYTES] for share in (leader, helper)]
         parts = [share[end + SEED_BYTES :] for share in (leader, helper)]
-        return self._seed(_SIGNS_SEED, signs) + self._seed(_JOINT_SEED, parts)
+        return self._seed(Usage.SIGNS_SEED, signs) + self._seed(Usage.JOINT_SEED, parts)
 
     def prepare_next(self, state: PrepareState, message: bytes) -> Elements:
         """The out share (d,), which may now be added.
@@ -211,32 +219,40 @@ class Pine:
         """The sum (d,) of all vectors, if its entries are smaller than q/2."""
         return field.to_integers(field.add(leader, helper))
 
-    @cached_property
-    def _proofs_length(self) -> int:
-        return sum(map(linear_proof.proof_length, self.circuits))
+    def _total(self, length: Callable[[Circuit], int]) -> int:
+        return sum(length(circuit) for circuit in self.circuits)
 
     @cached_property
     def _counts(self) -> bytes:
         return bytes([self.proofs_norm_equality, self.proofs])
 
     def _helper_share(self, seed: bytes) -> Elements:
-        return Stream(seed, _tag(_SHARE), b"\x01").elements(self.layout.shared)
+        return Stream(seed, Usage.SHARE, b"\x01").elements(self.layout.shared)
 
     def _helper_proofs(self, seed: bytes) -> Elements:
-        return Stream(seed, _tag(_PROOF), self._counts + b"\x01").elements(self._proofs_length)
+        return Stream(seed, Usage.PROOF, self._counts + b"\x01").elements(
+            self._total(linear_proof.proof_length)
+        )
 
-    def _part(self, usage: int, j: int, blind: bytes, nonce: bytes, share: Elements) -> bytes:
-        return derive_seed(blind, _tag(usage), bytes([j]) + nonce + field.encode(share))
+    def _part(self, usage: Usage, j: int, blind: bytes, nonce: bytes, share: Elements) -> bytes:
+        return derive_seed(blind, usage, bytes([j]) + nonce + field.encode(share))
 
-    def _seed(self, usage: int, parts: list[bytes]) -> bytes:
-        return derive_seed(bytes(SEED_BYTES), _tag(usage), b"".join(parts))
+    def _seed(self, usage: Usage, parts: list[bytes]) -> bytes:
+        return derive_seed(bytes(SEED_BYTES), usage, b"".join(parts))
 
-    def _joint(self, seed: bytes) -> list[int]:
-        count = sum(circuit.joint_randomness for circuit in self.circuits)
-        return Stream(seed, _tag(_JOINT), bytes([self.proofs])).elements(count).tolist()
+    def _split(self, values: Elements, length: Callable[[Circuit], int]) -> list[Elements]:
+        """The values of each proof, one proof after the other."""
+        return np.split(values, np.cumsum([length(circuit) for circuit in self.circuits])[:-1])
+
+    def _drawn(self, stream: Stream, length: Callable[[Circuit], int]) -> list[Elements]:
+        return self._split(stream.elements(self._total(length)), length)
+
+    def _joint(self, seed: bytes) -> list[list[int]]:
+        stream = Stream(seed, Usage.JOINT, bytes([self.proofs]))
+        return [part.tolist() for part in self._drawn(stream, lambda each: each.joint_randomness)]
 
     def _results(self, head: Elements, seed: bytes) -> Elements:
-        stream = Stream(seed, _tag(_SIGNS), b"")
+        stream = Stream(seed, Usage.SIGNS, b"")
         return sign_products(head[: self.layout.dimension], self.layout.tests, stream)
 
     def _norm_bits(self, vector: NDArray[np.int64]) -> Elements:
@@ -260,41 +276,23 @@ class Pine:
         flags = np.array([flag for _, flag in columns], np.uint64)
         return np.column_stack([bits, flags]).ravel()
 
-    def _prove(self, measurement: Elements, seed: bytes, joint: list[int]) -> Elements:
-        arities = [circuit.arity for circuit in self.circuits]
-        drawn = Stream(seed, _tag(_PROVE), self._counts).elements(sum(arities))
-        seeds = np.split(drawn, np.cumsum(arities)[:-1])
-        proofs, whole = [], Measurement(self.layout, measurement)
-        for circuit, own in zip(self.circuits, seeds, strict=True):
-            drawn, joint = joint[: circuit.joint_randomness], joint[circuit.joint_randomness :]
-            proofs.append(linear_proof.prove(circuit, whole, own, drawn))
-        return np.concatenate(proofs)
+    def _prove(self, whole: Measurement, seed: bytes, joint: list[list[int]]) -> Elements:
+        seeds = self._drawn(Stream(seed, Usage.PROVE, self._counts), lambda each: each.arity)
+        each = zip(self.circuits, seeds, joint, strict=True)
+        return np.concatenate([linear_proof.prove(c, whole, own, r) for c, own, r in each])
 
     def _query(
-        self, measurement: Elements, proofs: Elements, key: bytes, nonce: bytes, joint: list[int]
+        self, whole: Measurement, proofs: Elements, key: bytes, nonce: bytes, joint: list[list[int]]
     ) -> Elements:
-        points = Stream(key, _tag(_QUERY), self._counts + nonce).elements(len(self.circuits))
-        ends = np.cumsum([linear_proof.proof_length(circuit) for circuit in self.circuits])
-        answers, whole = [], Measurement(self.layout, measurement)
-        for circuit, proof, point in zip(
-            self.circuits, np.split(proofs, ends[:-1]), points.tolist(), strict=True
-        ):
-            drawn, joint = joint[: circuit.joint_randomness], joint[circuit.joint_randomness :]
-            answers.append(linear_proof.query(circuit, whole, proof, point, drawn, SHARES))
-        return np.concatenate(answers)
+        points = Stream(key, Usage.QUERY, self._counts + nonce).elements(len(self.circuits))
+        split = self._split(proofs, linear_proof.proof_length)
+        each = zip(self.circuits, split, points.tolist(), joint, strict=True)
+        return np.concatenate(
+            [linear_proof.query(c, whole, proof, point, r, SHARES) for c, proof, point, r in each]
+        )
 
 
-def _tag(usage: int) -> bytes:
-    """Domain separation tag."""
-    return bytes([_VERSION]) + _ID.to_bytes(4, "big") + usage.to_bytes(2, "big")
-
-
-def _check_length(length: int, **values: bytes) -> None:
-    for name, value in values.items():
-        if len(value) != length:
-            raise InvalidShare(f"{name} must be {length} bytes, got {len(value)}")
-
-
-def _shortest(circuit: Callable[[int], Circuit]) -> int:
-    """The chunk that makes the shortest proof."""
-    return min(range(1, 2049), key=lambda chunk: linear_proof.proof_length(circuit(chunk)))
+def _shortest(circuit: Callable[[Layout, int], Circuit], layout: Layout) -> int:
+    """The chunk that makes the shortest proof; about the square root of what is in chunks."""
+    chunks = range(1, 4 * math.isqrt(layout.shared) + 2)
+    return min(chunks, key=lambda chunk: linear_proof.proof_length(circuit(layout, chunk)))

@@ -5,6 +5,7 @@ first counter of an AES-128-CTR keystream.
 """
 
 import hmac
+from enum import IntEnum
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -12,12 +13,29 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from train_distributed.proofs.field import ELEMENT_BYTES, MODULUS, Elements
 
 SEED_BYTES = 32
+_VERSION, _ID = 1, 0xFFFF1004  # of the PINE draft; Pine64HmacSha256Aes128
+
+
+class Usage(IntEnum):
+    """Purpose of a stream; no two purposes of one seed give related bytes."""
+
+    SHARE = 1
+    PROOF = 2
+    JOINT = 3  # randomness of users and aggregators
+    PROVE = 4
+    QUERY = 5
+    JOINT_SEED = 6
+    JOINT_PART = 7
+    SIGNS = 8  # of the wraparound tests
+    SIGNS_SEED = 9
+    SIGNS_PART = 10
 
 
 class Stream:
-    """Keystream of one seed, tag and binder, read from its beginning on."""
+    """Keystream of one seed, usage and binder, read from its beginning on."""
 
-    def __init__(self, seed: bytes, tag: bytes, binder: bytes) -> None:
+    def __init__(self, seed: bytes, usage: Usage, binder: bytes) -> None:
+        tag = bytes([_VERSION]) + _ID.to_bytes(4, "big") + usage.to_bytes(2, "big")
         digest = hmac.digest(seed, bytes([len(tag)]) + tag + binder, "sha256")
         cipher = Cipher(algorithms.AES128(digest[:16]), modes.CTR(digest[16:]))
         self._keystream = cipher.encryptor()
@@ -35,6 +53,6 @@ class Stream:
         return found
 
 
-def derive_seed(seed: bytes, tag: bytes, binder: bytes) -> bytes:
+def derive_seed(seed: bytes, usage: Usage, binder: bytes) -> bytes:
     """32 bytes that depend on all three."""
-    return Stream(seed, tag, binder).read(SEED_BYTES)
+    return Stream(seed, usage, binder).read(SEED_BYTES)

@@ -110,8 +110,7 @@ class Aggregator:
         return answers
 
     def _add(self, batch: list[bytes], places: list[int], answers: list[bytes]) -> None:
-        now = self._clock()
-        closed = self._shut(now)
+        closed = self._shut(self._clock())
         if closed:
             for place in places:
                 answers[place] = _refusal(OutOfOrder(closed))
@@ -119,7 +118,7 @@ class Aggregator:
         checked = self._check(batch)
         parts = [found for found in checked.found if isinstance(found, Part)]
         if parts:
-            self._reports.add(parts, checked.total, now)
+            self._reports.add(parts, checked.total)
         for place, found in zip(places, checked.found, strict=True):
             if isinstance(found, Part):
                 answers[place] = self._done(found.user, found.tag, found.message)

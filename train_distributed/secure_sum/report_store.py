@@ -39,7 +39,7 @@ class _State:
 
     session: bytes
     adder: int  # number of the aggregator; the column keeps its name
-    clock: float  # seconds since 1970 at the latest batch; kept, decides nothing
+    clock: float  # decides nothing: files of 0.1.0 have a time here
     closed: int
     reports: int
     mark: bytes  # sum of the rows' hashes
@@ -115,10 +115,10 @@ class ReportStore:
             query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
             return query.fetchone()[0]
 
-    def add(self, parts: Sequence[Part], total: Words, now: float) -> None:
+    def add(self, parts: Sequence[Part], total: Words) -> None:
         """Adds reports of distinct users of whom none is held; durable when it returns.
 
-        `total` (d,) is their sum, `now` counts seconds since 1970.
+        `total` (d,) is their sum.
 
         Raises:
             OSError: it cannot be written, and nothing was added.
@@ -128,7 +128,6 @@ class ReportStore:
         mark = (mark + sum(_hash(*line) for line in lines)) % _MODULUS
         new = replace(
             self._state,
-            clock=max(now, self._state.clock),
             reports=self._state.reports + len(parts),
             mark=mark.to_bytes(32, "big"),
             total=words_to_bytes(self.total + total),

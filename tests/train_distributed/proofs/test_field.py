@@ -7,7 +7,7 @@ import pytest
 
 from train_distributed.proofs import field, transforms
 from train_distributed.proofs.field import MODULUS, InvalidShare
-from train_distributed.proofs.streams import SEED_BYTES, Stream
+from train_distributed.proofs.streams import SEED_BYTES, Stream, Usage
 from train_distributed.proofs.wraparound import COLUMNS, sign_products
 
 EDGES = [0, 1, 2, 2**31, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 2**63, MODULUS // 2]
@@ -92,10 +92,10 @@ def test_the_longest_sums_of_signs_are_exact(octet, sign):
 
 def test_signs_are_read_two_bits_at_a_time_and_each_test_begins_with_a_byte():
     vector, seed = some(41, 3), bytes(SEED_BYTES)
-    octets, row = Stream(seed, b"t", b"").read(11 * 7), 11
+    octets, row = Stream(seed, Usage.SIGNS, b"").read(11 * 7), 11
     expected = []
     for test in range(7):
         bits = [octets[test * row + k // 4] >> 2 * (k % 4) & 3 for k in range(41)]
         signs = [{0: -1, 3: 1}.get(pair, 0) for pair in bits]
         expected.append(sum(s * x for s, x in zip(signs, vector.tolist(), strict=True)) % MODULUS)
-    assert sign_products(vector, 7, Stream(seed, b"t", b"")).tolist() == expected
+    assert sign_products(vector, 7, Stream(seed, Usage.SIGNS, b"")).tolist() == expected

@@ -58,7 +58,7 @@ def window(make_service):
 
 def add(holdings: ReportStore, *users: int) -> None:
     total = np.full(len(holdings.total), sum(users), holdings.total.dtype)
-    holdings.add([part(user) for user in users], total, 1000.0 + sum(users))
+    holdings.add([part(user) for user in users], total)
 
 
 def snapshots(holdings: ReportStore, folder: Path, into: Path) -> Iterator[Path]:
@@ -235,7 +235,7 @@ def test_a_full_disk_acknowledges_nothing(window, tmp_path) -> None:
     )
     large = [[Part(user, bytes(16), bytes(32), bytes(4096))] for user in range(2, 8)]
     with pytest.raises(OSError, match="No space left"):
-        holdings.add([each for (each,) in large], holdings.total * 0, 1000.0)
+        holdings.add([each for (each,) in large], holdings.total * 0)
     assert shown(holdings) == good
     holdings.close_file()
     assert tried(tmp_path, window) == good

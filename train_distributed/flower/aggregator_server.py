@@ -80,7 +80,7 @@ async def serve(
 
 
 async def _accept(queue: "_Queue", listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-    """Lets everybody in; when there are too many, somebody else leaves."""
+    """Accepts all connections; closes another one when there are too many."""
     listener.setblocking(False)
     loop = asyncio.get_running_loop()
     while True:
@@ -113,7 +113,7 @@ class _Queue:
         self._there = asyncio.Event()
 
     def put(self, line: "_Line", request: bytes) -> None:
-        """A whole request."""
+        """Queues a whole request of a connection."""
         if not line.waiting:
             self._turns.append(line)
         line.waiting.append(request)
@@ -215,11 +215,11 @@ class _Line(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets it; what it sent whole is taken all the same."""
+        """Forgets the connection; whole requests that it sent are still worked on."""
         self._queue.lines.discard(self)
 
     def close(self) -> None:
-        """Ends it at once."""
+        """Closes the connection at once."""
         self._queue.lines.discard(self)
         if self._transport is None:
             self._beginning.cancel()

@@ -21,7 +21,7 @@ from train_distributed.proofs import field
 from train_distributed.proofs.field import MODULUS, Elements
 
 ALPHA = 8.7  # an honest test's result exceeds alpha B with probability < 2^-107
-LONGEST = 2**28  # d
+LONGEST = 2**28  # largest d
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +55,17 @@ class Layout:
 
     @cached_property
     def test_bound(self) -> int:
-        """b, the power of two above alpha B."""
+        """b, the bound of a wraparound test: the power of two above alpha B."""
         return 1 << math.ceil(ALPHA * self.norm_bound).bit_length()
 
     @cached_property
     def test_bits(self) -> int:
-        """Bits of a test's v."""
+        """Bits of v of a wraparound test."""
         return (2 * self.test_bound - 1).bit_length()
 
     @cached_property
     def norm_end(self) -> int:
-        """End of vector and norm, on which the tests' signs depend."""
+        """Place where the bits of the norm end and those of the tests begin."""
         return self.dimension + 2 * self.norm_bits
 
     @cached_property

@@ -189,7 +189,7 @@ class Pine:
         return state, field.encode(answer) + signs[aggregator] + parts[aggregator]
 
     def prepare_message(self, leader: bytes, helper: bytes) -> bytes:
-        """The message that both prepare shares make.
+        """Checks the proofs; returns the message for both aggregators.
 
         Raises:
             InvalidShare: a share of another length, or the proof does not hold.
@@ -206,7 +206,7 @@ class Pine:
         return self._seed(Usage.SIGNS_SEED, signs) + self._seed(Usage.JOINT_SEED, parts)
 
     def prepare_next(self, state: PrepareState, message: bytes) -> Elements:
-        """The out share (d,), which may now be added.
+        """Returns the out share (d,), which may be added once both aggregators agree.
 
         Raises:
             InvalidShare: the user named other parts of the randomness than the shares give.

@@ -1,4 +1,4 @@
-"""How likely a vector that is too long passes as one that is not."""
+"""Probability that a vector beyond the bound passes for one within it."""
 
 import math
 from collections import Counter

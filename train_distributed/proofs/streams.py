@@ -54,5 +54,5 @@ class Stream:
 
 
 def derive_seed(seed: bytes, usage: Usage, binder: bytes) -> bytes:
-    """32 bytes that depend on all three."""
+    """Derives 32 bytes from a seed, a usage and a binder."""
     return Stream(seed, usage, binder).read(SEED_BYTES)

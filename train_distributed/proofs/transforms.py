@@ -20,12 +20,12 @@ def root_of_unity(order: int) -> int:
 
 
 def evaluate(coefficients: Elements) -> Elements:
-    """(..., n) coefficients -> (..., n) values."""
+    """Values (..., n) of polynomials with these coefficients (..., n)."""
     return _transform(coefficients, root_of_unity(coefficients.shape[-1]))
 
 
 def interpolate(values: Elements) -> Elements:
-    """(..., n) values -> (..., n) coefficients."""
+    """Coefficients (..., n) of the polynomials with these values (..., n)."""
     count = values.shape[-1]
     inverse = pow(root_of_unity(count), -1, MODULUS)
     return field.multiply(_transform(values, inverse), np.uint64(pow(count, -1, MODULUS)))

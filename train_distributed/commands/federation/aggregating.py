@@ -30,7 +30,8 @@ class Aggregate:
     listen: str | None = None
     """HOST:PORT to listen on; the window's port on all addresses if left out."""
     tls: Path | None = None
-    """Folder with server.pem and server.key; without, lines are plain and reports sealed."""
+    """Folder with server.pem and server.key. Without it connections are not encrypted; reports are
+    sealed all the same."""
     processes: int = 1
     """Processes that check reports, each with a slice of the users."""
 

@@ -37,11 +37,11 @@ class Report:
     embeddings: Path
     """The embedding set."""
     accept: str = ""
-    """The federation's digest, or its first characters, as you were told over another channel. Who
-    leaves it out is shown the terms and asked, once per federation."""
+    """The federation's digest, or its first characters, which you have received over another
+    channel. Without it you are shown the terms and asked, once per federation."""
     limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
-    """File that counts what is given away; beside the embedding set if left out; `none`."""
+    """File that counts what is given away, or `none` (default: beside the embedding set)."""
     ca: Path | None = None
     """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0

@@ -1,14 +1,13 @@
-"""Cost of a secure sum: bytes and seconds per client and server, and the server's memory.
+"""Cost of a secure sum by protocol B (`secagg`): bytes and seconds per client and server.
 
     python tests/benchmarks/bench_secure_sum.py
     python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000 --dropped 0 0.19
     python tests/benchmarks/bench_secure_sum.py --write results/secure_sum/cost.json
 
 All parties run in one process, one after the other; set-up of keys is not counted. Seconds are CPU
-time; the server of `secagg` adds many masks in several processes, so its time by the clock stands
-beside it. Every user submits the same vector, so that the inputs take no memory. Of many users of
-`secagg` the first few check a quorum's signatures, as each does on a machine of its own, and are
-taken to be like all.
+time; the server adds many masks in several processes, so its time by the clock stands beside it.
+Every user submits the same vector, so that the inputs take no memory. Of many users the first few
+check a quorum's signatures, as each does on a machine of its own, and are taken to be like all.
 
 At last it says how fast one core turns seeds into masks and adds them, how fast its AES-256 in
 counter mode is by itself, and how long the masks of dropped users take one process, and several.
@@ -22,7 +21,6 @@ import json
 import os
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,25 +28,18 @@ import cryptography
 import numpy as np
 from cryptography.hazmat.backends.openssl.backend import backend
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from tqdm import tqdm
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from train_distributed.secure_sum import simulate_sum
-from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.masks import MASK, cores, sum_masks
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import add_stream, new_seed
 from train_distributed.secure_sum.session import Session
-from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 from train_distributed.secure_sum.simulate import MASKED_INPUT
 from train_distributed.secure_sum.survivor_check import SurvivorCheck
 
-HEADER = (
-    "protocol               w  dropped        d   client bytes   server bytes   client s   server s"
-    "  by clock"
-)
+HEADER = "     w  dropped        d   client bytes   server bytes   client s   server s  by clock"
 RATE_SECONDS = 0.2  # of one measurement of a rate
 
 
@@ -86,20 +77,18 @@ def like_the_first(users: int) -> Iterator[list[float]]:
 
 
 def measure(
-    protocol: str,
     users: int,
     dimension: int,
     fractions: tuple[float, float],
     dropped: float = 0,
     checking: int = 100,
 ) -> dict:
-    """One run of a protocol; the sum is checked.
+    """One run; the sum is checked.
 
     Args:
-        protocol: "shares", "shares-replicated" or "secagg".
         users: w.
         dimension: d.
-        fractions: corrupt and dropout fraction of "secagg".
+        fractions: corrupt and dropout fraction.
         dropped: fraction of users whose vector never comes though they have shared keys.
         checking: how many users check the signatures of a quorum.
     """
@@ -109,7 +98,6 @@ def measure(
     with like_the_first(checking) as checks:
         result = simulate_sum(
             np.broadcast_to(row, (users, dimension)),
-            protocol,  # pyright: ignore[reportArgumentType]
             drop={MASKED_INPUT: range(gone)},
             corrupt_fraction=corrupt,
             dropout_fraction=dropout,
@@ -117,9 +105,9 @@ def measure(
     unchecked = users - gone - len(checks) if checks else 0
     skipped = unchecked / users * float(np.mean(checks or [0]))
     if not np.array_equal(result.total, row * np.uint64(users - gone)):
-        raise RuntimeError(f"the sum of {users} users by {protocol} is wrong")
+        raise RuntimeError(f"the sum of {users} users is wrong")
     return {
-        "protocol": protocol,
+        "protocol": "secagg",
         "users": users,
         "dropped": gone,
         "dimension": dimension,
@@ -180,41 +168,6 @@ def unmasking(dimension: int, dropped: int, repeats: int = 3) -> list[dict]:
     ]
 
 
-def server_memory(users: int, dimension: int) -> dict:
-    """Peak bytes that protocol A's last server allocates, from its first message to its opening."""
-    names = range(FIRST_SERVER, FIRST_SERVER + 2)
-    servers = {server: PrivateKeys.generate() for server in names}
-    keys = [PrivateKeys.generate() for _ in range(users)]
-    session = Session(
-        nonce=new_seed(),
-        dimension=dimension,
-        minimum=users,
-        users={i: key.public.verifying for i, key in enumerate(keys)},
-        servers={server: key.public for server, key in servers.items()},
-    )
-    holder = SeedServer(session, names[0], servers[names[0]], VolatileJournal())
-    vector, pending = np.zeros(dimension, np.uint64), list[Iterator[tuple[int, bytes]]]()
-    for i, key in enumerate(keys):
-        parts = SharesUser(session, i, key, VolatileJournal()).submit(vector)
-        holder.receive(next(parts)[1])
-        pending.append(parts)
-    held, peak = holder.close(), 0
-    tracemalloc.start()
-    adder = VectorServer(session, names[1], servers[names[1]], VolatileJournal())
-    adder.receive(held)
-    base, _ = tracemalloc.get_traced_memory()
-    kept = base
-    for parts in tqdm(pending, disable=not sys.stderr.isatty()):
-        tracemalloc.stop()  # the user's own memory is not the server's
-        _, message = next(parts)
-        tracemalloc.start()
-        adder.receive(message)
-        size, high = tracemalloc.get_traced_memory()
-        kept, peak = kept + size, max(peak, kept + high)
-    tracemalloc.stop()
-    return {"users": users, "dimension": dimension, "kept_bytes": kept, "peak_bytes": peak}
-
-
 def machine() -> dict:
     """Versions, hardware and load of the measurement."""
     return provenance() | {
@@ -230,12 +183,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--users", type=int, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--dimension", type=int, default=61_450)
-    parser.add_argument("--protocols", nargs="+", default=["shares", "secagg"])
     parser.add_argument("--corrupt-fraction", type=float, default=0.1)
     parser.add_argument("--dropout-fraction", type=float, default=0.2)
     parser.add_argument("--dropped", type=float, nargs="+", default=[0.0])
     parser.add_argument("--checking", type=int, default=100, help="users that check a quorum")
-    parser.add_argument("--memory", type=int, nargs="*", default=[100, 10_000])
     parser.add_argument("--unmask", type=int, default=400, help="dropped users, timed at last")
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()
@@ -243,22 +194,15 @@ def main() -> None:
     made_with = machine()
     print(HEADER)
     rows = []
-    cases = itertools.product(options.protocols, options.users, options.dropped)
-    for protocol, users, dropped in cases:
-        row = measure(protocol, users, options.dimension, fractions, dropped, options.checking)
+    for users, dropped in itertools.product(options.users, options.dropped):
+        row = measure(users, options.dimension, fractions, dropped, options.checking)
         rows.append(row)
         print(
-            f"{protocol:17} {users:6} {row['dropped']:8} {row['dimension']:8} "
+            f"{users:6} {row['dropped']:8} {row['dimension']:8} "
             f"{row['bytes_per_client']:14} {row['bytes_server']:14} "
             f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f} "
             f"{row['elapsed_server']:9.3f}",
             flush=True,
-        )
-    memory = [server_memory(users, options.dimension) for users in options.memory]
-    for row in memory:
-        print(
-            f"last server, {row['users']} users: {row['kept_bytes']} bytes kept, "
-            f"{row['peak_bytes']} bytes at most"
         )
     masks = expansion(options.dimension)
     print(
@@ -270,7 +214,7 @@ def main() -> None:
         print("{masks} masks by {processes} processes: {seconds:.2f} s".format(**each))
     if options.write:
         result = {"machine": made_with, "fractions": fractions, "cost": rows}
-        result |= {"memory": memory, "masks": masks, "unmasking": dropped}
+        result |= {"masks": masks, "unmasking": dropped}
         with new_file(options.write) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")
 

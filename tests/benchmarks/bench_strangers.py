@@ -23,20 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shares_aggregators import Process, set_up
-from shares_clients import authorities
+from aggregators import Process, set_up
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from train_distributed.flower.aggregator_client import Aggregators
-from train_distributed.flower.aggregator_server import ORDER, REPORT
 from train_distributed.flower.documents.window_file import WindowFile
-from train_distributed.flower.transport.frames import LENGTH
 from train_distributed.secure_sum.aggregator import STATUS, write_order
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.reports import make_report
 
-DESCRIPTORS, IDLE, LINES, REPORTS = 1024, 1100, 4, 6
+DESCRIPTORS, IDLE, LINES, REPORTS, BOUND = 1024, 1100, 4, 6, 2**20
 MOST_SECONDS, MOST_MIB, MOST_LOG = 2.0, 300.0, 10**7
 Attack = Callable[[list[tuple[str, int]], threading.Event], None]
 
@@ -73,7 +70,7 @@ def slow(addresses: list[tuple[str, int]], ended: threading.Event) -> None:
     held = [socket.create_connection(each, 5) for each in addresses for _ in range(IDLE)]
     for line in held:
         with contextlib.suppress(OSError):
-            line.sendall(LENGTH.pack(100) + REPORT)
+            line.sendall(b"POST / HTTP/1.1\r\ncontent-length: 100\r\n\r\n")
     while not ended.wait(1):
         for line in held:
             with contextlib.suppress(OSError):
@@ -84,7 +81,7 @@ def slow(addresses: list[tuple[str, int]], ended: threading.Event) -> None:
 
 def flood(request: bytes, reads: bool) -> Attack:
     """Sends one request without end over four connections, whose answers are read or not."""
-    content = (LENGTH.pack(len(request)) + request) * 4000
+    content = request * max(1, 2**16 // len(request))
 
     def attack(addresses: list[tuple[str, int]], ended: threading.Event) -> None:
         def send(line: socket.socket) -> None:
@@ -111,6 +108,11 @@ def flood(request: bytes, reads: bool) -> Attack:
     return attack
 
 
+def posted(path: str, body: bytes) -> bytes:
+    """A request as it travels."""
+    return f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
 def measure(
     file: WindowFile,
     processes: list[Process],
@@ -118,24 +120,18 @@ def measure(
     tls: ssl.SSLContext | None,
 ) -> dict[str, Any]:
     """The longest of six honest reports, and what the aggregators hold."""
-    waits, vector = [], np.arange(file.window.dimension, dtype=np.uint64)
+    waits, vector = [], np.arange(file.window.dimension) % 7
     for _ in range(REPORTS):
         user, own = next(keys)
-        report, start = make_report(file.window, user, own, vector), time.monotonic()
+        report, start = make_report(file.window, user, own, vector, BOUND), time.monotonic()
         with Aggregators(file.window, file.addresses, tls, 60.0) as aggregators:
-            assert aggregators.report({user: report}) == {}
+            aggregators.report(user, report)
         waits.append(time.monotonic() - start)
     return {
         "longest_report_seconds": round(max(waits), 3),
-        "resident_mib": [round(_resident(each), 1) for each in processes],
+        "resident_mib": [round(each.resident_kb() / 1024, 1) for each in processes],
         "log_bytes": [each.log.stat().st_size for each in processes],
     }
-
-
-def _resident(process: Process) -> float:
-    assert process.running is not None
-    lines = Path(f"/proc/{process.running.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if "VmRSS" in line) / 1024
 
 
 def main() -> int:
@@ -147,28 +143,28 @@ def main() -> int:
     options = parser.parse_args()
     found: dict[str, Any] = {}
     users = [PrivateKeys.generate() for _ in range(100)]
-    roll = b"".join(keys.public.verifying for keys in users)
     keys = iter(enumerate(users))
     with tempfile.TemporaryDirectory() as folder:
-        shape = argparse.Namespace(
-            adders=2, components=128, classes=74, bits=64, processes=1, tls=options.tls
-        )
-        file, processes = set_up(Path(folder), shape, roll)
+        file, processes, _ = set_up(Path(folder), users, 9546, BOUND, tls=options.tls)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, most))
         for process in processes:
             process.start()
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        task = f"/tasks/{file.window.digest.hex()}"
         order = write_order(file.window, STATUS, (), PrivateKeys.generate())
+        small = make_report(file.window, 0, PrivateKeys.generate(), np.zeros(9546, int), BOUND)
         attacks: dict[str, Attack] = {
             "nobody": lambda addresses, ended: None,
             "1,100 idle connections to each": idle,
             "1,100 slow connections to each": slow,
-            "5-byte frames": flood(REPORT, True),
-            "5-byte frames, answers unread": flood(REPORT, False),
-            "forged orders": flood(ORDER + order, True),
+            "1-byte bodies": flood(posted(f"{task}/reports", b"x"), True),
+            "1-byte bodies, answers unread": flood(posted(f"{task}/reports", b"x"), False),
+            "forged orders": flood(posted(task, order), True),
+            "forged reports": flood(posted(f"{task}/reports", small), True),
         }
-        tls = authorities(Path(folder))
+        ca = Path(folder) / "tls" / "ca.pem"
+        tls = ssl.create_default_context(cafile=str(ca)) if options.tls else None
         addresses = list(file.addresses.values())
         for name, attack in attacks.items():
             ended = threading.Event()

@@ -1,43 +1,45 @@
-"""Client of the aggregators of a window: users send reports, the operator sends orders.
+"""Client of a window's aggregators: users report, the operator orders, the leader sends jobs.
 
 Whatever breaks on the way is sent again, the same bytes, until it is answered or patience is over.
 """
 
-import contextlib
-import socket
+import hashlib
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
-from train_distributed.flower.aggregator_server import ORDER, REPORT
+import httpx
+
+from train_distributed.flower.aggregator_app import OCTETS
 from train_distributed.flower.escape import safe
-from train_distributed.flower.transport import frames
-from train_distributed.secure_sum.aggregator import (
-    COMMIT,
-    DONE,
-    OPEN,
-    SHUT,
-    STATUS,
-    answer_bytes,
-    write_order,
-)
-from train_distributed.secure_sum.errors import BadSignature
+from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
+from train_distributed.secure_sum.errors import BadSignature, ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import check_acknowledgement
-from train_distributed.secure_sum.window import Window
+from train_distributed.secure_sum.window import HELPER, LEADER, Window
 
 SECONDS = 60.0  # for one answer
 PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)  # before it is tried again; the last one from then on
-AT_ONCE = 256  # requests on the way to one aggregator
+MOST_ANSWER = 2**31  # bytes, of a share of the sum
+MOST_WORDS = 2000  # bytes of a refusal that are read
+LATER = {408, 429, 502, 503, 504}  # statuses after which the same is asked again
 Address = tuple[str, int]
-T = TypeVar("T")
+
+
+class Refused(ValueError):
+    """An aggregator refuses; what was asked is not to be asked again as it is."""
 
 
 class Aggregators:
-    """Lines to all aggregators of a window, made when they are needed."""
+    """Lines to the aggregators of a window, made when they are needed.
+
+    Args:
+        window: what was agreed.
+        addresses: aggregator -> where it listens.
+        tls: what their certificates are checked with, if they have some.
+        patience: seconds after which an aggregator that is gone is an error.
+    """
 
     def __init__(
         self,
@@ -46,93 +48,55 @@ class Aggregators:
         tls: ssl.SSLContext | None = None,
         patience: float = 600.0,
     ) -> None:
-        """Connects to nobody yet.
-
-        Args:
-            window: what was agreed.
-            addresses: aggregator -> where it listens.
-            tls: what their certificates are checked with, if they have some.
-            patience: seconds after which an aggregator that is gone is an error.
-        """
-        self._window, self._addresses, self._tls = window, dict(addresses), tls
-        self._patience = patience
-        self._lines: dict[int, socket.socket] = {}
+        self._window, self._addresses, self._patience = window, dict(addresses), patience
+        self._scheme = "http" if tls is None else "https"
+        headers = {"content-type": OCTETS, "accept-encoding": "identity"}
+        self._http = httpx.Client(verify=tls or True, timeout=SECONDS, headers=headers)
 
     def __enter__(self) -> "Aggregators":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for aggregator in list(self._lines):
-            self._drop(aggregator)
+        self._http.close()
 
     def connect(self) -> None:
-        """Has an answer of each, before anything is drawn that would be lost if they were gone.
+        """Has an answer of the leader, before anything is made that would be lost without it.
 
         Raises:
-            ConnectionError: an aggregator is gone for too long.
-            ValueError: it takes no reports any more, or not yet.
+            ConnectionError: it is gone for too long.
+            Refused: it takes no reports any more, or not yet.
         """
-        for aggregator in sorted(self._window.servers):
-            (answer,) = self._asked(aggregator, [REPORT])  # which is none, and refused
-            if answer.startswith(SHUT):
-                raise ValueError(f"{self._call(aggregator)} refuses: {safe(answer[1:])}")
+        self._ask(LEADER, "GET", self._task, b"")
 
-    def report(self, reports: Mapping[int, Mapping[int, bytes]]) -> dict[int, str]:
-        """Delivers reports to all aggregators.
-
-        Args:
-            reports: user -> aggregator -> message.
-
-        Returns:
-            User -> why an aggregator refuses its report; all others are in any sum that is opened.
+    def report(self, user: int, report: bytes) -> None:
+        """Delivers a report.
 
         Raises:
-            ConnectionError: an aggregator is gone for too long.
+            ConnectionError: the leader is gone for too long.
+            Refused: it does not take the report, or somebody else has answered.
         """
-        last = self._window.last
-        refused, receipts = self.seeds(reports)
-        users = [user for user in reports if user not in refused]
-        requests = [REPORT + reports[user][last] + receipts[user] for user in users]
-        for user, answer in zip(users, self._asked(last, requests), strict=True):
-            self._held(last, user, reports[user][last], answer, refused)
-        return refused
-
-    def seeds(
-        self, reports: Mapping[int, Mapping[int, bytes]]
-    ) -> tuple[dict[int, str], dict[int, bytes]]:
-        """Delivers the seeds of reports alone, which counts for nothing yet.
-
-        Returns:
-            User -> why an aggregator refuses it; user -> the receipts of all others'.
-        """
-        refused: dict[int, str] = {}
-        receipts = dict.fromkeys(reports, b"")
-        for aggregator in sorted(set(self._window.servers) - {self._window.last}):
-            users = [user for user in reports if user not in refused]
-            answers = self._asked(
-                aggregator, [REPORT + reports[user][aggregator] for user in users]
-            )
-            for user, answer in zip(users, answers, strict=True):
-                message = reports[user][aggregator]
-                receipts[user] += self._held(aggregator, user, message, answer, refused)
-        return refused, receipts
-
-    def _held(
-        self, aggregator: int, user: int, message: bytes, answer: bytes, refused: dict[int, str]
-    ) -> bytes:
-        """The receipt in an answer, or why there is none, written down for this user."""
-        if answer[:1] != DONE:
-            refused[user] = f"{self._call(aggregator)}: {safe(answer[1:])}"
-            return b""
+        answer = self._ask(LEADER, "POST", f"{self._task}/reports", report)
         try:
-            return check_acknowledgement(self._window, aggregator, user, message, answer[1:])
+            check_acknowledgement(self._window, user, report, answer)
         except BadSignature as error:
-            refused[user] = f"{self._call(aggregator)}: {error}"
-            return b""
+            raise Refused(f"{self._call(LEADER)}: {error}") from error
+
+    def job(self, message: bytes) -> bytes:
+        """The helper's verdicts on a job.
+
+        Raises:
+            OSError: it is gone, or refuses.
+        """
+        name = hashlib.sha256(message).hexdigest()[:32]
+        try:
+            return self._ask(HELPER, "PUT", f"{self._task}/aggregation_jobs/{name}", message)
+        except Refused as error:
+            raise OSError(str(error)) from error
 
     def status(self, keys: PrivateKeys) -> dict[int, str]:
-        """Status line of each aggregator; `keys` are the operator's."""
-        return {a: safe(self._ordered(a, STATUS, (), keys)) for a in sorted(self._window.servers)}
+        """Status of each aggregator; `keys` are the operator's."""
+        asked = {a: self._ordered(a, STATUS, "", (), keys) for a in (LEADER, HELPER)}
+        return {a: "; ".join(map(safe, answer.split(b"\n"))) for a, answer in asked.items()}
 
     def open(self, keys: PrivateKeys) -> Opened:
         """Closes the window and opens its sum; again, and it is the same.
@@ -144,67 +108,66 @@ class Aggregators:
             ValueError: an aggregator refuses, as where there are fewer reports than the minimum.
             ConnectionError: an aggregator is gone for too long.
         """
-        *first, last = sorted(self._window.servers)
-        commits = {last: self._ordered(last, COMMIT, (), keys)}
-        for aggregator in first:
-            commits[aggregator] = self._ordered(aggregator, COMMIT, [commits[last]], keys)
-        signed = list(commits.values())
-        openings = [self._ordered(aggregator, OPEN, signed, keys) for aggregator in (*first, last)]
-        return combine(self._window, commits[last], openings)
+        commits = list[bytes]()
+        for aggregator in (LEADER, HELPER):
+            commits.append(self._ordered(aggregator, COMMIT, "/collection_jobs", commits, keys))
+        openings = [
+            self._ordered(aggregator, OPEN, "/aggregate_shares", commits, keys)
+            for aggregator in (LEADER, HELPER)
+        ]
+        try:
+            return combine(self._window, commits[0], openings)
+        except ProtocolError as error:
+            raise ValueError(f"aggregators must open one sum: {error}") from error
 
     def _ordered(
-        self, aggregator: int, what: bytes, commits: Sequence[bytes], keys: PrivateKeys
+        self, aggregator: int, what: bytes, path: str, commits: Sequence[bytes], keys: PrivateKeys
     ) -> bytes:
-        (answer,) = self._asked(
-            aggregator, [ORDER + write_order(self._window, what, commits, keys)]
-        )
-        if answer[:1] != DONE:
-            raise ValueError(f"{self._call(aggregator)} refuses: {safe(answer[1:])}")
-        return answer[1:]
+        order = write_order(self._window, what, commits, keys)
+        return self._ask(aggregator, "POST", self._task + path, order)
 
-    def _asked(self, aggregator: int, requests: list[bytes]) -> list[bytes]:
-        """The answers, whatever happens on the way."""
-        answers: list[bytes] = []
-        while len(answers) < len(requests):
-            part = requests[len(answers) : len(answers) + AT_ONCE]
-            answers += self._patiently(aggregator, lambda part=part: self._ask(aggregator, part))
-        return answers
+    @property
+    def _task(self) -> str:
+        return f"/tasks/{self._window.digest.hex()}"
 
-    def _patiently(self, aggregator: int, work: Callable[[], T]) -> T:
+    def _ask(self, aggregator: int, method: str, path: str, body: bytes) -> bytes:
+        """The answer, whatever happens on the way."""
+        host, port = self._addresses[aggregator]
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         start, tries = time.monotonic(), 0
         while True:
             try:
-                return work()
-            except OSError as error:
-                self._drop(aggregator)
-                pause = PAUSES[min(tries, len(PAUSES) - 1)]
-                if time.monotonic() + pause > start + self._patience:
-                    host, port = self._addresses[aggregator]
-                    raise ConnectionError(
-                        f"{self._call(aggregator)} at {host}:{port} must answer: {error}"
-                    ) from error
-                time.sleep(pause)
-                tries += 1
+                status, answer = self._sent(method, f"{self._scheme}://{at}{path}", body)
+                if status < 300:
+                    return answer
+                why = safe(answer)
+                if status not in LATER:
+                    raise Refused(f"{self._call(aggregator)} refuses: {why}")
+            except httpx.TransportError as error:
+                why = str(error) or type(error).__name__
+            pause = PAUSES[min(tries, len(PAUSES) - 1)]
+            if time.monotonic() + pause > start + self._patience:
+                raise ConnectionError(f"{self._call(aggregator)} at {at} must answer: {why}")
+            time.sleep(pause)
+            tries += 1
 
-    def _ask(self, aggregator: int, requests: Sequence[bytes]) -> list[bytes]:
-        line = self._line(aggregator)
-        line.sendall(b"".join(frames.LENGTH.pack(len(each)) + each for each in requests))
-        largest = answer_bytes(self._window)
-        return [frames.receive(line, largest) or b"" for _ in requests]
-
-    def _line(self, aggregator: int) -> socket.socket:
-        if aggregator not in self._lines:
-            line = socket.create_connection(self._addresses[aggregator], SECONDS)
-            if self._tls is not None:
-                line = self._tls.wrap_socket(line, server_hostname=self._addresses[aggregator][0])
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._lines[aggregator] = line
-        return self._lines[aggregator]
-
-    def _drop(self, aggregator: int) -> None:
-        if aggregator in self._lines:
-            with contextlib.suppress(OSError):
-                self._lines.pop(aggregator).close()
+    def _sent(self, method: str, url: str, body: bytes) -> tuple[int, bytes]:
+        """Status and answer; of a refusal, its first words."""
+        with self._http.stream(method, url, content=body) as response:
+            good = response.status_code < 300
+            most, answer = MOST_ANSWER if good else MOST_WORDS, bytearray()
+            for piece in response.iter_raw():
+                answer += piece
+                if len(answer) > most:
+                    break
+            if good:
+                return response.status_code, bytes(answer)
+            try:
+                problem = httpx.Response(200, content=bytes(answer)).json()
+                words = f"{problem['title']}: {problem['detail']}"
+            except (ValueError, KeyError, TypeError):
+                words = f"status {response.status_code}"
+            return response.status_code, words.encode(errors="replace")
 
     def _call(self, aggregator: int) -> str:
-        return f"aggregator {aggregator - FIRST_SERVER}"
+        return f"aggregator {aggregator - LEADER}"

@@ -12,14 +12,12 @@ from typing import Protocol
 
 from train_distributed.flower.blobs import split
 from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.endpoint import Endpoint
 from train_distributed.flower.orders import NONCE_BYTES, read_presence, write_order
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import Record
 from train_distributed.flower.request_handler import DONE, Request, answer_bytes, words
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES
 from train_distributed.secure_sum.wire import kind_of
@@ -78,7 +76,6 @@ class Connections:
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
-        self._local: dict[int, Endpoint] = {}
         self.first: dict[int, list[bytes]] = {}
 
     @property
@@ -117,10 +114,6 @@ class Connections:
             if not wanted <= self._node.keys():
                 time.sleep(LOOK_SECONDS)
 
-    def host(self, party: int, endpoint: Endpoint) -> None:
-        """An endpoint in this process."""
-        self._local[party] = endpoint
-
     def start(self, users: frozenset[int]) -> None:
         """START to all parties of the session; what they answer is in `first`, until the end.
 
@@ -129,9 +122,8 @@ class Connections:
         """
         body = self._nonce + self._federation.session(self._nonce).bitmap(users)
         order = write_order(self._federation, Request.START, body, self._keys)
-        parties = [*self._local, *self._servers(), *sorted(users)]
-        payloads = [ADVERTISE_BYTES] * (self._federation.protocol == "secagg")
-        self.first = self.ask(dict.fromkeys(parties, order), answer_bytes(*payloads))
+        asked = dict.fromkeys(sorted(users), order)
+        self.first = dict(self.ask_each(asked, answer_bytes(ADVERTISE_BYTES)))
 
     def end(self, opened: bool) -> None:
         """END to whoever is here; nobody has to answer."""
@@ -140,10 +132,6 @@ class Connections:
         seconds = max(GOODBYE_SECONDS, 4 * self._federation.longest_poll)
         for _ in self._relay.ask_each(dict.fromkeys(self._node.values(), order), seconds):
             pass
-
-    def ask(self, requests: dict[int, bytes], longest: int | None = None) -> dict[int, list[bytes]]:
-        """Party -> messages, of the parties that answered and did not refuse."""
-        return dict(self.ask_each(requests, longest))
 
     def ask_each(
         self, requests: dict[int, bytes], longest: int | None = None
@@ -159,15 +147,9 @@ class Connections:
             OSError: an answer cannot be written down; nothing that follows from it is sent.
             CannotResume: another question was asked in its place before a restart.
         """
-        remote = {p: r for p, r in requests.items() if p not in self._local}
         self._progress.stage(_stage(requests), requests)
         count = 0
-        for party in requests.keys() - remote.keys():
-            messages = self._read(party, self._local[party].answer(requests[party]), longest)
-            if messages is not None:
-                count += 1
-                yield party, messages
-        for party, answer in self._collect(remote, 1 + max(REFUSAL_BYTES, self._most(longest))):
+        for party, answer in self._collect(requests, 1 + max(REFUSAL_BYTES, self._most(longest))):
             messages = self._read(party, answer, longest)
             if messages is not None:
                 count += 1
@@ -247,9 +229,6 @@ class Connections:
             self._willing.add(party)
         else:
             self._log.refuse(name_of(party), "takes part in no further session: all are used up")
-
-    def _servers(self) -> list[int]:
-        return [FIRST_SERVER + j for j in range(len(self._federation.servers))][1:]
 
 
 def _stage(requests: dict[int, bytes]) -> str:

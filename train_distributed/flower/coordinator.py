@@ -6,17 +6,14 @@ from functools import partial
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.connections import Connections, Relay
 from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.endpoint import ComputationEndpoint, Request
+from train_distributed.flower.endpoint import Request
 from train_distributed.flower.progress import Log, Progress
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.request_handler import DONE, words
-from train_distributed.flower.run_replicated import run_replicated
-from train_distributed.flower.run_shares import run_shares
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.journal import Journal, ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.wire import Kind, kind_of
 
@@ -106,16 +103,11 @@ def _enough(
 
     Raises:
         TooFewUsers: fewer than the minimum; nobody has spent anything.
-        OutOfOrder: a computation server is not here that the protocol cannot do without.
     """
-    servers = [FIRST_SERVER + j for j in range(len(federation.servers))][1:]
     wanted = federation.users.keys() - exclude
-    connections.gather(frozenset([*wanted, *servers]))
+    connections.gather(frozenset(wanted))
     users = frozenset(connections.here & wanted)
     log.lost(wanted - users, "be present")
-    absent = [name_of(server) for server in servers if server not in connections.here]
-    if len(absent) > federation.may_be_absent:
-        raise OutOfOrder(f"all computation servers must be present, missing {', '.join(absent)}")
     if len(users) < federation.minimum:
         raise TooFewUsers(f"users present must be >= {federation.minimum}, got {len(users)}")
     return users
@@ -131,18 +123,11 @@ def _run(
     log: Log,
     record: Record | None,
 ) -> Opened:
-    if federation.protocol == "secagg":
-        connections.start(users)
-        absent = federation.users.keys() - users
-        recall = None if record is None else partial(_recalled, record)
-        server = SecAggServer(federation.secagg(nonce), keys, journal, absent, recall)
-        return _run_secagg(server, connections, log)
-    endpoint = ComputationEndpoint(federation, FIRST_SERVER, keys, journal)
-    connections.host(FIRST_SERVER, endpoint)
     connections.start(users)
-    if federation.protocol == "shares-replicated":
-        return run_replicated(federation.replicated(nonce), connections, log)
-    return run_shares(federation.session(nonce), connections, log)
+    absent = federation.users.keys() - users
+    recall = None if record is None else partial(_recalled, record)
+    server = SecAggServer(federation.secagg(nonce), keys, journal, absent, recall)
+    return _run_secagg(server, connections, log)
 
 
 def _say_goodbye(federation: Federation, connections: Connections, *, opened: bool) -> None:

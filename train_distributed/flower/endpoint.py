@@ -22,16 +22,13 @@ from train_distributed.flower.request_handler import (
     RequestHandler,
     words,
 )
-from train_distributed.flower.share_endpoint import Machine, Submitter, close, receive_all, settle
 from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.replicated_server import ReplicaServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
-from train_distributed.secure_sum.shares import SeedServer, VectorServer
 
-__all__ = ["DONE", "REFUSED", "ComputationEndpoint", "Endpoint", "Request", "UserEndpoint", "words"]
+__all__ = ["DONE", "REFUSED", "Endpoint", "Request", "UserEndpoint", "words"]
 
 Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: called once a session
 
@@ -77,18 +74,18 @@ class UserEndpoint(RequestHandler):
     ) -> None:
         super().__init__(federation, identity, keys, journal)
         self._submission = submission
-        self._user: SecAggUser | Submitter | None = None
+        self._user: SecAggUser | None = None
         self._drawn: NDArray[np.uint64] | None = None  # masked, in no session that was signed
 
     def _handlers(self) -> Handlers:
-        return {Request.DELIVER: self._deliver, Request.NEXT: self._next}
+        return {Request.DELIVER: self._deliver}
 
     def _willing(self, nonce: bytes) -> bool:
         return self._can_submit
 
     @property
     def _can_submit(self) -> bool:
-        unsigned = not (isinstance(self._user, SecAggUser) and self._user.agreed)
+        unsigned = self._user is None or not self._user.agreed
         if unsigned and self._drawn is not None:
             return True
         return free_session(self._journal, self._federation) is not None
@@ -100,31 +97,16 @@ class UserEndpoint(RequestHandler):
             raise no_session_left(federation)
         if self._journal.detail(federation.session(nonce).digest, "submit") is not None:
             raise AlreadyOpened("session must be a new one, got one this user has taken part in")
-        if federation.protocol == "secagg":
-            self._count_start(nonce)
-            self._user = SecAggUser(
-                federation.secagg(nonce),
-                self._party,
-                self._keys,
-                lambda: self._vector(nonce),
-                self._journal,
-            )
-            return [self._user.start()]
-        self._user = Submitter(
-            federation, nonce, self._party, self._keys, self._journal, lambda: self._vector(nonce)
+        self._count_start(nonce)
+        setup = federation.secagg(nonce)
+        self._user = SecAggUser(
+            setup, self._party, self._keys, lambda: self._vector(nonce), self._journal
         )
-        return []
-
-    def _next(self, number: bytes) -> list[bytes]:
-        if not isinstance(self._user, Submitter):
-            raise OutOfOrder("NEXT must go to a user of shares")
-        return self._user.portion(number)
+        return [self._user.start()]
 
     def _deliver(self, body: bytes) -> list[bytes]:
         if self._user is None:
             raise OutOfOrder("START must come first")
-        if isinstance(self._user, Submitter):
-            return self._user.receive(split(body))
         return [self._user.receive(message) for message in split(body)]
 
     def _last(self, opened: bool) -> bool:
@@ -135,7 +117,7 @@ class UserEndpoint(RequestHandler):
 
     def _leave(self) -> None:
         """Signs nothing more in the session under way."""
-        if isinstance(self._user, SecAggUser) and self._user.agreed:
+        if self._user is not None and self._user.agreed:
             self._drawn = None
         self._user = None
 
@@ -153,7 +135,7 @@ class UserEndpoint(RequestHandler):
         federation = self._federation
         spend_session(self._journal, federation, nonce)
         vector = self._submission()
-        if federation.protocol == "secagg" and federation.sessions == 1:
+        if federation.sessions == 1:
             self._drawn = vector
         return vector
 
@@ -169,48 +151,3 @@ class UserEndpoint(RequestHandler):
             if self._journal.detail(digest, name) is None:
                 return self._journal.claim(digest, name, nonce)
         raise AlreadyOpened(f"sessions started must be <= {most}, got one more")
-
-
-class ComputationEndpoint(RequestHandler):
-    """A computation server's, protocol A with or without replicas."""
-
-    def __init__(
-        self, federation: Federation, server: int, keys: PrivateKeys, journal: Journal
-    ) -> None:
-        super().__init__(federation, server, keys, journal)
-        self._machine: Machine | None = None
-        self._opened = 0
-
-    def _handlers(self) -> Handlers:
-        return {
-            Request.DELIVER: lambda body: receive_all(self._ready, split(body)),
-            Request.CLOSE: lambda body: close(self._ready, body),
-            Request.COMMIT: lambda _: [self._ready.commit()],
-            Request.OPEN: lambda _: [self._ready.open()],
-            Request.SETTLE: lambda body: settle(self._ready, body),
-        }
-
-    @property
-    def _ready(self) -> Machine:
-        if self._machine is None:
-            raise OutOfOrder("START must come first")
-        return self._machine
-
-    def _willing(self, nonce: bytes) -> bool:
-        return self._journal.detail(self._federation.session(nonce).digest, "serve") is None
-
-    def _start(self, nonce: bytes) -> list[bytes]:
-        session = self._federation.session(nonce)
-        self._journal.claim(session.digest, "serve", b"")
-        if self._federation.protocol == "shares-replicated":
-            setup = self._federation.replicated(nonce)
-            self._machine = ReplicaServer(setup, self._party, self._keys, self._journal)
-        else:
-            kind = VectorServer if self._party == max(session.servers) else SeedServer
-            self._machine = kind(session, self._party, self._keys, self._journal)
-        return []
-
-    def _last(self, opened: bool) -> bool:
-        self._machine = None
-        self._opened += opened
-        return self._opened >= self._federation.sessions

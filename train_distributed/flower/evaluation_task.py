@@ -1,7 +1,6 @@
 """Task of a federation that evaluates a released model on rows which users held out."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from train_distributed.flower.documents.evaluation_terms import KIND, Evaluation
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import ModelTask
-from train_distributed.flower.sum_task import Facts, SumTask
+from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import MADE_WITH, suitability
@@ -92,6 +91,7 @@ class EvaluationTask(SumTask):
             raise ValueError(
                 f"dimension must be the evaluation's {method.dimension}, got {federation.dimension}"
             )
+        check_noise_by(federation, terms.privacy)
         sizes = torch.tensor([terms.sizes[user] for user in users])
         guarantee = Guarantee.of(sizes, method, terms.privacy, federation.certain)
         integers = IntegerEncoder.of(method, guarantee, sizes)
@@ -121,6 +121,11 @@ class EvaluationTask(SumTask):
         return self.terms.sizes
 
     @property
+    def submission(self) -> Evaluation:
+        """What is submitted."""
+        return self.method
+
+    @property
     def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
         """The one sum."""
         return [(self.guarantee, self.integers)]
@@ -132,7 +137,7 @@ class EvaluationTask(SumTask):
             self.method,
             self.integers.decode(opened.total),
             sizes,
-            self.integers.local_std * math.sqrt(len(sizes)),
+            self.integers.noise_std(len(sizes)),
             confidence=CONFIDENCE,
             sampling="rows",
             grid=self._grid,

@@ -1,6 +1,5 @@
 """Task of a federation that learns a private model: from submissions to the release."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from train_distributed.flower.documents.terms import Terms
 from train_distributed.flower.documents.transform import check_transform, read_transform
 from train_distributed.flower.endpoint import Submission
 from train_distributed.flower.round_endpoint import WORD, Rounds
-from train_distributed.flower.sum_task import Facts, SumTask
+from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.method import Method
@@ -35,7 +34,7 @@ from train_distributed.one_shot.rounds import (
     rounds_report,
     zeta_of,
 )
-from train_distributed.one_shot.statistic import submissions
+from train_distributed.one_shot.statistic import Statistic, submissions
 from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.one_shot.validation import provenance, validate
@@ -125,6 +124,11 @@ class ModelTask(SumTask):
         return self.terms.sizes
 
     @property
+    def submission(self) -> Statistic:
+        """What is submitted first."""
+        return self.method.statistic
+
+    @property
     def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
         """The first sum, and those of further rounds."""
         first = (self.guarantee, self.integers)
@@ -146,7 +150,7 @@ class ModelTask(SumTask):
 
     def _decoded(self, integers: IntegerEncoder, opened: Opened) -> tuple[Tensor, int, float]:
         rows = sum(self.sizes[user] for user in opened.users)
-        std = integers.local_std * math.sqrt(len(opened.users))
+        std = integers.noise_std(len(opened.users))
         return integers.decode(opened.total), rows, std
 
     @property
@@ -174,7 +178,7 @@ class ModelTask(SumTask):
         report |= self._sum(opened, facts) | self._all_sessions()
         report |= {"holds_against": self.holds_against}
         report |= provenance(self.transform)
-        odd = self._unreachable(opened, self.method.statistic, self.integers)
+        odd = self._unreachable(opened, self.submission, self.integers)
         for each in further:
             part, integers = self._round
             odd += self._unreachable(each, part.submission, integers)
@@ -191,13 +195,11 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     agreed = (federation.rounds, federation.round_dimension)
     if agreed != (found := (method.rounds, round_dimension(method))):
         raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
+    check_noise_by(federation, terms.privacy)
     sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
     rounds = rounds_of(method, sizes, terms.privacy, federation.certain)
-    bits = terms.word_bits
-    zeta = zeta_of(rounds, sizes, bits)
-    integers = [
-        IntegerEncoder.of(each.submission, each.guarantee, sizes, zeta, bits) for each in rounds
-    ]
+    zeta = zeta_of(rounds, sizes)
+    integers = [IntegerEncoder.of(each.submission, each.guarantee, sizes, zeta) for each in rounds]
     every = zip(integers, rounds, strict=True)
     check_zeta((own for own, part in every for _ in range(part.times)), zeta)
     (first, own), *further = zip(rounds, integers, strict=True)

@@ -22,7 +22,6 @@ class Log:
 
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
     refused: list[str] = field(default_factory=list)
-    unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
     session: str = field(default="", compare=False)  # nonce, hexadecimal
     received: int = field(default=0, compare=False)  # bytes of answers
     sent: int = field(default=0, compare=False)  # bytes of requests

@@ -15,7 +15,6 @@ from train_distributed.flower.orders import NONCE_BYTES, PRESENT_BYTES, read_ord
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.wire import OVERHEAD
 
 
@@ -24,14 +23,9 @@ class Request(IntEnum):
 
     START = 0  # a session begins; answer: a user's first messages
     DELIVER = 1  # body: messages for this party; answer: its messages, or refusals in words
-    CLOSE = 2  # computation server: say whose shares are held; body: messages to take before
-    COMMIT = 3  # computation server: sign the set of users
-    OPEN = 4  # computation server: open the sum
     PRESENT = 5  # who is here? answer: a signed name
     END = 6  # a session is over
-    NEXT = 8  # user, both kinds of shares; body: number of the portion of its messages, one byte
     ROUND = 10  # a further round begins, at these weights (`round_endpoint.py`), signed as well
-    SETTLE = 9  # replicated server: end a round; body: lost servers, and the others' messages
 
 
 DONE, REFUSED = b"\0", b"\1"
@@ -123,7 +117,7 @@ class RequestHandler(ABC):
         users = session.users_of(order[NONCE_BYTES:])
         if len(users) < federation.minimum:
             raise TooFewUsers(f"users present must be >= {federation.minimum}, got {len(users)}")
-        if self._party < FIRST_SERVER and self._party not in users:
+        if self._party not in users:
             raise OutOfOrder(f"users present must include {name_of(self._party)}")
         if nonce == self._nonce:
             raise OutOfOrder("START must come once per session, came with other users")

@@ -23,18 +23,12 @@ from numpy.typing import NDArray
 from train_distributed.flower.blobs import join
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.sessions import free_session, spend_session
-from train_distributed.flower.endpoint import (
-    ComputationEndpoint,
-    Endpoint,
-    Submission,
-    UserEndpoint,
-)
+from train_distributed.flower.endpoint import Endpoint, Submission, UserEndpoint
 from train_distributed.flower.orders import NONCE_BYTES, read_order, write_order
 from train_distributed.flower.request_handler import DONE, REFUSED, Request, words
 from train_distributed.secure_sum.errors import AlreadyOpened, MalformedMessage
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
 
 CHAIN_BYTES = NONCE_BYTES
 WORD = np.dtype("<f8")
@@ -52,15 +46,15 @@ def round_order(
 
 
 class RoundsEndpoint:
-    """A user's or a computation server's, for the first sum and all further rounds.
+    """A user's, for the first sum and all further rounds.
 
     Args:
         federation: what was agreed.
         party: whose endpoint it is.
         keys: its own.
         journal: of the party, durable.
-        first: of a user: makes what it submits first; None: a computation server.
-        rounds: of a user: makes what it submits at some weights; raises before anything is spent.
+        first: makes what it submits first.
+        rounds: makes what it submits at some weights; raises before anything is spent.
     """
 
     def __init__(
@@ -69,11 +63,9 @@ class RoundsEndpoint:
         party: int,
         keys: PrivateKeys,
         journal: Journal,
-        first: Submission | None = None,
-        rounds: Rounds | None = None,
+        first: Submission,
+        rounds: Rounds,
     ) -> None:
-        if (party < FIRST_SERVER) != (first is not None and rounds is not None):
-            raise ValueError("first and rounds must be given for users, and for no server")
         self._federation, self._party = federation, party
         self._keys, self._journal, self._rounds = keys, journal, rounds
         self._base = self._endpoint(federation, first)
@@ -122,19 +114,13 @@ class RoundsEndpoint:
             )
         if self._under_way == (number, chain, weights):
             return
-        drawn = (
-            None
-            if self._rounds is None
-            else self._rounds(np.frombuffer(weights, WORD).astype(np.float64))
-        )
+        drawn = self._rounds(np.frombuffer(weights, WORD).astype(np.float64))
         self._claim(number, chain, weights)
-        submission = None if drawn is None else lambda: self._paid(number, drawn)
-        self._now = self._endpoint(federation.at(number, chain, weights), submission)
+        at = federation.at(number, chain, weights)
+        self._now = self._endpoint(at, lambda: self._paid(number, drawn))
         self._under_way = (number, chain, weights)
 
-    def _endpoint(self, federation: Federation, submission: Submission | None) -> Endpoint:
-        if submission is None:
-            return ComputationEndpoint(federation, self._party, self._keys, self._journal)
+    def _endpoint(self, federation: Federation, submission: Submission) -> Endpoint:
         return UserEndpoint(federation, self._party, self._keys, submission, self._journal)
 
     def _claim(self, number: int, chain: bytes, weights: bytes) -> None:

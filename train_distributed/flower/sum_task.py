@@ -1,7 +1,9 @@
 """Base of a federation's tasks: one noised sum and its part of the report."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,13 @@ from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
+from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.replicated import FEWEST_SERVERS
+from train_distributed.secure_sum.window import Window, make_roll
 
 SUMS = {
     "secagg": "SecAgg+ among the users, one server",
-    "shares": "additive shares among the computation servers",
-    "shares-replicated": "additive shares, each held by all computation servers but one",
+    "shares": "additive shares at two servers, with proofs of length",
 }
 
 
@@ -35,7 +37,15 @@ class Facts:
     bytes_per_user: int  # sent by the user that sent most
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
     bytes_per_round: tuple[int, ...] = ()  # of those bytes, where there are several rounds
-    unchecked: tuple[int, ...] = ()  # parts of a replicated sum that one server alone has reported
+
+
+def check_noise_by(federation: Federation, privacy: Privacy) -> None:
+    """Raises ValueError unless those add the noise whom the protocol has for it."""
+    by = "servers" if federation.protocol == "shares" else "users"
+    if privacy.noise_by != by:
+        raise ValueError(
+            f"noise_by must be {by!r} with protocol {federation.protocol}, got {privacy.noise_by!r}"
+        )
 
 
 class SumTask(ABC):
@@ -52,8 +62,58 @@ class SumTask(ABC):
 
     @property
     @abstractmethod
+    def submission(self) -> Submission:
+        """What is submitted first."""
+
+    @property
+    def norm_bounds(self) -> list[int]:
+        """Length in steps that the vector of each user may have, in the order of their numbers."""
+        sizes = torch.tensor([self.sizes[user] for user in sorted(self.sizes)])
+        return self.integers.norm_bounds(self.submission, sizes)
+
+    @property
+    @abstractmethod
     def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
         """Every sum that one session takes."""
+
+    @cached_property
+    def roll(self) -> NDArray[np.void]:
+        """The users' keys, and how long their vectors may be.
+
+        Raises:
+            ValueError: users that are not numbered from 0.
+        """
+        keys = self.federation.users
+        if set(keys) != set(range(len(keys))):
+            raise ValueError(f"users must be numbered from 0 to {len(keys) - 1}, are not")
+        return make_roll([bytes.fromhex(keys[user]) for user in sorted(keys)], self.norm_bounds)
+
+    def window(self, nonce: bytes, opens: int, closes: int) -> Window:
+        """The window in which the sum is taken: all else follows from what was agreed.
+
+        Args:
+            nonce: 32 bytes, fresh.
+            opens: seconds since 1970, UTC.
+            closes: likewise.
+
+        Raises:
+            ValueError: another protocol.
+        """
+        federation = self.federation
+        if federation.protocol != "shares":
+            raise ValueError(f"a window must be of protocol shares, got {federation.protocol}")
+        return Window(
+            nonce=nonce,
+            dimension=federation.dimension,
+            minimum=federation.certain,
+            enrolled=len(federation.users),
+            roll=hashlib.sha256(self.roll.view(np.uint8).data).digest(),
+            servers=federation.session(nonce).servers,
+            noise_std=float(self.integers.plan.stds_in_steps),
+            opens=opens,
+            closes=closes,
+            context=b"window" + federation.digest,
+        )
 
     @property
     def plans(self) -> list[DiscreteGaussianMechanism]:
@@ -88,9 +148,7 @@ class SumTask(ABC):
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
         """Part of the report: users in the sum, protocol, and bytes per user."""
         federation = self.federation
-        replicated = federation.protocol == "shares-replicated"
-        unchecked = {"unchecked_parts": list(facts.unchecked)} if replicated else {}
-        return unchecked | {
+        return {
             "protocol": federation.protocol,
             "secure_sum": SUMS[federation.protocol],
             "federation": federation.digest.hex(),
@@ -116,12 +174,8 @@ class SumTask(ABC):
     def holds_against(self) -> str:
         """With whom the operator may collude, beside the honest fraction that the noise assumes."""
         if self.federation.protocol == "shares":
-            return "all computation servers but one"
+            return "either of the two servers, colluding with all other users"
         share = self.federation.corrupt_fraction
-        if self.federation.protocol == "shares-replicated":
-            witnessed = len(self.federation.servers) == FEWEST_SERVERS
-            users = f", colluding with at most {share:g} of the users" if witnessed else ""
-            return f"any one computation server{users}; two see every submission"
         return f"the server, colluding with at most {share:g} of the users"
 
     def _all_sessions(self) -> dict[str, float]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from train_distributed import accounting
 from train_distributed.one_shot.registry import MANY, METHODS, ONE, OTHERS, Rule
-from train_distributed.privacy.promise import Privacy, group_sensitivity, honest_users
+from train_distributed.privacy.promise import Privacy, group_sensitivity
 
 COMPONENTS = (16, 256)  # q that were tried
 L2_REGS = (0.003, 1.0)  # Λ that were tried
@@ -54,8 +54,9 @@ class PublicFacts:
         privacy, users, rows = self.privacy, len(self.sizes), int(self.sizes.sum())
         compositions = self.num_classes if rule.one_vs_rest else 1
         multiplier = accounting.noise_multiplier(privacy.epsilon, privacy.delta, compositions)
-        honest = honest_users(users, privacy.fraction(users), self.min_survivors)
-        shares = {"shared": users / honest, "everybody's": users, "central": 1.0}
+        certain = privacy.certain_shares(users, self.min_survivors)
+        shared = privacy.noise_shares(users) / certain
+        shares = {"shared": shared, "everybody's": users, "central": 1.0}
         together = group_sensitivity(
             1.0, self.sizes, self.sizes, unit=privacy.unit, group_size=privacy.group_size
         )

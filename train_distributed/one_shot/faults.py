@@ -12,13 +12,13 @@ class FaultInjection:
     """Faults that an audit or a rehearsal plays; its model is never suitable for release."""
 
     dropped: Collection[int] = ()  # users whose submission never arrives
-    known_noise: Collection[int] = ()  # users whose noise an attacker knows: none is in the sum
+    known_noise: Collection[int] = ()  # who adds noise that an attacker knows: none is in the sum
 
     @property
     def reason(self) -> str:
         """Reason why the model is unsuitable."""
         if self.known_noise:
-            return f"an audit: {len(set(self.known_noise))} users added no noise"
+            return f"an audit: {len(set(self.known_noise))} users or servers added no noise"
         return f"a rehearsal: {len(set(self.dropped))} users were made to drop out"
 
     def surviving(self, users: int, min_survivors: int) -> Tensor:

@@ -28,12 +28,12 @@ def unreachable(
 ) -> str | None:
     """Why honest users of (m,) sizes cannot have made the (D,) decoded sum; None: they can."""
     users, step = len(sizes), np.broadcast_to(integers.plan.step, (len(total),))
-    noise, d = integers.local_std * math.sqrt(users), len(total)
+    noise, d = integers.noise_std(users), len(total)
     entry_tail = math.sqrt(2 * (_T + math.log(2 * d)))
     length_tail = math.sqrt(d + 2 * math.sqrt(d * _T) + 2 * _T)
     bounds = [submission.entry_bound(int(n)) for n in sizes]
     largest = sum(bounds) + users * step.max() + noise * entry_tail
-    reach = math.sqrt(submission.compositions) * submission.user_zero_out(sizes).sum().item()
+    reach = submission.norm_bounds(sizes).sum().item()
     longest = reach + users * math.sqrt((step**2).sum()) + noise * length_tail
     for what, found, most in (
         ("an entry of the sum", total.abs().max().item(), largest),

@@ -1,6 +1,5 @@
 """From many users' embeddings to one released model: train, add noise once, sum once."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -136,12 +135,12 @@ class ReleaseRequest:
                         check_stream(chunk, transform.clip_norm, transform.constant)
                     add_chunk(summation, statistic, chunk.select(arrived))
             opened.append(summation.total())
-            std = summation.local_std * math.sqrt(survivors)
+            std = summation.noise_std(survivors)
             if len(sums) > 1:
                 descent = advanced(method, descent, opened[-1], rows, std)
             seconds.append(time.perf_counter() - began)
         _, summation = sums[0]
-        first = method.opened(opened[0], rows, summation.local_std * math.sqrt(survivors))
+        first = method.opened(opened[0], rows, summation.noise_std(survivors))
         if descent is not None:
             weights, temperature = descent.released, 1.0
         else:

@@ -99,6 +99,9 @@ class Report(Mapping[str, Any]):
     survivors: Count | None = None
     honest_users: Count | None = None
     honest_fraction: float | None = None
+    noise_by: str = "users"
+    honest_servers: Count | None = None
+    noise_servers: Count | None = None
     min_survivors: Count | None = None
     rows: Count | None = None
     public_rows: Count | None = None
@@ -121,7 +124,6 @@ class Report(Mapping[str, Any]):
     federation: str | None = None
     session: str | None = None
     missing: dict[str, str] = field(default_factory=dict)
-    unchecked_parts: list[Any] = field(default_factory=list)
 
     # the model
     encoding: dict[str, Any] | None = None

@@ -18,7 +18,7 @@ from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import TAU
-from train_distributed.privacy.promise import Privacy
+from train_distributed.privacy.promise import SERVERS, Privacy
 
 Planned = tuple[Guarantee, FloatSum | IntegerEncoder]  # a sum, and what it is to keep
 
@@ -59,16 +59,15 @@ def round_dimension(method: Method) -> int:
     return method.gradient.dimension if method.gradient and method.rounds else 0
 
 
-def zeta_of(rounds: Sequence[Round], sizes: Tensor, bits: int = 64) -> float:
-    """ζ of all integer sums together, of words of so many bits, which each is to be planned with.
+def zeta_of(rounds: Sequence[Round], sizes: Tensor) -> float:
+    """ζ of all integer sums together, which each is to be planned with.
 
     As planned alone; more noise for what the others cost only lowers it.
     """
     if len(rounds) == 1:
         return 0.0  # its own is counted anyway
     alone = [
-        (IntegerEncoder.of(each.submission, each.guarantee, sizes, bits=bits), each.times)
-        for each in rounds
+        (IntegerEncoder.of(each.submission, each.guarantee, sizes), each.times) for each in rounds
     ]
     return sum_up(zeta for own, times in alone for zeta in repeat(own.plan.zeta, times))
 
@@ -96,7 +95,8 @@ def sums_of(
         if generator is None or exact:
             summation = IntegerSum.of(own, guarantee, sizes, zeta, bare=bare)
         else:
-            summation = FloatSum(own.dimension, guarantee.float_std, generator, bare)
+            servers = SERVERS if guarantee.privacy.noise_by == "servers" else 0
+            summation = FloatSum(own.dimension, guarantee.float_std, generator, bare, servers)
         sums += [(guarantee, replace(summation)) for _ in range(each.times)]
     check_zeta((own for _, own in sums if isinstance(own, IntegerEncoder)), zeta)
     return sums

@@ -1,5 +1,6 @@
 """Vectors that users send: length, scale and grid, and how far a record or a user moves them."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,10 @@ class Submission(ABC):
     def user_zero_out(self, sizes: Tensor) -> Tensor:
         """(users,) movement when all n_i records of a user are taken out."""
         return sizes.double() * self.zero_out_sensitivity(sizes)
+
+    def norm_bounds(self, sizes: Tensor) -> Tensor:
+        """(users,) largest L2 norms of scaled submissions: all records together move it so far."""
+        return math.sqrt(self.compositions) * self.user_zero_out(sizes)
 
 
 class Statistic(Submission):

@@ -1,57 +1,70 @@
-"""The one sum over all users, with every user's share of the noise in it."""
+"""The one sum over all users, with the noise in it: every user's share, or that of the servers.
 
+Here all parties are one process, which sees every submission; `secure_sum` is for those who must
+not.
+"""
+
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pretrain import check
 from train_distributed.one_shot.statistic import Statistic, Submission, submissions
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian
-from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
-from train_distributed.secure_sum import SumResult
-from train_distributed.secure_sum.simulate_shares import SharesSum
+from train_distributed.privacy.promise import SERVERS
 
 GRID_EXPONENTS = range(20, 7, -1)
+MOST_NORM = 2.0**31  # of a vector in steps, of which `proofs` can prove the length
 EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are whole
-SERVERS = 3
 BLOCK = 1 << 22  # numbers of submissions that are made together
-PROTOCOL = f"additive shares among {SERVERS} servers, all in one process"
+NO_PROTOCOL = "none, one process added all submissions"
 
 
 @dataclass
 class FloatSum:
-    """A simulation in floating point: the users' noises are drawn as the one Gaussian they add to.
+    """A simulation in floating point: all noise is drawn as the one Gaussian it adds up to.
 
     m independent draws of N(0, s²) sum to N(0, m s²), so this is the same distribution. Marked
     unsuitable for release, as all floating-point noise is.
     """
 
     dimension: int
-    local_std: float  # s, of each user's noise in the scaled submission; 0: none
+    local_std: float  # s, of each share of the noise in the scaled submission; 0: none
     generator: torch.Generator
-    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
+    bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows
+    servers: int = 0  # that add the noise; 0: users do
     grid: None = None
     _sum: Tensor = field(init=False)
-    _users: int = 0  # whose noise is in the total
+    _shares: int = field(init=False)  # of the noise in the total
 
     def __post_init__(self) -> None:
         self._sum = torch.zeros(self.dimension, dtype=torch.float64)
+        self._shares = self.servers - len(self.bare) if self.servers else 0
 
     def add(self, users: Tensor, submissions: Tensor) -> None:
         """Takes (u, D) float64 scaled submissions of these (u,) users, or (1, D) their sum."""
         self._sum += submissions.sum(0)
-        self._users += sum(user not in self.bare for user in users.tolist())
+        if not self.servers:
+            self._shares += sum(user not in self.bare for user in users.tolist())
+
+    def noise_std(self, users: int) -> float:
+        """Standard deviation of the noise in a scaled sum over so many users."""
+        return self.local_std * math.sqrt(self.servers or users)
 
     def total(self) -> Tensor:
         """(D,) float64 sum of all submissions with the noise of those who are not bare."""
-        std = self.local_std * self._users**0.5
+        std = self.local_std * math.sqrt(self._shares)
         return self._sum + gaussian(self.dimension, std, self.generator) if std else self._sum
 
     def report(self) -> dict[str, Any]:
@@ -70,6 +83,7 @@ class IntegerEncoder:
     plan: DiscreteGaussianMechanism
     code: FixedPoint  # of the scaled submission, or of whole steps where they differ by coordinate
     grid: float | None  # rows must be multiples of it; None: any rows
+    servers: int = field(default=0, kw_only=True)  # that add the noise; 0: users do
 
     @classmethod
     def of(
@@ -78,25 +92,28 @@ class IntegerEncoder:
         guarantee: Guarantee,
         sizes: Tensor,
         zeta: float = 0.0,
-        bits: int = 64,
         **own: Any,
     ) -> Self:
         """The grid, noise and encoding of a method for users of these sizes.
 
         `zeta` is that of all sums which share the promise; see `integer_gaussian.calibrate`.
-        `bits` are those of a word in which the sum is taken: fewer of them, and the grid is
-        coarser; `own` are further fields.
+        `own` are further fields.
 
         Trained weights are rounded to a step that `calibrate` chooses and charges. Statistics of
         rows on a grid are whole steps already; the finest grid is taken whose sum cannot wrap
         around, and where float64 holds every user's own sum exactly: rounding it would move it by
         more than its sensitivity says. Those that a users' clip makes shorter are rounded to whole
-        steps again, which is charged.
+        steps again, which is charged; and so are all where servers add the noise, since what a user
+        proves of its vector's length needs one step for all of it.
 
         Raises:
             ValueError: the sum could wrap around, or one user's would not be exact.
         """
         bound, users = method.entry_bound(int(sizes.max())), guarantee.users
+        by_servers = guarantee.privacy.noise_by == "servers"
+        own |= {"servers": SERVERS} if by_servers else {}
+        adders = max(users, SERVERS) if by_servers else users
+        rounded = by_servers or not method.additive
         planned = partial(
             calibrate,
             guarantee.privacy.epsilon,
@@ -104,24 +121,29 @@ class IntegerEncoder:
             sensitivity=guarantee.joint_sensitivity,
             honest=guarantee.honest,
             dimension=method.dimension,
-            rounded_users=0 if method.additive else guarantee.touched_users,
+            rounded_users=guarantee.touched_users if rounded else 0,
             share=guarantee.share,
             zeta=zeta,
         )
         if method.grid_powers is None:
-            plan = planned(step=None)
-            return cls(plan, plan.fixed_point(bound, users, bits), None, **own)
+            plan = cls._provable(planned, method, sizes) if by_servers else planned(step=None)
+            return cls(plan, plan.fixed_point(bound, adders), None, **own)
         for exponent in GRID_EXPONENTS:
             grid = 2.0**-exponent
             steps = (grid ** method.grid_powers.double() * method.scale).numpy()
-            plan = planned(step=steps)
             finest = float(np.min(steps))
             try:
                 if bound / finest > EXACT_STEPS:
                     raise ValueError(
                         f"rows of a user must sum to at most 2^50 steps, got {bound / finest:.4g}"
                     )
-                code = FixedPoint(1.0, bound / finest, users, plan.local_std / finest, bits)
+                if by_servers:
+                    plan = cls._provable(planned, method, sizes)
+                    step, rounding = float(plan.step), 0.5
+                else:
+                    plan, step, rounding = planned(step=steps), finest, 0.0
+                most, std = bound / step + rounding, plan.local_std / step
+                code = FixedPoint(1.0, most, adders, std)
             except ValueError:
                 if exponent == GRID_EXPONENTS[-1]:
                     raise
@@ -129,10 +151,31 @@ class IntegerEncoder:
             return cls(plan, code, grid, **own)
         raise AssertionError("unreachable: the last grid returns or raises")
 
+    @staticmethod
+    def _provable(
+        planned: Callable[..., DiscreteGaussianMechanism], method: Submission, sizes: Tensor
+    ) -> DiscreteGaussianMechanism:
+        """With the finest step, one for all entries, at which every length can be proved."""
+        plan = planned(step=None)
+        rounded = math.sqrt(method.dimension) + 2
+        least = method.norm_bounds(sizes).max().item() * ROUND_UP / (MOST_NORM - rounded)
+        step = 2.0 ** math.ceil(math.log2(least))
+        return plan if plan.step >= step else planned(step=step)
+
+    def norm_bounds(self, method: Submission, sizes: Tensor) -> list[int]:
+        """Length in steps that no encoded submission of users of these (users,) sizes exceeds."""
+        rounded = math.sqrt(method.dimension) / 2
+        longest = method.norm_bounds(sizes) * ROUND_UP / float(self.plan.step)
+        return [math.floor(each + rounded) + 1 for each in longest.tolist()]
+
     @property
     def local_std(self) -> float:
-        """Standard deviation of what each user adds, in scaled units: σ as it is deployed."""
+        """Standard deviation of each share of the noise, in scaled units: σ as it is deployed."""
         return self.plan.local_std
+
+    def noise_std(self, users: int) -> float:
+        """Standard deviation of the noise in a scaled sum over so many users."""
+        return self.local_std * math.sqrt(self.servers or users)
 
     def encode(self, submission: np.ndarray) -> np.ndarray:
         """(D,) scaled float64 to (D,) uint64, without noise."""
@@ -141,7 +184,7 @@ class IntegerEncoder:
         return self.code.encode_exact(np.rint(submission / self.plan.step))
 
     def noised(self, words: np.ndarray, sampler: NoiseSampler = discrete_gaussian) -> np.ndarray:
-        """(D,) uint64 what `encode` gave with one user's share of the noise, drawn afresh."""
+        """(D,) uint64 what `encode` gave with one share of the noise, drawn afresh."""
         return add_noise(words, self.plan.stds_in_steps, sampler)
 
     def decode(self, words: np.ndarray) -> Tensor:
@@ -161,14 +204,17 @@ class IntegerEncoder:
 
 @dataclass
 class IntegerSum(IntegerEncoder):
-    """Deployed sum in one process: every user's own discrete noise, and one secure sum."""
+    """Deployed sum with all parties in one process: whole numbers and discrete noise."""
 
     parties: int  # w
     minimum: int  # m_min
     sampler: NoiseSampler = discrete_gaussian
-    bare: frozenset[int] = frozenset()  # users whose noise an attacker knows: it adds nothing
-    _alone: np.ndarray | None = field(default=None, init=False)  # what a single user sent
-    _result: SumResult | None = field(default=None, init=False)
+    bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows
+    _sum: np.ndarray = field(init=False)
+    _added: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._sum = np.zeros(self.plan.dimension, np.uint64)
 
     @classmethod
     def of(
@@ -177,43 +223,36 @@ class IntegerSum(IntegerEncoder):
         guarantee: Guarantee,
         sizes: Tensor,
         zeta: float = 0.0,
-        bits: int = 64,
         **own: Any,
     ) -> Self:
         """An empty sum, encoded as `IntegerEncoder.of` says."""
         own |= {"parties": guarantee.users, "minimum": guarantee.min_survivors}
-        return super().of(method, guarantee, sizes, zeta, bits, **own)
+        return super().of(method, guarantee, sizes, zeta, **own)
 
     def add(self, users: Tensor, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions; each leaves its user encoded and noised."""
+        """Takes (u, D) float64 scaled submissions of these (u,) users, each of them once."""
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
             words = self.encode(submission)
-            sent = words if user in self.bare else self.noised(words, self.sampler)
-            if self.parties == 1:
-                self._alone = sent
-            else:
-                self._protocol.add(user, sent)
-
-    @cached_property
-    def _protocol(self) -> SharesSum:
-        return SharesSum(self.parties, self.plan.dimension, SERVERS, self.minimum)
+            own = not self.servers and user not in self.bare
+            self._sum += self.noised(words, self.sampler) if own else words
+        self._added += len(users)
 
     def total(self) -> Tensor:
-        """(D,) float64, after protocol A has summed all that was sent."""
-        if self._alone is not None:
-            return self.decode(self._alone)
-        self._result = self._protocol.result()
-        return self.decode(self._result.total)
+        """(D,) float64 sum with the noise of those who are not bare.
+
+        Raises:
+            ValueError: fewer users than are ever to be opened.
+        """
+        check.at_least(self.minimum, users=self._added)
+        noised = self._sum
+        for _ in range(self.servers - len(self.bare) if self.servers else 0):
+            noised = self.noised(noised, self.sampler)
+        return self.decode(noised)
 
     def report(self) -> dict[str, Any]:
-        """Facts of `IntegerEncoder`, and the bytes sent; raises ValueError before `total`."""
-        if self.parties > 1 and self._result is None:
-            raise ValueError("report must come after total, which sums; got no sum yet")
-        alone = {"secure_sum": "none, a single user", "bytes_per_user": 0}
-        if self._result is None:
-            return super().report() | alone
-        sent = self._result.bytes_per_client
-        return super().report() | {"secure_sum": PROTOCOL, "bytes_per_user": sent}
+        """Facts of `IntegerEncoder`, and the bytes that each user would send."""
+        sent = self._sum.nbytes if self.parties > 1 else 0
+        return super().report() | {"secure_sum": NO_PROTOCOL, "bytes_per_user": sent}
 
 
 def add_chunk(summation: FloatSum | IntegerSum, method: Statistic, chunk: Chunk) -> None:

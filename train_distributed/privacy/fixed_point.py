@@ -1,4 +1,4 @@
-"""Real numbers as integers of 32 or 64 bits whose sum modulo 2^bits is the true sum.
+"""Real numbers as 64-bit integers whose sum modulo 2^64 is the true sum.
 
 **No wrap-around.** Let every party submit `round(x / step)` with |x| ≤ bound, plus discrete
 Gaussian noise of standard deviation s = noise_std / step. The rounded values of at most w parties
@@ -6,13 +6,12 @@ sum to at most w (bound/step + 1/2) in absolute value. A discrete Gaussian is su
 its own parameter s² (Canonne, Kamath, Steinke 2020, Fact 16), so the noise of m ≤ w parties
 exceeds 12 s w with probability ≤ 2 exp(-(12 s w)² / (2 m s²)) ≤ 2 exp(-72 w) per coordinate. Where
 
-    w (bound/step + 1/2 + 12 s) < 2^(bits-1)
+    w (bound/step + 1/2 + 12 s) < 2^63
 
-the integer sum lies in [-2^(bits-1), 2^(bits-1)) except with probability ≤ 2 d exp(-72 w) over d
-coordinates, and then the sum modulo 2^bits, read as a signed integer, is the integer sum.
-Wrap-around would be wrong, never less private: reduction modulo 2^bits is post-processing, and may
-come before the sum (of vectors, noise and masks) as well as after it. A vector is held modulo 2^64
-here; whoever sends it in narrower words reduces it (`secure_sum.reports`).
+the integer sum lies in [-2^63, 2^63) except with probability ≤ 2 d exp(-72 w) over d
+coordinates, and then the sum modulo 2^64, read as a signed integer, is the integer sum.
+Wrap-around would be wrong, never less private: reduction modulo 2^64 is post-processing, and may
+come before the sum (of vectors, noise and masks) as well as after it.
 
 **Exactness.** A power-of-two step makes `x / step` and `total * step` exact in float64 (within
 its range), so rounding moves each coordinate by at most half a step and nothing else does.
@@ -26,13 +25,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from pretrain import check
 
-WIDTHS = (32, 64)
 NOISE_MARGIN = 12  # standard deviations
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The map between real vectors and their integers modulo 2^bits.
+    """The map between real vectors and their integers modulo 2^64.
 
     Raises:
         ValueError: a field out of range, or the sum of all parties could wrap around.
@@ -42,18 +40,16 @@ class FixedPoint:
     bound: float  # largest |entry| that a party may encode, same unit as step
     parties: int  # w, the most vectors that are ever added
     noise_std: float = 0.0  # of one party's noise, added after encoding; same unit as step
-    bits: int = 64  # of a word in which sums are taken
 
     def __post_init__(self) -> None:
         check.positive(step=self.step)
         check.within("[0, inf)", bound=self.bound, noise_std=self.noise_std)
         check.at_least(1, parties=self.parties)
-        check.one_of(WIDTHS, bits=self.bits)
         largest = self.largest_sum
-        if not largest < 2.0 ** (self.bits - 1):
+        if not largest < 2.0**63:
             raise ValueError(
                 f"parties * (bound/step + 1/2 + {NOISE_MARGIN} noise_std/step) must be < "
-                f"2^{self.bits - 1}, got {largest:.4g} for parties={self.parties}, "
+                f"2^63, got {largest:.4g} for parties={self.parties}, "
                 f"bound={self.bound}, step={self.step}, noise_std={self.noise_std}"
             )
 

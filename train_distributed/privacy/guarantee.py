@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heads.rows import SLACK
 from train_distributed import accounting
-from train_distributed.privacy.promise import Privacy, group_sensitivity, honest_users
+from train_distributed.privacy.promise import SERVERS, Privacy, group_sensitivity
 
 # Relative margin of sensitivities and noise: covers float64 rounding and rows whose computed norm
 # exceeds the clip norm, by SLACK as computed and by d 2⁻⁵⁴ more in truth for d up to 2¹⁶, where the
@@ -52,7 +52,7 @@ class Guarantee:
     privacy: Privacy
     users: int  # w
     min_survivors: int  # m_min
-    honest: int  # H, certain to be among any m_min survivors
+    honest: int  # H, shares of the noise that are certain in a sum of any m_min survivors
     compositions: int  # C
     sensitivity: float  # of one composition, for the stated unit and group
     noise_multiplier: float  # of one composition; 0: no noise
@@ -102,7 +102,7 @@ class Guarantee:
         """
         privacy.validate()
         users = len(sizes)
-        honest = honest_users(users, privacy.fraction(users), min_survivors)
+        honest = privacy.certain_shares(users, min_survivors)
         moved = partial(
             group_sensitivity, sizes=sizes, unit=privacy.unit, group_size=privacy.group_size
         )
@@ -141,20 +141,30 @@ class Guarantee:
 
     @property
     def float_std(self) -> float:
-        """Noise of one user in a floating-point simulation, σ Δ / √(H share) (Sec. 5.1).
+        """One share of the noise in a floating-point simulation, σ Δ / √(H share) (Sec. 5.1).
 
-        The honest users' shares alone suffice. What is deployed is a little more: the `local_std`
+        The H certain shares alone suffice. What is deployed is a little more: the `local_std`
         of the integer plan, which pays for rounding and discreteness too.
         """
         certain = math.sqrt(self.honest * self.share)
         return self.noise_multiplier * self.sensitivity / certain * ROUND_UP
 
+    @property
+    def float_sum_std(self) -> float:
+        """Noise in the sum of all users' submissions, in such a simulation."""
+        return self.float_std * math.sqrt(self.privacy.noise_shares(self.users))
+
     def report(self) -> dict[str, Any]:
         """The promise in words and numbers, JSON-ready."""
+        if self.privacy.noise_by == "servers":
+            assumed = {"honest_servers": self.honest, "noise_servers": SERVERS}
+        else:
+            fraction = float(self.privacy.fraction(self.users))
+            assumed = {"honest_fraction": fraction, "honest_users": self.honest}
         return self.privacy.report() | {
             "privacy_curve": "gaussian",
-            "honest_fraction": float(self.privacy.fraction(self.users)),
-            "honest_users": self.honest,
+            "noise_by": self.privacy.noise_by,
+            **assumed,
             "min_survivors": self.min_survivors,
             "compositions": self.compositions,
             "sensitivity": self.sensitivity,

@@ -143,7 +143,7 @@ class DiscreteGaussianMechanism:
         """Standard deviations of each user's noise in steps: σ/g."""
         return self.local_std / self.step
 
-    def fixed_point(self, bound: float, parties: int, bits: int = 64) -> FixedPoint:
+    def fixed_point(self, bound: float, parties: int) -> FixedPoint:
         """The encoding that goes with this noise, where one step serves all coordinates.
 
         The bound is on |entry| before noise, in the unit of the sensitivity; see `FixedPoint`.
@@ -153,7 +153,7 @@ class DiscreteGaussianMechanism:
         """
         if np.ndim(self.step):
             raise ValueError(f"step must be one number, got shape {np.shape(self.step)}")
-        return FixedPoint(float(self.step), bound, parties, self.local_std, bits)
+        return FixedPoint(float(self.step), bound, parties, self.local_std)
 
     def delta(self, epsilon: float) -> float:
         """δ(ε) = e^ζ δ_continuous(ε - 2ζ)."""

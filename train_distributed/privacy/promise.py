@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Unit = Literal["record", "user"]
+NoiseBy = Literal["users", "servers"]
+SERVERS = 2  # that add noise, where servers do
 LEAST_PROMISE = 1e-60  # of ε and δ together: below it noise of 1/ε would overflow in squares
 
 
@@ -18,7 +20,9 @@ LEAST_PROMISE = 1e-60  # of ε and δ together: below it noise of 1/ε would ove
 class Privacy:
     """(ε, δ) for neighbours that differ by replacing records; numbers of rows n_i are public.
 
-    An adversary sees the released model and knows the noise of every dishonest user.
+    An adversary sees the released model and knows the noise of every dishonest user; or, where each
+    of two servers adds all the noise that is needed, that of one server, and everything of all
+    other users.
 
     Examples:
         >>> promise = Privacy(epsilon=0.5, delta=1e-5, unit="user")
@@ -36,6 +40,7 @@ class Privacy:
     honest_fraction: float | None = None  # of all users; default: 0.5, for a single user 1
     unit: Unit = "record"  # unit of protection: one record, or all records of one user
     group_size: int = 1  # number of such units that are protected together
+    noise_by: NoiseBy = "users"  # who adds the noise: users a share each, or either server all
 
     def validate(self) -> None:
         """Raises ValueError for a field out of range."""
@@ -49,6 +54,9 @@ class Privacy:
             )
         check.within("(0, 1]", **check.present(honest_fraction=self.honest_fraction))
         check.one_of(get_args(Unit), unit=self.unit)
+        check.one_of(get_args(NoiseBy), noise_by=self.noise_by)
+        if self.noise_by == "servers":
+            check.left_out("where servers add the noise", honest_fraction=self.honest_fraction)
         if not isinstance(self.group_size, int) or self.group_size < 1:
             raise ValueError(f"group_size must be a whole number >= 1, got {self.group_size}")
 
@@ -74,6 +82,21 @@ class Privacy:
         if self.honest_fraction is None:
             return Fraction(1) if users == 1 else Fraction(1, 2)
         return Fraction(repr(float(self.honest_fraction)))
+
+    def noise_shares(self, users: int) -> int:
+        """Shares of the noise in a sum over so many users."""
+        return SERVERS if self.noise_by == "servers" else users
+
+    def certain_shares(self, users: int, min_survivors: int | None = None) -> int:
+        """H, shares of the noise that nobody else knows: of honest users, or of one server.
+
+        Raises:
+            ValueError: m_min outside [1, w], or no certainly honest user.
+        """
+        if self.noise_by == "users":
+            return honest_users(users, self.fraction(users), min_survivors)
+        check.within(f"[1, {users}]", **check.present(min_survivors=min_survivors))
+        return 1
 
 
 def honest_users(users: int, fraction: Fraction, min_survivors: int | None = None) -> int:

@@ -128,7 +128,7 @@ class Pine:
         blinds = (leader_blinds, helper_blinds)
 
         head = np.concatenate([field.from_integers(vector), self._norm_bits(vector)])
-        helper = self._helper_share(share_seed)
+        helper = self.helper_share(share_seed)
         leader_head = field.subtract(head, helper[: layout.norm_end])
         heads = (leader_head, helper[: layout.norm_end])
         signs = [
@@ -169,7 +169,7 @@ class Pine:
         field.check_length(HELPER_BYTES if aggregator else self.leader_bytes, input_share=share)
         signs_blind, blind = share[-2 * SEED_BYTES : -SEED_BYTES], share[-SEED_BYTES:]
         if aggregator:
-            measurement = self._helper_share(share[:SEED_BYTES])
+            measurement = self.helper_share(share[:SEED_BYTES])
             proofs = self._helper_proofs(share[SEED_BYTES : 2 * SEED_BYTES])
         else:
             elements = field.decode(share[: -2 * SEED_BYTES])
@@ -226,7 +226,8 @@ class Pine:
     def _counts(self) -> bytes:
         return bytes([self.proofs_norm_equality, self.proofs])
 
-    def _helper_share(self, seed: bytes) -> Elements:
+    def helper_share(self, seed: bytes) -> Elements:
+        """The helper's share of a measurement, of which the first d are its out share."""
         return Stream(seed, Usage.SHARE, b"\x01").elements(self.layout.shared)
 
     def _helper_proofs(self, seed: bytes) -> Elements:

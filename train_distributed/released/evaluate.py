@@ -1,6 +1,5 @@
 """A private evaluation: what a model gets wrong on rows that users held out, by one sum."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +172,7 @@ def summed(
     report = promise_report(sums) | summation.report()
     report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
     report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
-    noise_std = summation.local_std * math.sqrt(len(survivors))
+    noise_std = summation.noise_std(len(survivors))
     return Sum(method, opened, survivors, noise_std, grid, report)
 
 

@@ -69,3 +69,5 @@ def require_records(method: str, privacy: Privacy) -> None:
             f"unit must be 'record' and group_size 1 for method {method!r}, "
             f"got {privacy.unit!r} and {privacy.group_size}"
         )
+    if privacy.noise_by != "users":
+        raise ValueError(f"noise_by must be 'users' for method {method!r}, got 'servers'")

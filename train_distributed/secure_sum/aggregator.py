@@ -1,249 +1,379 @@
-"""One aggregator of a window: takes reports in batches, commits to one set, opens its sum once.
+"""The two aggregators of a window: reports are kept, prepared in jobs, and opened once as a sum.
 
-It never raises for what arrives: it answers. What it raises ends the process: its disk fails. Then
-it is started again, and nothing that it acknowledged is lost. A report that comes outside the
-window, by its clock, is refused, whatever the clock said before: the next one may be taken.
+A `Leader` takes users' reports. It prepares those that wait, a job at a time, and sends the helper
+its messages and its own prepare shares; the `Helper` decides, adds what passes and says so; then
+the leader adds the same. A job that is sent again, after whatever kill, is answered as before.
 
-The operator orders (signed with the key of the first aggregator, which is its own): STATUS; COMMIT,
-to the last aggregator, which then takes no more reports and signs the set it holds, and with that
-message to all others; OPEN, with the COMMITs of all. An aggregator checks before it signs: it holds
-the reports of the whole set, and the set is no smaller than the window's minimum, which is what the
-users' noise was planned for. It opens when all have signed the same set. Each step may be ordered
-again and gives the same; another set is refused for ever (`Opening`).
+Neither raises for what arrives but a `ProtocolError`, which is an answer. What else it raises says
+that its database fails: what it acknowledged is not lost. A report that comes outside the window,
+by the leader's clock, is refused, whatever the clock said before: the next one may be taken.
+
+The operator orders (signed with the leader's key, which is its own): STATUS; COMMIT, to the leader,
+which then takes no more reports and signs the set it holds once none waits, and with that message
+to the helper; OPEN, with the COMMITs of both. Either draws its noise for the one set that it has
+signed, and opens when the other has signed the same. Each step may be ordered again and gives the
+same; another set is refused for ever (`Opening`).
 """
 
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from train_distributed.proofs import field
+from train_distributed.proofs.field import Elements, InvalidShare
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
+    NotYet,
     OutOfOrder,
     ProtocolError,
     ReplayedMessage,
     SetMismatch,
+    TooFewUsers,
     WrongSender,
 )
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.opening import DIGEST_BYTES, Opening
-from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
-from train_distributed.secure_sum.prg import Words, add_stream
-from train_distributed.secure_sum.report_store import ReportStore
+from train_distributed.secure_sum.opening import Opening
+from train_distributed.secure_sum.parties import EVERYONE
+from train_distributed.secure_sum.report_store import ADDED, REFUSED, WAITING, Line, ReportStore
 from train_distributed.secure_sum.reports import (
-    RECEIPT_BYTES,
-    Checked,
-    Checker,
-    Part,
-    Receipts,
+    MOST_JOB,
+    Prepared,
+    Preparer,
+    Verdict,
     acknowledge,
-    message_bytes,
+    check_report,
+    job_bytes,
+    read_job,
+    read_verdicts,
+    report_bytes,
+    seed_share,
+    write_job,
+    write_verdicts,
 )
-from train_distributed.secure_sum.session import Agreement, count_in, set_bytes
-from train_distributed.secure_sum.window import Window, WindowWithKeys
-from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, sender_of, write
+from train_distributed.secure_sum.session import count_in, set_bytes
+from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys
+from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, write
 
-DONE, REFUSED = b"d", b"r"
-SHUT = REFUSED + OutOfOrder.__name__.encode()  # begins what any report is answered then
 STATUS, COMMIT, OPEN = b"s", b"c", b"o"
-OPERATOR = FIRST_SERVER
-_REFUSAL_BYTES = 400
-Check = Callable[[Sequence[bytes]], Checked]
+MESSAGE_BYTES = 64  # of a prepare message
+SHOWN = 100  # refused users that a status names
+Noise = Callable[[float, int], NDArray[np.int64]]  # (σ in steps, d) -> (d,)
+Send = Callable[[bytes], bytes]  # a job to the helper -> its verdicts
 
 
 class Aggregator:
-    """The part of one aggregator; `check` may spread a batch over processes.
+    """What both aggregators do: the operator's orders.
+
+    Args:
+        window: what was agreed, with its roll.
+        keys: this aggregator's.
+        store: its state.
+        noise: draws its noise, once.
+        clock: seconds since 1970.
 
     Raises:
         ValueError: keys that are not those of the window's aggregator.
     """
 
+    number: ClassVar[int]
+
     def __init__(
         self,
         window: WindowWithKeys,
-        aggregator: int,
         keys: PrivateKeys,
-        reports: ReportStore,
-        *,
-        check: Check | None = None,
+        store: ReportStore,
+        noise: Noise,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if window.servers.get(aggregator) != keys.public:
-            raise ValueError(
-                f"keys must be those of aggregator {aggregator - FIRST_SERVER} of the window"
-            )
-        self._window, self._aggregator, self._keys = window, aggregator, keys
-        self._reports, self._clock = reports, clock
-        self._check = Checker(window, aggregator, keys) if check is None else check
-        self._receipts = Receipts(window, aggregator, keys)
+        self._preparer = Preparer(window, self.number, keys)
+        self.window, self._keys, self._store = window, keys, store
+        self._noise, self._clock = noise, clock
 
-    def take(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Takes reports, each with its receipts; all that it accepts are on the disk afterwards.
-
-        Returns:
-            For each DONE, this aggregator's signed acknowledgement and its receipt, or REFUSED and
-            why. A report that is held already is acknowledged again; another one of the same user
-            is refused.
-        """
-        answers = [b""] * len(requests)
-        rounds: list[dict[int, int]] = []  # of a user's messages the first, the second, ...
-        named: Counter[int] = Counter()
-        for place, request in enumerate(requests):
-            user = self._named(request, -1 - place)
-            if named[user] == len(rounds):
-                rounds.append({})
-            rounds[named[user]][user] = place
-            named[user] += 1
-        for batch in rounds:
-            fresh: list[int] = []
-            for user, place in batch.items():
-                if user >= 0 and self._reports.held[user]:
-                    answers[place] = self._again(user, requests[place])
-                else:
-                    fresh.append(place)
-            if fresh:
-                self._add([requests[place] for place in fresh], fresh, answers)
-        return answers
-
-    def _add(self, batch: list[bytes], places: list[int], answers: list[bytes]) -> None:
-        closed = self._shut(self._clock())
-        if closed:
-            for place in places:
-                answers[place] = _refusal(OutOfOrder(closed))
-            return
-        checked = self._check(batch)
-        parts = [found for found in checked.found if isinstance(found, Part)]
-        if parts:
-            self._reports.add(parts, checked.total)
-        for place, found in zip(places, checked.found, strict=True):
-            if isinstance(found, Part):
-                answers[place] = self._done(found.user, found.tag, found.message)
-            else:
-                answers[place] = REFUSED + found.encode()[:_REFUSAL_BYTES]
-
-    def _shut(self, now: float) -> str:
-        """Why no report is taken; empty: it is."""
-        window = self._window.window
-        if self._reports.closed:
-            return "report must come before the window is closed, came late"
-        if not window.opens <= now < window.closes:
-            return f"report must come from {window.opens} to {window.closes}, came at {now:.0f}"
-        return ""
-
-    def _again(self, user: int, request: bytes) -> bytes:
-        tag, message = self._reports.receipt_of(user)
-        sent = request[: message_bytes(self._window, self._aggregator)]
-        if hashlib.sha256(sent).digest() != message:
-            return _refusal(ReplayedMessage(f"user {user} must report once, has another report"))
-        return self._done(user, tag, message)
-
-    def _done(self, user: int, tag: bytes, message: bytes) -> bytes:
-        signed = acknowledge(self._window, user, message, self._keys)
-        last = self._aggregator == self._window.last
-        return DONE + signed + (b"" if last else self._receipts.give(user, tag))
+    def check(self) -> None:
+        """Raises OSError if the state cannot be reached."""
+        self._store.counts()
 
     def order(self, message: bytes) -> bytes:
-        """Does what the operator has signed; DONE and the answer, or REFUSED and why."""
-        try:
-            limits = {Kind.ORDER: _order_bytes(self._window) - OVERHEAD}
-            envelope = read(self._window, message, EVERYONE, limits)
-            if envelope.sender != OPERATOR:
-                raise WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
-            what, signed = envelope.payload[:1], envelope.payload[1:]
-            if what == STATUS:
-                window, reports = self._window.window, self._reports
-                state = window.state(self._clock(), closed=reports.closed)
-                return DONE + f"{reports.count} reports, {state}".encode()
-            commits = _commits(self._window, signed)
-            if what == COMMIT:
-                return DONE + self._commit(commits)
-            if what == OPEN:
-                return DONE + self._open(commits)
-            raise MalformedMessage(f"ORDER must be {STATUS!r}, {COMMIT!r} or {OPEN!r}")
-        except ProtocolError as error:
-            return _refusal(error)
+        """Does what the operator has signed, and returns the answer.
 
-    def _opening(self) -> Opening:
-        journal = ResumedJournal(self._reports)
-        return Opening(self._window, self._aggregator, self._keys, journal)
+        Raises:
+            NotYet: reports still wait; to be ordered again.
+            ProtocolError: no order, or one that is refused.
+        """
+        limits = {Kind.ORDER: order_bytes(self.window.window) - OVERHEAD}
+        envelope = read(self.window, message, EVERYONE, limits)
+        if envelope.sender != LEADER:
+            raise WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
+        what, signed = envelope.payload[:1], envelope.payload[1:]
+        if what == STATUS:
+            return self._status().encode()
+        commits = _commits(self.window, signed)
+        if what == COMMIT:
+            return self._commit(commits)
+        if what == OPEN:
+            return self._open(commits)
+        raise MalformedMessage(f"ORDER must be {STATUS!r}, {COMMIT!r} or {OPEN!r}")
+
+    def _status(self) -> str:
+        counts = self._store.counts()
+        state = self.window.window.state(self._clock(), closed=self._store.closed)
+        waiting = f", {counts[WAITING]} waiting" if counts[WAITING] else ""
+        lines = [f"{counts[ADDED]} reports{waiting}, {counts[REFUSED]} refused, {state}"]
+        lines += [f"{user}: {why}" for user, why in list(self._store.refused().items())[:SHOWN]]
+        return "\n".join(lines)
 
     def _commit(self, commits: dict[int, Envelope]) -> bytes:
-        """Signs the last aggregator's set, or its own as the last one, and closes the window."""
-        if self._aggregator == self._window.last:
-            return self._opening().commit(self._reports.bitmap())
-        if self._window.last not in commits:
-            raise OutOfOrder("the last aggregator must commit first, its COMMIT is missing")
-        bitmap = commits[self._window.last].payload
-        unknown = np.flatnonzero(_bits(self._window, bitmap) & ~self._reports.held)
-        if len(unknown):
-            raise SetMismatch(
-                f"set must have users held by aggregator {self._aggregator - FIRST_SERVER}, got "
-                f"{len(unknown)} others, {unknown[:10].tolist()}"
-            )
-        return self._opening().commit(bitmap)
+        raise NotImplementedError
+
+    def _opening(self) -> Opening:
+        return Opening(self.window, self.number, self._keys, ResumedJournal(self._store))
 
     def _open(self, commits: dict[int, Envelope]) -> bytes:
-        own = commits.pop(self._aggregator, None)
-        if own is None or self._reports.detail(self._window.digest, "commit") is None:
-            raise OutOfOrder(
-                f"aggregator {self._aggregator - FIRST_SERVER} must commit before it opens"
-            )
+        own = commits.pop(self.number, None)
+        if own is None or self._store.detail(self.window.digest, "commit") is None:
+            raise OutOfOrder(f"aggregator {self.number - LEADER} must commit before it opens")
         opening = self._opening()
         opening.commit(own.payload)
         for envelope in commits.values():
             opening.receive(envelope)
-        return opening.open(self._reports.total - self._left_out(own.payload))
+        return opening.open(lambda: self._noised(own.payload))
 
-    def _left_out(self, bitmap: bytes) -> Words:
-        """(d,) sum of the streams of users held here whose vectors have not come."""
-        out = np.flatnonzero(self._reports.held & ~_bits(self._window, bitmap)).tolist()
-        total = np.zeros(self._window.dimension, self._window.word)
-        for seed in self._reports.seeds(out):
-            add_stream(total, seed)
-        return total
+    def _noised(self, bitmap: bytes) -> Elements:
+        """The share (d,) of the sum over the set, with this aggregator's noise; always the same."""
+        left_out = np.flatnonzero(self._store.held() & ~_bits(self.window, bitmap)).tolist()
+        back = np.zeros(self.window.dimension, np.uint64)
+        for user in left_out:
+            back = field.add(back, self._taken_back(user, self._store.lines([user])[user]))
 
-    def _named(self, request: bytes, nobody: int) -> int:
-        """The user that a request claims to be of, if there is such a user."""
+        def draw(total: Elements) -> Elements:
+            noise = self._noise(self.window.window.noise_std, self.window.dimension)
+            return field.add(field.subtract(total, back), field.from_integers(noise))
+
+        return self._store.noised(draw)
+
+    def _taken_back(self, user: int, line: Line) -> Elements:
+        raise NotImplementedError
+
+
+class Leader(Aggregator):
+    """The operator's aggregator, to which users report."""
+
+    number = LEADER
+
+    def take(self, reports: Sequence[bytes]) -> list[bytes | ProtocolError]:
+        """Keeps reports; those that it acknowledges are on the disk.
+
+        Returns:
+            For each the signed acknowledgement, or why it is refused. A report that is held is
+            acknowledged again; another one of the same user is refused.
+        """
+        answers: list[bytes | ProtocolError] = []
+        fresh: dict[int, tuple[int, bytes, bytes]] = {}
+        users = list[int]()
+        for report in reports:
+            try:
+                user, *_ = check_report(self.window, report)
+                digest = hashlib.sha256(report).digest()
+                fresh.setdefault(user, (user, digest, report))
+                answers.append(digest)
+                users.append(user)
+            except ProtocolError as error:
+                answers.append(error)
+                users.append(-1)
+        held = {user: line.digest for user, line in self._store.lines(list(fresh)).items()}
+        new = [report for user, report in fresh.items() if user not in held]
         try:
-            user = sender_of(request)
-        except ProtocolError:
-            return nobody
-        return user if user in self._window.users else nobody
+            self._check_time()
+            held |= self._store.keep(new)
+        except OutOfOrder as error:
+            late = error
+        else:
+            late = OutOfOrder("report must be kept, is not")
+        return [
+            self._answer(user, answer, held.get(user), late)
+            if isinstance(answer, bytes)
+            else answer
+            for user, answer in zip(users, answers, strict=True)
+        ]
+
+    def _answer(
+        self, user: int, digest: bytes, held: bytes | None, late: OutOfOrder
+    ) -> bytes | ProtocolError:
+        if held is None:
+            return late
+        if held != digest:
+            return ReplayedMessage(f"user {user} must report once, has another report")
+        return acknowledge(self.window.window, user, digest, self._keys)
+
+    def check_open(self) -> None:
+        """Raises OutOfOrder while no reports are taken."""
+        self._check_time()
+        self._store.keep([])
+
+    def _check_time(self) -> None:
+        window, now = self.window.window, self._clock()
+        if not window.opens <= now < window.closes:
+            raise OutOfOrder(
+                f"report must come from {window.opens} to {window.closes}, came at {now:.0f}"
+            )
+
+    def work(self, send: Send) -> int:
+        """Has one job of reports that wait decided; returns how many there were.
+
+        Raises:
+            OSError: the helper is gone; the reports wait on.
+            ProtocolError: the helper refuses the job, or its answer is none.
+        """
+        with self._store.waiting(MOST_JOB) as reports:
+            verdicts, prepared = dict[int, Verdict](), dict[int, tuple[Prepared, bytes]]()
+            for user, report in reports.items():
+                _, own, helper = check_report(self.window, report)
+                try:
+                    prepared[user] = self._preparer.prepare(user, own), helper
+                except (ProtocolError, InvalidShare) as error:
+                    verdicts[user] = str(error)
+            if prepared:
+                job = write_job((helper, own.share) for own, helper in prepared.values())
+                message = write(self.window, Kind.JOB, LEADER, HELPER, job, self._keys.signing)
+                answer = read(self.window, send(message), LEADER, {Kind.VERDICTS: verdicts_bytes()})
+                decided = read_verdicts(answer.payload, message, len(prepared))
+                verdicts |= dict(zip(prepared, decided, strict=True))
+            if reports:
+                self._decide(verdicts, {user: own for user, (own, _) in prepared.items()})
+        return len(reports)
+
+    def _decide(self, verdicts: dict[int, Verdict], prepared: dict[int, Prepared]) -> None:
+        total = np.zeros(self.window.dimension, np.uint64)
+        reasons = dict[int, str]()
+        for user, verdict in verdicts.items():
+            if isinstance(verdict, bytes):
+                try:
+                    total = field.add(total, prepared[user].finish(verdict))
+                    verdict = ""
+                except InvalidShare as error:
+                    verdict = str(error)
+            reasons[user] = verdict
+        self._store.decide(reasons, total)
+
+    def _commit(self, commits: dict[int, Envelope]) -> bytes:
+        """Closes the window and signs the set that is held, unless there are too few reports."""
+        store, least = self._store, self.window.minimum
+        if store.detail(self.window.digest, "commit") is None:
+            counts = store.counts()
+            if counts[ADDED] + counts[WAITING] >= least:
+                store.close_gate()
+                counts = store.counts()
+                if counts[WAITING]:
+                    raise NotYet(f"{counts[WAITING]} reports must be decided first")
+            if counts[ADDED] < least:
+                store.open_gate()
+                users = counts[ADDED] + counts[WAITING]
+                raise TooFewUsers(f"users must be >= {least} to be opened, got {users}")
+        return self._opening().commit(_bitmap(store.held()))
+
+    def _taken_back(self, user: int, line: Line) -> Elements:
+        raise OutOfOrder(f"set must hold user {user}, whom the leader holds")
+
+
+class Helper(Aggregator):
+    """The other aggregator, which decides the leader's jobs."""
+
+    number = HELPER
+
+    def prepare(self, message: bytes) -> bytes:
+        """Decides a job's reports, adds those whose proofs hold, and returns the verdicts.
+
+        What was decided of a report before stays as it was.
+
+        Raises:
+            OutOfOrder: a set was signed.
+            ProtocolError: no job of the leader's.
+        """
+        limits = {Kind.JOB: job_bytes(self.window)}
+        envelope = read(self.window, message, HELPER, limits)
+        if envelope.sender != LEADER:
+            raise WrongSender(f"JOB must come from the leader, got {envelope.sender}")
+        items = {
+            self._preparer.user_of(own): (own, share) for own, share in read_job(envelope.payload)
+        }
+        while True:
+            lines = self._store.lines(list(items))
+            fresh = {user: item for user, item in items.items() if user not in lines}
+            total = np.zeros(self.window.dimension, np.uint64)
+            for user, (own, share) in fresh.items():
+                lines[user], total = self._decided(user, own, share, total)
+            if not fresh or self._store.add({user: lines[user] for user in fresh}, total):
+                break
+        verdicts = [self._verdict(user, own, lines[user]) for user, (own, _) in items.items()]
+        payload = write_verdicts(message, verdicts)
+        return write(self.window, Kind.VERDICTS, HELPER, LEADER, payload, self._keys.signing)
+
+    def _decided(
+        self, user: int, own: bytes, share: bytes, total: Elements
+    ) -> tuple[Line, Elements]:
+        digest = hashlib.sha256(own).digest()
+        try:
+            prepared = self._preparer.prepare(user, own)
+            message, out = self._preparer.decide(prepared, share)
+        except (ProtocolError, InvalidShare) as error:
+            return Line(digest, REFUSED, str(error).encode()), total
+        return Line(digest, ADDED, message + prepared.seed), field.add(total, out)
+
+    def _verdict(self, user: int, own: bytes, line: Line) -> Verdict:
+        if hashlib.sha256(own).digest() != line.digest:
+            return f"user {user} must report once, has another report"
+        return line.content.decode() if line.state == REFUSED else line.content[:MESSAGE_BYTES]
+
+    def _commit(self, commits: dict[int, Envelope]) -> bytes:
+        """Signs the leader's set, and closes the window."""
+        if LEADER not in commits:
+            raise OutOfOrder("the leader must commit first, its COMMIT is missing")
+        bitmap = commits[LEADER].payload
+        unknown = np.flatnonzero(_bits(self.window, bitmap) & ~self._store.held())
+        if len(unknown):
+            raise SetMismatch(
+                f"set must have users held by the helper, got {len(unknown)} others, "
+                f"{unknown[:10].tolist()}"
+            )
+        return self._opening().commit(bitmap)
+
+    def _taken_back(self, user: int, line: Line) -> Elements:
+        return seed_share(self.window, user, line.content[MESSAGE_BYTES:])
+
+
+AGGREGATORS: dict[int, type[Leader] | type[Helper]] = {LEADER: Leader, HELPER: Helper}
 
 
 def write_order(window: Window, what: bytes, commits: Sequence[bytes], keys: PrivateKeys) -> bytes:
-    """An order of the operator's: STATUS, COMMIT or OPEN; signed as the first aggregator."""
-    return write(window, Kind.ORDER, OPERATOR, EVERYONE, what + b"".join(commits), keys.signing)
+    """An order of the operator's: STATUS, COMMIT or OPEN."""
+    return write(window, Kind.ORDER, LEADER, EVERYONE, what + b"".join(commits), keys.signing)
 
 
-def request_bytes(window: Agreement) -> int:
-    """Length of the longest report, receipts included, or order."""
-    servers = len(window.servers)
-    report = message_bytes(window, max(window.servers)) + RECEIPT_BYTES * (servers - 1)
-    return max(report, message_bytes(window, min(window.servers)), _order_bytes(window))
+def request_bytes(window: WindowWithKeys, aggregator: int) -> int:
+    """Length of the longest request: a report, a job, or an order."""
+    job = OVERHEAD + job_bytes(window)
+    first = report_bytes(window.window, window.longest) if aggregator == LEADER else job
+    return max(first, order_bytes(window.window))
 
 
-def answer_bytes(window: Agreement) -> int:
-    """Length of the longest answer."""
-    opening = OVERHEAD + DIGEST_BYTES + window.word.itemsize * window.dimension
-    return 1 + max(opening, _commit_bytes(window), _REFUSAL_BYTES)
+def order_bytes(window: Window) -> int:
+    """Length of the longest order."""
+    return OVERHEAD + 1 + len(window.servers) * (OVERHEAD + set_bytes(window))
 
 
-def _order_bytes(window: Agreement) -> int:
-    return OVERHEAD + 1 + len(window.servers) * _commit_bytes(window)
+def verdicts_bytes() -> int:
+    """Length of the longest verdicts on a job."""
+    return 32 + MOST_JOB * 512
 
 
-def _commit_bytes(window: Agreement) -> int:
-    return OVERHEAD + set_bytes(window)
-
-
-def _commits(window: Agreement, signed: bytes) -> dict[int, Envelope]:
+def _commits(window: WindowWithKeys, signed: bytes) -> dict[int, Envelope]:
     """Aggregator -> its COMMIT, checked."""
-    size = _commit_bytes(window)
+    size = OVERHEAD + set_bytes(window)
     pieces = [signed[start : start + size] for start in range(0, len(signed), size)]
     found: dict[int, Envelope] = {}
     for piece in pieces:
@@ -255,10 +385,10 @@ def _commits(window: Agreement, signed: bytes) -> dict[int, Envelope]:
     return found
 
 
-def _bits(window: Agreement, bitmap: bytes) -> NDArray[np.bool_]:
+def _bits(window: WindowWithKeys, bitmap: bytes) -> NDArray[np.bool_]:
     octets = np.frombuffer(bitmap, np.uint8)
     return np.unpackbits(octets, count=len(window.order), bitorder="little").astype(bool)
 
 
-def _refusal(error: ProtocolError) -> bytes:
-    return REFUSED + f"{type(error).__name__}: {error}".encode()[:_REFUSAL_BYTES]
+def _bitmap(held: NDArray[np.bool_]) -> bytes:
+    return np.packbits(held, bitorder="little").tobytes()

@@ -51,6 +51,10 @@ class OutOfOrder(ProtocolError):
     """Does not belong to the stage that the protocol is in."""
 
 
+class NotYet(ProtocolError):
+    """Will be taken later; to be asked again."""
+
+
 class SetMismatch(ProtocolError):
     """The parties do not speak of the same set of users."""
 
@@ -65,10 +69,6 @@ class TooFewUsers(ProtocolError):
 
 class InconsistentShares(ProtocolError):
     """Shares that do not reconstruct the secret its owner committed to."""
-
-
-class ServersDisagree(ProtocolError):
-    """Computation servers report different sums of the same part: one of them lies."""
 
 
 class Misbehaviour(ProtocolError):

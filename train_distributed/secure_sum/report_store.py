@@ -1,198 +1,239 @@
-"""State of an aggregator on its disk: reports, their sum, and the set that it has signed.
+"""State of an aggregator: reports, its share of their sum, and what it has signed and opened.
 
-One SQLite file. Whatever a batch of reports changes is one transaction, and is on the disk when
-`add` returns: only then may the reports be acknowledged. Killed at any moment, the file holds all
-of a batch or nothing of it (SQLite's rollback journal; a write-ahead log could be lost beside an
-intact file, and with it reports that were acknowledged).
+Everything is in a database, so that any process that has it goes on where another was killed. What
+a call writes is on the disk when it returns: only then may it be acknowledged.
 
-SQLite notices torn writes, not flipped bits. So the state's row carries a hash of itself, and with
-it the sum modulo 2^256 of the hashes of all reports' rows: what does not fit is an error in one
-line. Nothing is repaired, and a file from a backup must never be used: what the aggregator signed
-since would be forgotten.
+A report waits at the leader until the helper has decided; then its vector is in the total and only
+a line of it stays. The helper keeps the seed of its share, with which it takes a report back that
+the leader's set lacks. The noised share is drawn once, in the transaction that stores it: whoever
+asks again, after whatever kill, is given the same.
+
+A total carries its hash: what does not fit is an error in one line. A database from a backup must
+never be used: what was signed since would be forgotten.
 """
 
 import hashlib
-import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.errors import AlreadyOpened
-from train_distributed.secure_sum.prg import Words
-from train_distributed.secure_sum.reports import TAG_BYTES, Part
+from train_distributed.proofs import field
+from train_distributed.proofs.field import Elements
+from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
 from train_distributed.secure_sum.session import Agreement
-from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
-from train_distributed.store.database import Database, make_durable
+from train_distributed.store.sql import Run, Sql
 
-FILE, LAYOUT = "holdings.sqlite", 1
-_STATE = ("session", "adder", "clock", "closed", "reports", "mark", "total", "commit", "open")
-_COLUMNS = ", ".join(f'"{name}"' for name in _STATE)
-_MODULUS = 1 << 256
+WAITING, ADDED, REFUSED = range(3)
+_GATE, _NOISED = "gate", "noised share"
+_OPEN, _CLOSED = b"open", b"closed"
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, content {blob} NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS total (place INTEGER PRIMARY KEY, content {blob} NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS report (person BIGINT PRIMARY KEY, digest {blob} NOT NULL, "
+    "state INTEGER NOT NULL, content {blob} NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS waiting ON report (person) WHERE state = 0",
+)
 
 
 @dataclass(frozen=True)
-class _State:
-    """The one row besides the reports."""
+class Line:
+    """What is kept of a report."""
 
-    session: bytes
-    adder: int  # number of the aggregator; the column keeps its name
-    clock: float  # decides nothing: files of 0.1.0 have a time here
-    closed: int
-    reports: int
-    mark: bytes  # sum of the rows' hashes
-    total: bytes
-    commit: bytes  # SHA-256 of the set that was signed; empty: none was
-    open: bytes  # of the set that was opened
-
-    def seal(self) -> bytes:
-        digest = hashlib.sha256(struct.pack(">I", LAYOUT))
-        for name in _STATE:
-            value = getattr(self, name)
-            content = value if isinstance(value, bytes) else repr(value).encode()
-            digest.update(struct.pack(">Q", len(content)) + content)
-        return digest.digest()
+    digest: bytes  # SHA-256 of the report, or of the helper's message
+    state: int
+    content: bytes  # leader: the report while it waits; helper: verdict and seed
 
 
 class ReportStore:
-    """The state of one aggregator in one window; also the `Journal` of what it signed."""
+    """The state of one aggregator in one window; also the `Journal` of what it signed.
 
-    def __init__(self, directory: Path, window: Agreement, aggregator: int) -> None:
-        """Opens the file, or makes it, and verifies all of it.
+    Raises:
+        ValueError: the database is of another window or aggregator.
+        OSError: it cannot be reached or written.
+    """
 
-        Raises:
-            ValueError: it is of another window or aggregator, or damaged.
-            OSError: another process has it, or it cannot be read or written.
-        """
-        self._window, self._path = window, directory / FILE
-        make_durable(directory.resolve())
-        self._database = Database(self._path, "reports", alone=True)
-        self._file = self._database.connection
-        try:
-            self._create(aggregator)
-            with self._database.errors():
-                self._state = self._read(aggregator)
-        except (IndexError, TypeError, OverflowError, struct.error) as error:  # another type, size
-            self._database.close()
-            raise ValueError(f"{self._path} must be as it was written, got: {error}") from error
-        except BaseException:
-            self._database.close()
-            raise
-        self.total: Words = bytes_to_words(self._state.total, window.dimension, window.word).copy()
+    def __init__(self, sql: Sql, window: Agreement, aggregator: int) -> None:
+        self._sql, self._window = sql, window
+        owner = window.digest + aggregator.to_bytes(4, "big")
+        none = _sealed(np.zeros(window.dimension, np.uint64))
+        with sql.transaction() as run:
+            for statement in (*sql.alone, *_TABLES):
+                run(statement.format(blob=sql.blob))
+            for name, content in (("owner", owner), (_GATE, _OPEN)):
+                run("INSERT INTO fact VALUES (?, ?) ON CONFLICT DO NOTHING", (name, content))
+            for place in range(sql.writers):
+                run("INSERT INTO total VALUES (?, ?) ON CONFLICT DO NOTHING", (place, none))
+            if self._fact(run, "owner") != owner:
+                raise ValueError("state must be of this window and aggregator, is of another")
 
-    def close_file(self) -> None:
-        """Closes the file and releases its lock."""
-        self._database.close()
+    def close(self) -> None:
+        """Closes the database."""
+        self._sql.close()
 
     @property
     def closed(self) -> bool:
-        """Whether a set was signed, so that no more reports are taken."""
-        return bool(self._state.closed)
+        """Whether no more reports are taken."""
+        with self._sql.transaction() as run:
+            return self._fact(run, _GATE) == _CLOSED
 
-    @property
-    def count(self) -> int:
-        """Reports held."""
-        return self._state.reports
+    def counts(self) -> dict[int, int]:
+        """Reports by their state."""
+        with self._sql.transaction() as run:
+            found = run("SELECT state, count(*) FROM report GROUP BY state").fetchall()
+        return {WAITING: 0, ADDED: 0, REFUSED: 0} | dict(found)
 
-    def bitmap(self) -> bytes:
-        """Users whose reports are held, one bit each."""
-        return np.packbits(self.held, bitorder="little").tobytes()
+    def held(self) -> NDArray[np.bool_]:
+        """(w,) whose reports are in the total."""
+        with self._sql.transaction() as run:
+            found = run("SELECT person FROM report WHERE state = ?", (ADDED,)).fetchall()
+        held = np.zeros(len(self._window.users), bool)
+        held[[user for (user,) in found]] = True
+        return held
 
-    def receipt_of(self, user: int) -> tuple[bytes, bytes]:
-        """Tag of the report held of a user, and SHA-256 of its message."""
-        line = self._line(user)
-        return line[:TAG_BYTES], line[TAG_BYTES : TAG_BYTES + 32]
+    def refused(self) -> dict[int, str]:
+        """User -> why its report was refused."""
+        query = "SELECT person, content FROM report WHERE state = ? ORDER BY person"
+        with self._sql.transaction() as run:
+            found = run(query, (REFUSED,)).fetchall()
+        return {user: bytes(why).decode() for user, why in found}
 
-    def seeds(self, users: Sequence[int]) -> Iterator[bytes]:
-        """The seeds of users whose reports are held."""
-        for user in users:
-            yield self._line(user)[TAG_BYTES + 32 :]
+    def lines(self, users: Sequence[int]) -> dict[int, Line]:
+        """What is kept of the reports of these users, where there is any."""
+        with self._sql.transaction() as run:
+            return self._lines(run, users)
 
-    def _line(self, user: int) -> bytes:
-        with self._database.errors():
-            query = self._file.execute("SELECT line FROM report WHERE user = ?", (user,))
-            return query.fetchone()[0]
+    def keep(self, reports: Sequence[tuple[int, bytes, bytes]]) -> dict[int, bytes]:
+        """Keeps (user, SHA-256, report) of distinct users, unless one is kept of that user.
 
-    def add(self, parts: Sequence[Part], total: Words) -> None:
-        """Adds reports of distinct users of whom none is held; durable when it returns.
-
-        `total` (d,) is their sum.
+        Returns:
+            User -> SHA-256 of the report that is kept of it.
 
         Raises:
-            OSError: it cannot be written, and nothing was added.
+            OutOfOrder: no more reports are taken.
         """
-        lines = [(part.user, part.tag + part.message + part.seed) for part in parts]
-        mark = int.from_bytes(self._state.mark, "big")
-        mark = (mark + sum(_hash(*line) for line in lines)) % _MODULUS
-        new = replace(
-            self._state,
-            reports=self._state.reports + len(parts),
-            mark=mark.to_bytes(32, "big"),
-            total=words_to_bytes(self.total + total),
-        )
-        self._write(new, lines)
-        self.total += total
-        self.held[[part.user for part in parts]] = True
+        with self._sql.transaction() as run:
+            self._check_gate(run)
+            for user, digest, report in reports:
+                run(
+                    "INSERT INTO report VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    (user, digest, WAITING, report),
+                )
+            kept = self._lines(run, [user for user, *_ in reports])
+        return {user: line.digest for user, line in kept.items()}
+
+    @contextmanager
+    def waiting(self, most: int) -> Iterator[dict[int, bytes]]:
+        """Up to so many reports that wait, which no other process takes until the block ends."""
+        query = f"SELECT person, content FROM report WHERE state = 0 LIMIT ?{self._sql.skip}"
+        with self._sql.held():
+            with self._sql.transaction() as run:
+                found = run(query, (most,)).fetchall()
+            yield {user: bytes(report) for user, report in found}
+
+    def decide(self, verdicts: Mapping[int, str], total: Elements) -> None:
+        """Notes what became of reports that waited: why one is refused; empty: it is in `total`."""
+        lines = [(REFUSED if why else ADDED, why.encode(), user) for user, why in verdicts.items()]
+        query = "UPDATE report SET state = ?, content = ? WHERE person = ? AND state = 0"
+        with self._sql.transaction() as run:
+            for line in lines:
+                if run(query, line).rowcount != 1:
+                    raise OutOfOrder(f"report of user {line[-1]} must wait, was decided before")
+            self._add(run, total)
+
+    def add(self, lines: Mapping[int, Line], total: Elements) -> bool:
+        """Adds the helper's lines, and their out shares; False: one of a user was added before.
+
+        Raises:
+            OutOfOrder: a set was signed.
+        """
+        query = "INSERT INTO report VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+        with self._sql.transaction() as run:
+            self._check_gate(run)
+            if self._lines(run, list(lines)):
+                return False
+            for user, line in lines.items():
+                if run(query, (user, line.digest, line.state, line.content)).rowcount != 1:
+                    raise OSError(f"report of user {user} was added by another process meanwhile")
+            self._add(run, total)
+        return True
+
+    def close_gate(self) -> None:
+        """From now on no report is taken."""
+        self._gate(_CLOSED)
+
+    def open_gate(self) -> None:
+        """Reports are taken again, where no set was signed."""
+        self._gate(_OPEN)
+
+    def noised(self, draw: Callable[[Elements], Elements]) -> Elements:
+        """This aggregator's share of the sum with its noise: drawn once, then always the same.
+
+        `draw` makes it of the share without noise (d,).
+        """
+        with self._sql.transaction() as run:
+            self._fact(run, _GATE, self._sql.lock)  # one process draws
+            found = self._fact(run, _NOISED)
+            if found is None:
+                total = np.zeros(self._window.dimension, np.uint64)
+                for (content,) in run("SELECT content FROM total").fetchall():
+                    total = field.add(total, _opened(content))
+                found = _sealed(draw(total))
+                run("INSERT INTO fact VALUES (?, ?)", (_NOISED, found))
+        return _opened(found)
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:
-        """See `Journal.claim`; the steps are "commit", with which no more is taken, and "open"."""
-        if self.detail(session, step) is not None:
-            raise AlreadyOpened(f"{step} must happen once per window, got {session.hex()} again")
-        self._write(replace(self._state, closed=1, **{step: detail}))
+        """See `Journal.claim`; with the first step no more reports are taken."""
+        assert session == self._window.digest
+        with self._sql.transaction() as run:
+            run("UPDATE fact SET content = ? WHERE name = ?", (_CLOSED, _GATE))
+            query = "INSERT INTO fact VALUES (?, ?) ON CONFLICT DO NOTHING"
+            if run(query, (step, detail)).rowcount != 1:
+                raise AlreadyOpened(f"{step} must happen once per window, was done before")
 
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
-        assert session == self._state.session
-        return getattr(self._state, step) or None
+        assert session == self._window.digest
+        with self._sql.transaction() as run:
+            return self._fact(run, step)
 
-    def _write(self, state: _State, lines: Sequence[tuple[int, bytes]] = ()) -> None:
-        """One transaction; in memory nothing has changed until it is on the disk."""
-        with self._database.transaction() as run:
-            run.executemany("INSERT INTO report VALUES (?, ?)", lines)
-            self._keep(state)
-        self._state = state
+    def _gate(self, content: bytes) -> None:
+        with self._sql.transaction() as run:
+            run("UPDATE fact SET content = ? WHERE name = ?", (content, _GATE))
 
-    def _keep(self, state: _State) -> None:
-        values, places = [getattr(state, name) for name in _STATE], ", ".join("?" * len(_STATE))
-        self._file.execute("DELETE FROM state")
-        self._file.execute(f"INSERT INTO state VALUES ({places}, ?)", [*values, state.seal()])
+    def _check_gate(self, run: Run) -> None:
+        lock = self._sql.lock and " FOR SHARE"
+        if self._fact(run, _GATE, lock) != _OPEN:
+            raise OutOfOrder("report must come before the window is closed, came late")
 
-    def _create(self, aggregator: int) -> None:
-        with self._database.errors():
-            tables = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            layout = self._file.execute("PRAGMA user_version").fetchone()[0]
-        if tables or layout:
-            return
-        window = self._window
-        none = words_to_bytes(np.zeros(window.dimension, window.word))
-        with self._database.transaction() as run:
-            run.execute(f"PRAGMA user_version = {LAYOUT}")
-            run.execute("CREATE TABLE report (user INTEGER PRIMARY KEY, line BLOB NOT NULL)")
-            run.execute(f"CREATE TABLE state ({_COLUMNS}, seal)")
-            self._keep(_State(window.digest, aggregator, 0.0, 0, 0, bytes(32), none, b"", b""))
+    def _fact(self, run: Run, name: str, lock: str = "") -> bytes | None:
+        found = run(f"SELECT content FROM fact WHERE name = ?{lock}", (name,)).fetchone()
+        return None if found is None else bytes(found[0])
 
-    def _read(self, aggregator: int) -> _State:
-        """Everything, verified; `held` is made of it."""
-        (layout,) = self._file.execute("PRAGMA user_version").fetchone()
-        if layout != LAYOUT:
-            raise ValueError(f"{self._path} must be of layout {LAYOUT}, is of {layout}")
-        rows = self._file.execute(f"SELECT {_COLUMNS}, seal FROM state").fetchall()
-        if len(rows) != 1 or (state := _State(*rows[0][:-1])).seal() != rows[0][-1]:
-            raise ValueError(f"{self._path} must be as it was written, its state is damaged")
-        if (state.session, state.adder) != (self._window.digest, aggregator):
-            raise ValueError(f"{self._path} must be of this window and aggregator, is of another")
-        self.held: NDArray[np.bool_] = np.zeros(len(self._window.users), bool)
-        mark = count = 0
-        for user, line in self._file.execute("SELECT user, line FROM report"):
-            mark, count = mark + _hash(user, line), count + 1
-            self.held[user] = True
-        if (mark % _MODULUS).to_bytes(32, "big") != state.mark or count != state.reports:
-            raise ValueError(f"{self._path} must be as it was written, its reports are damaged")
-        return state
+    def _lines(self, run: Run, users: Sequence[int]) -> dict[int, Line]:
+        marks = ", ".join("?" * len(users))
+        query = f"SELECT person, digest, state, content FROM report WHERE person IN ({marks})"
+        found = run(query, users).fetchall() if users else []
+        return {user: Line(bytes(d), state, bytes(c)) for user, d, state, c in found}
+
+    def _add(self, run: Run, total: Elements) -> None:
+        place = secrets.randbelow(self._sql.writers)
+        query = f"SELECT content FROM total WHERE place = ?{self._sql.lock}"
+        (before,) = run(query, (place,)).fetchone()
+        content = _sealed(field.add(_opened(before), total))
+        run("UPDATE total SET content = ? WHERE place = ?", (content, place))
 
 
-def _hash(user: int, line: bytes) -> int:
-    digest = hashlib.sha256(struct.pack(">I", user) + line).digest()
-    return int.from_bytes(digest, "big")
+def _sealed(total: Elements) -> bytes:
+    octets = field.encode(total)
+    return hashlib.sha256(octets).digest() + octets
+
+
+def _opened(content: bytes) -> Elements:
+    digest, octets = bytes(content[:32]), bytes(content[32:])
+    if hashlib.sha256(octets).digest() != digest:
+        raise ValueError("state must be as it was written, a total in it is damaged")
+    return field.decode(octets)

@@ -1,35 +1,40 @@
-"""A user's report to the aggregators of a window, and how an aggregator checks what arrives.
+"""A user's report to the two aggregators of a window, and what they say to each other about it.
 
-As in `shares.py`, the first aggregators get a seed each and the last one the vector minus their
-streams, sealed and signed. Reports come at any time and are sent again until they are acknowledged,
-so:
+    report   message to the leader | message to the helper, each sealed to its reader and signed
+    message  nonce 16 | public share | sealed input share of `proofs.Pine`
+    job      leader -> helper: for each report, the helper's message and the leader's prepare share
+    verdicts helper -> leader: for each report, the prepare message, or why it is refused
 
-* all parts of a report carry the same 16 random bytes, its *tag*: parts of two reports of one user
-  (of a user that forgot its first one) never meet in a sum, which they would make meaningless;
-* an aggregator of seeds answers, once the seed is on its disk, with a *receipt*: a MAC for the last
-  aggregator over user and tag. The last aggregator takes a vector with the receipts of all others
-  only. So it holds none that another lacks: its set is the intersection of all sets.
+A user sends its report to the leader, which passes the helper's message on. Both aggregators derive
+the verify key of the proofs, which users must not know, from their own two keys.
 
-Every aggregator signs its acknowledgement, so that nobody else can make a user believe that its
-report is held. A receipt's key is derived from the two aggregators' X25519 keys (static
-Diffie-Hellman), so that it costs a hash and not a signature. An aggregator that forges receipts, or
-forgets what it gave one for, ends the window at its commitment (`aggregator.py`); it opens nothing.
+The leader signs its acknowledgement, so that nobody else can make a user believe that its report is
+held; the helper signs its verdicts, so that nothing between them can change what is added.
 """
 
 import hashlib
-import hmac
 import secrets
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pretrain import check
-from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, ProtocolError
+from train_distributed.proofs.field import Elements
+from train_distributed.proofs.pine import (
+    HELPER_BYTES,
+    NONCE_BYTES,
+    PUBLIC_BYTES,
+    Pine,
+    PrepareState,
+)
+from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, WrongSender
 from train_distributed.secure_sum.keys import (
+    KEY_BYTES,
     SEAL_BYTES,
-    SIGNATURE_BYTES,
     PrivateKeys,
     agree,
     exchange_key,
@@ -38,172 +43,212 @@ from train_distributed.secure_sum.keys import (
     sign,
     verify,
 )
-from train_distributed.secure_sum.prg import (
-    SEED_BYTES,
-    Words,
-    add_stream,
-    derive,
-    new_seed,
-    subtract_stream,
-)
-from train_distributed.secure_sum.session import Agreement
-from train_distributed.secure_sum.shares import share_context
-from train_distributed.secure_sum.window import Window, WindowWithKeys
-from train_distributed.secure_sum.wire import (
-    OVERHEAD,
-    Kind,
-    bytes_to_words,
-    check_vector,
-    read,
-    words_to_bytes,
-    write,
-)
+from train_distributed.secure_sum.prg import derive
+from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys
+from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, payload_of, read, write
 
-TAG_BYTES = 16
-RECEIPT_BYTES = 32
+_HEAD = NONCE_BYTES + PUBLIC_BYTES
+HELPER_MESSAGE_BYTES = OVERHEAD + _HEAD + SEAL_BYTES + HELPER_BYTES
+MOST_JOB = 64  # reports in a job
+_LENGTH = struct.Struct(">I")
+Verdict = bytes | str  # the prepare message, or why the report is refused
+
+
+@lru_cache(maxsize=256)
+def proof_of(dimension: int, norm_bound: int) -> Pine:
+    """The proof of a vector (d,) of whole numbers whose length is within the bound."""
+    return Pine.for_bound(dimension=dimension, norm_bound=norm_bound)
 
 
 def make_report(
-    window: Window, user: int, keys: PrivateKeys, vector: NDArray[np.uint64]
-) -> dict[int, bytes]:
-    """Splits a vector into one message per aggregator; to send again is to send these again.
-
-    The vector is (d,) uint64, integers plus this user's noise, and taken modulo 2^bits. The last
-    aggregator's message is to be sent with the receipts of all others.
-
-    Raises:
-        ValueError: a vector of another shape or type, or a user that is not on the roll.
-    """
-    check_vector(vector, window.dimension)
-    check.within(f"[0, {window.enrolled - 1}]", user=user)
-    *first, last = sorted(window.servers)
-    tag, masked = secrets.token_bytes(TAG_BYTES), vector.astype(window.word)
-    parts: dict[int, bytes] = {aggregator: new_seed() for aggregator in first}
-    for seed in parts.values():
-        subtract_stream(masked, seed)
-    parts[last] = words_to_bytes(masked)
-    messages = {}
-    for aggregator, part in parts.items():
-        context = share_context(window, user, aggregator) + tag
-        sealed = tag + seal(window.servers[aggregator].sealing, part, context)
-        messages[aggregator] = write(window, Kind.SHARE, user, aggregator, sealed, keys.signing)
-    return messages
-
-
-def part_bytes(window: Agreement, aggregator: int) -> int:
-    """Length of what an aggregator is sent: a seed, or the vector."""
-    last = aggregator == max(window.servers)
-    return window.word.itemsize * window.dimension if last else SEED_BYTES
-
-
-def message_bytes(window: Agreement, aggregator: int) -> int:
-    """Length of the message in which it comes, without receipts."""
-    return OVERHEAD + TAG_BYTES + SEAL_BYTES + part_bytes(window, aggregator)
-
-
-def acknowledge(window: Agreement, user: int, message: bytes, keys: PrivateKeys) -> bytes:
-    """An aggregator's signature that it holds a user's message, of which this is the SHA-256."""
-    return sign(keys.signing, _held(window, user, message))
-
-
-def check_acknowledgement(
-    window: Window, aggregator: int, user: int, message: bytes, answer: bytes
+    window: Window, user: int, keys: PrivateKeys, vector: NDArray[np.int64], norm_bound: int
 ) -> bytes:
-    """The receipt after an acknowledgement, in an answer without its first byte.
+    """Splits a vector (d,) int64, without noise; to send a report again is to send these bytes.
 
     Raises:
-        BadSignature: the aggregator has not signed that it holds this message.
+        ValueError: another shape, a vector longer than its bound, or a user beyond the roll.
     """
-    held = _held(window, user, hashlib.sha256(message).digest())
+    check.within(f"[0, {window.enrolled - 1}]", user=user)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    public, shares = proof_of(window.dimension, norm_bound).shard(vector, nonce)
+    messages = []
+    for aggregator, share in zip((LEADER, HELPER), shares, strict=True):
+        context = _context(window, user, aggregator, nonce + public)
+        sealed = seal(window.servers[aggregator].sealing, share, context)
+        payload = nonce + public + sealed
+        messages.append(write(window, Kind.SHARE, user, aggregator, payload, keys.signing))
+    return b"".join(messages)
+
+
+def report_bytes(window: Window, norm_bound: int) -> int:
+    """Length of a report."""
+    share = proof_of(window.dimension, norm_bound).leader_bytes
+    return OVERHEAD + _HEAD + SEAL_BYTES + share + HELPER_MESSAGE_BYTES
+
+
+def check_report(window: WindowWithKeys, report: bytes) -> tuple[int, bytes, bytes]:
+    """The user of a report, and its messages to leader and helper, whose signatures are checked.
+
+    Raises:
+        ProtocolError: no report of a user of this window.
+    """
+    messages = report[:-HELPER_MESSAGE_BYTES], report[-HELPER_MESSAGE_BYTES:]
+    leader, helper = (
+        _read(window, each, to) for each, to in zip(messages, (LEADER, HELPER), strict=True)
+    )
+    if leader.sender != helper.sender:
+        raise WrongSender(f"report must be of one user, got {leader.sender} and {helper.sender}")
+    return leader.sender, *messages
+
+
+def acknowledge(window: Window, user: int, report: bytes, keys: PrivateKeys) -> bytes:
+    """The leader's signature that it holds a user's report, of which this is the SHA-256."""
+    return sign(keys.signing, _held(window, user, report))
+
+
+def check_acknowledgement(window: Window, user: int, report: bytes, answer: bytes) -> None:
+    """Raises BadSignature unless the leader has signed that it holds this report."""
+    held = _held(window, user, hashlib.sha256(report).digest())
     try:
-        verify(window.servers[aggregator].verifying, answer[:SIGNATURE_BYTES], held)
+        verify(window.servers[LEADER].verifying, answer, held)
     except BadSignature as error:
         raise BadSignature("acknowledgement must be signed with its pinned key, is not") from error
-    return answer[SIGNATURE_BYTES:]
-
-
-def _held(window: Agreement, user: int, message: bytes) -> bytes:
-    return b"report held, version 1" + window.digest + user.to_bytes(4, "big") + message
 
 
 @dataclass(frozen=True)
-class Part:
-    """One report's part that passed all checks."""
+class Prepared:
+    """A report's share at one aggregator, whose proof is not decided yet."""
 
-    user: int
-    tag: bytes
-    message: bytes  # SHA-256 of the message: the same again is no other report
-    seed: bytes  # empty at the last aggregator, which keeps no vector
+    proof: Pine
+    state: PrepareState
+    share: bytes  # for the other aggregator
+    seed: bytes  # of the helper's out share; the leader's is no seed
 
-
-@dataclass(frozen=True)
-class Checked:
-    """Parts found in a slice of the messages that arrived."""
-
-    found: list[Part | str]  # for each message its part, or why it is refused
-    total: Words  # (d,) sum of the parts
+    def finish(self, message: bytes) -> Elements:
+        """The out share (d,); raises InvalidShare unless the message is of both shares."""
+        return self.proof.prepare_next(self.state, message)
 
 
-class Receipts:
-    """The receipts that an aggregator gives, or those that the last one checks."""
+class Preparer:
+    """Opens and prepares the shares of one aggregator; it has no state.
 
-    def __init__(self, window: Agreement, aggregator: int, keys: PrivateKeys) -> None:
-        last, own = max(window.servers), exchange_key(keys.opening)
-        others = sorted(set(window.servers) - {last}) if aggregator == last else [last]
-        self._keys = []
-        for other in others:
-            pair = (other if aggregator == last else aggregator).to_bytes(4, "big")
-            shared = agree(own, window.servers[other].sealing)
-            self._keys.append(derive(shared, b"receipt" + window.digest + pair))
-        self.length = RECEIPT_BYTES * len(others) if aggregator == last else 0  # with a message
-
-    def give(self, user: int, tag: bytes) -> bytes:
-        """The receipts for a report: an aggregator of seeds gives one."""
-        text = user.to_bytes(4, "big") + tag
-        return b"".join(hmac.digest(key, text, "sha256") for key in self._keys)
-
-    def check(self, user: int, tag: bytes, receipts: bytes) -> None:
-        """Raises BadSignature unless these are the receipts of all aggregators of seeds."""
-        if not hmac.compare_digest(self.give(user, tag), receipts):
-            raise BadSignature(f"report of user {user} must have all other aggregators' receipts")
-
-
-class Checker:
-    """Checks messages, opens and adds their parts: all that costs time, and needs no state."""
+    Raises:
+        ValueError: keys that are not those of the window's aggregator.
+    """
 
     def __init__(self, window: WindowWithKeys, aggregator: int, keys: PrivateKeys) -> None:
+        if window.servers.get(aggregator) != keys.public:
+            raise ValueError(
+                f"keys must be those of aggregator {aggregator - LEADER} of the window"
+            )
         self._window, self._aggregator = window, aggregator
         self._opening = exchange_key(keys.opening)
-        self._receipts = Receipts(window, aggregator, keys)
-        self._size = part_bytes(window, aggregator)
+        other = LEADER if aggregator == HELPER else HELPER
+        shared = agree(self._opening, window.servers[other].sealing)
+        self._verify_key = derive(shared, b"verify key" + window.digest)
 
-    def __call__(self, messages: Sequence[bytes]) -> Checked:
-        """Looks at messages, each followed by its receipts; no user may be named twice."""
-        total = np.zeros(self._window.dimension, self._window.word)
-        found: list[Part | str] = []
-        for message in messages:
-            try:
-                found.append(self._add(message, total))
-            except ProtocolError as error:
-                found.append(f"{type(error).__name__}: {error}")
-        return Checked(found, total)
+    def user_of(self, message: bytes) -> int:
+        """The user that has signed a message to this aggregator; raises ProtocolError."""
+        return _read(self._window, message, self._aggregator).sender
 
-    def _add(self, request: bytes, total: Words) -> Part:
-        end = len(request) - self._receipts.length
-        message, receipts = request[: max(0, end)], request[max(0, end) :]
-        longest = TAG_BYTES + SEAL_BYTES + self._size
-        envelope = read(self._window, message, self._aggregator, {Kind.SHARE: longest})
-        user, payload = envelope.sender, envelope.payload
-        if user not in self._window.users or len(payload) != longest:
-            raise MalformedMessage(f"report must be {longest} bytes of a user, got {len(payload)}")
-        tag = payload[:TAG_BYTES]
-        if self._receipts.length:
-            self._receipts.check(user, tag, receipts)
-        context = share_context(self._window, user, self._aggregator) + tag
-        part = open_seal(self._opening, payload[TAG_BYTES:], context)
-        if self._receipts.length:
-            total += bytes_to_words(part, self._window.dimension, self._window.word)
-            part = b""
-        else:
-            add_stream(total, part)
-        return Part(user, tag, hashlib.sha256(message).digest(), part)
+    def prepare(self, user: int, message: bytes) -> Prepared:
+        """Prepares a message that `user_of` has checked.
+
+        Raises:
+            BadSeal, InvalidShare: the user made no share that can be added.
+        """
+        payload = payload_of(message)
+        nonce, public = payload[:NONCE_BYTES], payload[NONCE_BYTES:_HEAD]
+        context = _context(self._window, user, self._aggregator, payload[:_HEAD])
+        share = open_seal(self._opening, payload[_HEAD:], context)
+        proof = proof_of(self._window.dimension, self._window.norm_bound(user))
+        place = self._aggregator - LEADER
+        state, sent = proof.prepare_init(self._verify_key, place, nonce, public, share)
+        return Prepared(proof, state, sent, share[:KEY_BYTES] if place else b"")
+
+    def decide(self, own: Prepared, leader: bytes) -> tuple[bytes, Elements]:
+        """The prepare message of a proof that holds, and the helper's out share.
+
+        Raises:
+            InvalidShare: it does not hold.
+        """
+        message = own.proof.prepare_message(leader, own.share)
+        return message, own.finish(message)
+
+
+def write_job(items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Payload of a job: (the helper's message, the leader's prepare share) of each report."""
+    return b"".join(message + _LENGTH.pack(len(share)) + share for message, share in items)
+
+
+def read_job(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What `write_job` wrote.
+
+    Raises:
+        MalformedMessage: cut off.
+    """
+    while payload:
+        message, rest = payload[:HELPER_MESSAGE_BYTES], payload[HELPER_MESSAGE_BYTES:]
+        share, payload = _piece(rest)
+        yield message, share
+
+
+def write_verdicts(job: bytes, verdicts: Sequence[Verdict]) -> bytes:
+    """Payload of the answer to a job, of which this is the message."""
+    found = [b"d" + v if isinstance(v, bytes) else b"r" + v.encode()[:400] for v in verdicts]
+    return hashlib.sha256(job).digest() + b"".join(_LENGTH.pack(len(v)) + v for v in found)
+
+
+def read_verdicts(payload: bytes, job: bytes, count: int) -> list[Verdict]:
+    """What `write_verdicts` wrote of this job of so many reports.
+
+    Raises:
+        MalformedMessage: of another job, or not one verdict for each report.
+    """
+    verdicts, rest = list[Verdict](), payload[32:]
+    while rest:
+        piece, rest = _piece(rest)
+        verdicts.append(piece[1:] if piece[:1] == b"d" else piece[1:].decode(errors="replace"))
+    if payload[:32] != hashlib.sha256(job).digest() or len(verdicts) != count:
+        raise MalformedMessage(f"verdicts must be of this job's {count} reports, are not")
+    return verdicts
+
+
+def job_bytes(window: WindowWithKeys) -> int:
+    """Length of the longest payload of a job."""
+    share = proof_of(window.dimension, window.longest).prepare_bytes
+    return MOST_JOB * (HELPER_MESSAGE_BYTES + _LENGTH.size + 2 * share)
+
+
+def seed_share(window: WindowWithKeys, user: int, seed: bytes) -> Elements:
+    """The helper's out share (d,) again, from the seed that it kept."""
+    proof = proof_of(window.dimension, window.norm_bound(user))
+    return proof.helper_share(seed)[: window.dimension]
+
+
+def _piece(rest: bytes) -> tuple[bytes, bytes]:
+    if len(rest) < _LENGTH.size or len(rest) < _LENGTH.size + (n := _LENGTH.unpack(rest[:4])[0]):
+        raise MalformedMessage("pieces must be whole, one is cut off")
+    return rest[_LENGTH.size : _LENGTH.size + n], rest[_LENGTH.size + n :]
+
+
+def _read(window: WindowWithKeys, message: bytes, aggregator: int) -> Envelope:
+    """A message to an aggregator, of just the length that its user's must have."""
+    if aggregator == HELPER:
+        longest = HELPER_BYTES
+    else:
+        longest = proof_of(window.dimension, window.longest).leader_bytes
+    envelope = read(window, message, aggregator, {Kind.SHARE: _HEAD + SEAL_BYTES + longest})
+    if envelope.sender not in window.users:
+        raise WrongSender(f"report must be of a user, got {envelope.sender}")
+    return envelope
+
+
+def _context(window: Window | WindowWithKeys, user: int, aggregator: int, head: bytes) -> bytes:
+    """What a sealed share is bound to."""
+    parties = user.to_bytes(4, "big") + aggregator.to_bytes(4, "big")
+    return b"report, version 2" + window.digest + parties + head
+
+
+def _held(window: Window, user: int, report: bytes) -> bytes:
+    return b"report held, version 2" + window.digest + user.to_bytes(4, "big") + report

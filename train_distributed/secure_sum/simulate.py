@@ -1,7 +1,11 @@
-"""All parties of a secure sum in one process, every message made, sent, checked and measured."""
+"""All parties of protocol B in one process, every message made, sent, checked and measured."""
 
+import os
+import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,42 +16,80 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
-from train_distributed.secure_sum.replicated import Replicated, ReplicatedUser
-from train_distributed.secure_sum.replicated_server import ReplicaServer
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
-from train_distributed.secure_sum.simulate_shares import Meter, SharesSum, SumResult
-from train_distributed.secure_sum.tally import tally
 
 ADVERTISE, SHARE_KEYS, MASKED_INPUT, UNMASK = range(4)  # stages at which a user can drop out
-ROUND_BYTES = 2**25  # of users' messages to a replica at a time
 Drop = Mapping[int, Collection[int]]  # stage -> users whose message of that stage never comes
-Protocol = Literal["shares", "shares-replicated", "secagg"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SumResult:
+    """A sum, and what it cost; set-up (keys) is not counted."""
+
+    total: NDArray[np.uint64]  # (d,) sum over the survivors modulo 2^64
+    survivors: tuple[int, ...]  # rows of `vectors` that the sum contains
+    bytes_per_client: int  # sent and received, of the user with most
+    bytes_server: int  # sent and received
+    seconds_per_client: float  # CPU time, mean over users
+    seconds_server: float  # CPU time
+    elapsed_server: float  # the same by the clock: it may work on several cores
+
+
+class Meter:
+    """Bytes and seconds of every party."""
+
+    def __init__(self) -> None:
+        self._bytes: defaultdict[int, int] = defaultdict(int)
+        self._seconds: defaultdict[int, float] = defaultdict(float)
+        self._elapsed: defaultdict[int, float] = defaultdict(float)
+
+    def at(self, party: int, work: Callable[[], T]) -> T:
+        """Does a party's work and books its time."""
+        start, begun = _cpu(), time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._seconds[party] += _cpu() - start
+            self._elapsed[party] += time.perf_counter() - begun
+
+    def sent(self, message: bytes, *parties: int) -> bytes:
+        """Books a message at its sender and its receivers."""
+        for party in parties:
+            self._bytes[party] += len(message)
+        return message
+
+    def result(self, opened: Opened, users: int) -> SumResult:
+        """Result of the run, with its cost."""
+        return SumResult(
+            total=opened.total,
+            survivors=tuple(sorted(opened.users)),
+            bytes_per_client=max(self._bytes[i] for i in range(users)),
+            bytes_server=max(b for i, b in self._bytes.items() if i >= FIRST_SERVER),
+            seconds_per_client=sum(self._seconds[i] for i in range(users)) / users,
+            seconds_server=max(s for i, s in self._seconds.items() if i >= FIRST_SERVER),
+            elapsed_server=max(s for i, s in self._elapsed.items() if i >= FIRST_SERVER),
+        )
 
 
 def simulate_sum(
     vectors: NDArray[np.uint64],
-    protocol: Protocol = "shares",
-    servers: int = 3,
     drop: Drop | None = None,
     *,
     minimum: int | None = None,
     corrupt_fraction: float = 0.1,
     dropout_fraction: float = 0.2,
 ) -> SumResult:
-    """Sums the users' vectors by a secure protocol.
+    """Sums the users' vectors by protocol B (`secagg`).
 
     Args:
         vectors: (w, d) uint64, one row per user, w >= 2.
-        protocol: "shares" (protocol A), "shares-replicated" (A with replicas, against a server that
-            lies) or "secagg" (protocol B).
-        servers: J of protocol A, >= 3 with replicas; protocol B has one.
         drop: stage (0 advertise keys, 1 share keys, 2 masked input, 3 unmask) -> users that drop
-            out then. Protocol A's one message belongs to stage 2: who drops out there has reached
-            all servers but the last, earlier none, later all.
+            out then.
         minimum: m_min, fewest users whose sum is opened; default more than half.
-        corrupt_fraction: protocol B's, see `choose_degree`, and the replicas', see `Replicated`.
+        corrupt_fraction: see `choose_degree`.
         dropout_fraction: likewise.
 
     Raises:
@@ -58,76 +100,18 @@ def simulate_sum(
         raise ValueError(f"vectors must be (w >= 2, d) uint64, got {vectors.shape} {vectors.dtype}")
     gone = _gone_at(drop or {}, len(vectors))
     least = len(vectors) // 2 + 1 if minimum is None else minimum
-    check.one_of(get_args(Protocol), protocol=protocol)
-    if protocol == "shares":
-        reached = [user for user, stage in enumerate(gone) if stage >= MASKED_INPUT]
-        whole = SharesSum(len(vectors), vectors.shape[1], servers, least, reached)
-        for user in reached:
-            if gone[user] > MASKED_INPUT:
-                whole.add(user, vectors[user])
-        return whole.result()
-    users = [PrivateKeys.generate() for _ in vectors]
-    agreed: dict[str, Any] = {
-        "nonce": new_seed(),
-        "dimension": vectors.shape[1],
-        "minimum": least,
-        "users": {i: key.public.verifying for i, key in enumerate(users)},
-        "corrupt_fraction": corrupt_fraction,
-    }
-    meter = Meter()
-    if protocol == "shares-replicated":
-        keys = {FIRST_SERVER + j: PrivateKeys.generate() for j in range(servers)}
-        public = {server: key.public for server, key in keys.items()}
-        setup = Replicated.agree_on(**agreed, servers=public)
-        opened = _run_replicated(vectors, setup, keys, users, gone, meter)
-    else:
-        key = PrivateKeys.generate()
-        setup = SecAgg.agree_on(**agreed, server=key.public, dropout_fraction=dropout_fraction)
-        opened = _run_secagg(vectors, setup, key, users, gone, meter)
+    users, key, meter = [PrivateKeys.generate() for _ in vectors], PrivateKeys.generate(), Meter()
+    setup = SecAgg.agree_on(
+        nonce=new_seed(),
+        dimension=vectors.shape[1],
+        minimum=least,
+        users={i: own.public.verifying for i, own in enumerate(users)},
+        server=key.public,
+        corrupt_fraction=corrupt_fraction,
+        dropout_fraction=dropout_fraction,
+    )
+    opened = _run_secagg(vectors, setup, key, users, gone, meter)
     return meter.result(opened, len(vectors))
-
-
-def _run_replicated(
-    vectors: NDArray[np.uint64],
-    setup: Replicated,
-    keys: dict[int, PrivateKeys],
-    user_keys: list[PrivateKeys],
-    gone: list[int],
-    meter: Meter,
-) -> Opened:
-    """Protocol A with replicas, round by round."""
-    machines = {s: ReplicaServer(setup, s, k, VolatileJournal()) for s, k in keys.items()}
-    size = max(1, ROUND_BYTES // max(map(setup.share_bytes, keys)))
-    for start in range(0, len(vectors), size):
-        for i in range(start, min(start + size, len(vectors))):
-            user = ReplicatedUser(setup, i, user_keys[i], VolatileJournal())
-            parts = meter.at(i, lambda u=user, i=i: u.submit(vectors[i]))
-            reached = max(0, len(keys) * (gone[i] >= MASKED_INPUT) - (gone[i] == MASKED_INPUT))
-            for _ in range(reached):
-                server, message = meter.at(i, lambda p=parts: next(p))
-                meter.sent(message, i, server)
-                meter.at(server, lambda s=server, m=message: machines[s].receive(m))
-        _exchange(machines, ReplicaServer.hold, meter)
-        for server, machine in machines.items():
-            meter.at(server, machine.settle)
-    commit = _exchange(machines, ReplicaServer.commit, meter)[FIRST_SERVER]
-    openings = {
-        server: meter.sent(meter.at(server, machine.open), server, FIRST_SERVER)
-        for server, machine in machines.items()
-    }
-    return meter.at(FIRST_SERVER, lambda: tally(setup, commit, openings).opened)
-
-
-def _exchange(
-    machines: dict[int, ReplicaServer], step: Callable[[ReplicaServer], bytes], meter: Meter
-) -> dict[int, bytes]:
-    """Every server takes a step and hears of the others'."""
-    made = {s: meter.at(s, lambda m=machine: step(m)) for s, machine in machines.items()}
-    for sender, message in made.items():
-        for server in machines.keys() - {sender}:
-            meter.sent(message, sender, server)
-            meter.at(server, lambda s=server, m=message: machines[s].receive(m))
-    return made
 
 
 def _run_secagg(
@@ -138,7 +122,7 @@ def _run_secagg(
     gone: list[int],
     meter: Meter,
 ) -> Opened:
-    """Protocol B; a user's last two answers both belong to the unmasking stage."""
+    """Stage by stage; a user's last two answers both belong to the unmasking stage."""
     server = SecAggServer(setup, keys, VolatileJournal())
     users: dict[int, SecAggUser] = {}
     for i, vector in enumerate(vectors):
@@ -168,3 +152,8 @@ def _gone_at(drop: Drop, users: int) -> list[int]:
             check.within(f"[0, {users - 1}]", **{"user in drop": user})
             gone[user] = min(gone[user], stage)
     return gone
+
+
+def _cpu() -> float:
+    """Seconds of this process and of those that it has waited for."""
+    return time.process_time() + sum(os.times()[2:4])

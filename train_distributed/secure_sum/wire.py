@@ -47,12 +47,12 @@ Octets = bytes | memoryview
 class Kind(IntEnum):
     """Kinds of payload; both protocols."""
 
-    SHARE = 1  # user -> one server: sealed seed or masked vector
-    HOLDING = 2  # server -> everyone: whose seeds it holds
-    COMMIT = 3  # server -> everyone: the set it agrees to open
-    OPENING = 4  # server -> everyone: its partial sum over that set
-    WITNESS = 5  # user -> everyone: the set it has seen signed, where a server is lost
-    ORDER = 6  # operator -> aggregators of a window: what to do
+    SHARE = 1  # user -> one aggregator of a window: its share of a report
+    COMMIT = 3  # aggregator -> everyone: the set it agrees to open
+    OPENING = 4  # aggregator -> everyone: its noised share of the sum over that set
+    ORDER = 6  # operator -> aggregators: what to do
+    JOB = 7  # leader -> helper: reports to be prepared
+    VERDICTS = 8  # helper -> leader: what became of them
     ADVERTISE = 16  # user -> everyone: two public keys, a commitment, the seed of its list
     NEIGHBOURS = 17  # server -> user: its partners' ADVERTISE messages
     KEY_SHARES = 18  # user -> server: a packet for each partner

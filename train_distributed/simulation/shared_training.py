@@ -1,6 +1,5 @@
 """Many releases from one training: what is the same for several ε and settings is computed once."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -89,14 +88,14 @@ def released(
     rows = int(sizes.sum())
     scale = rows / int(held.sizes.sum())
     first, *further = rounds_of(method, sizes, promise)
-    std = first.guarantee.float_std * math.sqrt(len(sizes))
+    std = first.guarantee.float_sum_std
     statistic = method.statistic
     noised = scale * total + draw(0, statistic.dimension) * std / statistic.scale
     opened = NoisedSum(noised, rows, std)
     if not further:
         return method.fit(opened).weights
     descent, (each,) = method.estimator.descent(opened), further
-    std = each.guarantee.float_std * math.sqrt(len(sizes))
+    std = each.guarantee.float_sum_std
     for number in range(1, 1 + each.times):
         noise = std * draw(number, each.submission.dimension)
         descent = descent.after(scale * _whole(held, descent.gradient) + noise, rows, std)

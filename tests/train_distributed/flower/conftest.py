@@ -36,16 +36,16 @@ def script(name: str) -> ModuleType:
 class Field:
     """Keys, certificates and the agreement of a federation, and its running processes."""
 
-    def __init__(self, folder: Path, protocol: str, users: int, **changes: Any) -> None:
+    def __init__(self, folder: Path, users: int, **changes: Any) -> None:
         self.folder, self.port = folder, free_port()
         self.users = [f"user{i}" for i in range(users)]
-        self.servers = ["server0", "server1"][: 1 + (protocol == "shares")]
+        self.servers = ["server0"]
         (folder / "tls").mkdir()
         write_certificates(folder / "tls", ["127.0.0.1"])
         for party in (*self.users, *self.servers):
             write_party(folder / party)
         fields: dict[str, Any] = {
-            "protocol": protocol,
+            "protocol": "secagg",
             "dimension": 50,
             "minimum": users - 1,
             "users": {i: read_public(folder / u)["verifying"] for i, u in enumerate(self.users)},
@@ -57,7 +57,7 @@ class Field:
 
     @property
     def parties(self) -> list[str]:
-        return [*self.users, *self.servers[1:]]
+        return self.users
 
     def node(self, party: str, patience: float = 600, keys: str | None = None):
         arguments = [party, str(self.port), str(patience), *([keys] if keys else [])]
@@ -144,10 +144,10 @@ class Field:
 def make_field(tmp_path: Path) -> Iterator[Callable[..., Field]]:
     fields: list[Field] = []
 
-    def make(protocol: str = "secagg", users: int = 5, **changes: Any) -> Field:
+    def make(users: int = 5, **changes: Any) -> Field:
         folder = tmp_path / f"field{len(fields)}"
         folder.mkdir()
-        fields.append(Field(folder, protocol, users, **changes))
+        fields.append(Field(folder, users, **changes))
         return fields[-1]
 
     yield make

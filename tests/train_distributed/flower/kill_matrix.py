@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT = 16.0
-STAGES = {
-    "secagg": [
-        "gather",
-        "start",
-        "deliver neighbours",
-        "deliver inbox",
-        "deliver survivors",
-        "deliver unmask",
-    ],
-    "shares": ["gather", "start", "deliver share", "deliver holding", "commit", "open"],
-}
+STAGES = [
+    "gather",
+    "start",
+    "deliver neighbours",
+    "deliver inbox",
+    "deliver survivors",
+    "deliver unmask",
+]
 
 
 @dataclass(frozen=True)
@@ -101,12 +98,6 @@ def stop_operator(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
     return operator
 
 
-def kill_server(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """kill -9 of computation server 1."""
-    nodes["server1"].kill()
-    return operator
-
-
 BLOWS: dict[str, Callable[..., Any]] = {
     "operator killed and restarted": kill_operator,
     "operator's hub killed, operator restarted": kill_hub,
@@ -115,11 +106,6 @@ BLOWS: dict[str, Callable[..., Any]] = {
     "user 3's carrier killed": kill_carrier,
     "user 3 stopped for half a time-out": stop_node,
     "operator stopped for half a time-out": stop_operator,
-}
-SERVER_BLOWS: dict[str, Callable[..., Any]] = {
-    "operator killed and restarted": kill_operator,
-    "user 3 killed": kill_node,
-    "computation server 1 killed": kill_server,
 }
 
 
@@ -192,14 +178,13 @@ OTHERS: dict[str, Callable[[Any], Outcome]] = {
 }
 
 
-def _every(make: Callable[[str], Any]):
-    """(protocol, stage, what, outcome) of all of it."""
-    for protocol, blows in (("secagg", BLOWS), ("shares", SERVER_BLOWS)):
-        for what, blow in blows.items():
-            for stage in STAGES[protocol]:
-                yield protocol, stage, what, lambda f, s=stage, b=blow: struck(f, s, b)
+def _every():
+    """(stage, what, outcome) of all of it."""
+    for what, blow in BLOWS.items():
+        for stage in STAGES:
+            yield stage, what, lambda f, s=stage, b=blow: struck(f, s, b)
     for what, scene in OTHERS.items():
-        yield "secagg", "any", what, scene
+        yield "any", what, scene
 
 
 def main() -> None:
@@ -210,9 +195,9 @@ def main() -> None:
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
     rows: list[str] = []
-    for protocol, stage, what, scene in _every(lambda p: None):
+    for stage, what, scene in _every():
         with tempfile.TemporaryDirectory() as name:
-            field = conftest.Field(Path(name), protocol, 5)
+            field = conftest.Field(Path(name), 5)
             try:
                 outcome = scene(field)
                 words, seconds = outcome.words, f"{outcome.seconds:.0f}"
@@ -220,7 +205,7 @@ def main() -> None:
                 words, seconds = f"FAILED: {str(error)[:200]!r}", "-"
             left = field.end()
         words += f"; left running: {left}" if left else ""
-        rows.append(f"| {protocol} | {what} | {stage} | {words} | {seconds} |")
+        rows.append(f"| {what} | {stage} | {words} | {seconds} |")
         print(rows[-1], flush=True)
         Path(sys.argv[1]).write_text(_HEAD + "\n".join(rows) + "\n")
 
@@ -233,8 +218,8 @@ Five users, real processes and TLS on loopback, one session agreed, time-out {TI
 with the plain sum of the same users, bit for bit; after each session no process was left. Seconds
 include the time-outs waited for and the start of every process.
 
-| protocol | what | when asking | outcome | seconds |
-|---|---|---|---|---|
+| what | when asking | outcome | seconds |
+|---|---|---|---|
 """
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A party without images: its vector is drawn from its number. Run as a process by the tests.
 
-python plain_node.py FOLDER PARTY PORT PATIENCE; PARTY is user0, user1, ... or server1.
+python plain_node.py FOLDER PARTY PORT PATIENCE; PARTY is user0, user1, ...
 """
 
 import sys
@@ -11,10 +11,9 @@ import numpy as np
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.state import party_state
-from train_distributed.flower.endpoint import ComputationEndpoint, Endpoint, UserEndpoint
+from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
 
 
 def plain_vector(identity: int, dimension: int) -> np.ndarray:
@@ -26,9 +25,6 @@ def plain_endpoint(folder: Path, party: str, keys: str | None = None) -> Endpoin
     private = read_private(folder / (keys or party))
     journal = DurableJournal(party_state(federation.digest, party, folder / "journals"))
     journal.check()
-    if party.startswith("server"):
-        server = FIRST_SERVER + int(party.removeprefix("server"))
-        return ComputationEndpoint(federation, server, private, journal)
     user = int(party.removeprefix("user"))
     vector = plain_vector(user, federation.dimension)
     return UserEndpoint(federation, user, private, lambda: vector, journal)

@@ -2,7 +2,7 @@
 
     python recorded_node.py FOLDER PARTY SUPERLINK PATIENCE DIE_AT
 
-PARTY is user0, user1, ... or server1; DIE_AT is the number of the request that is its last.
+PARTY is user0, user1, ...; DIE_AT is the number of the request that is its last.
 """
 
 import os
@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.endpoint import ComputationEndpoint, Endpoint, UserEndpoint
+from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
 
 
 def recorded_submission(task: ModelTask, identity: int, embeddings: Path) -> NDArray[np.uint64]:
@@ -56,14 +55,10 @@ def main() -> int:
     superlink, seconds, die_at = sys.argv[3], float(sys.argv[4]), int(sys.argv[5])
     federation = Federation.load(folder / "federation.json")
     keys, journal = read_private(folder / party), DurableJournal(folder / party / "journal")
-    if party.startswith("server"):
-        server = FIRST_SERVER + int(party.removeprefix("server"))
-        endpoint: Endpoint = ComputationEndpoint(federation, server, keys, journal)
-    else:
-        identity = int(party.removeprefix("user"))
-        task = ModelTask.of(federation, folder / "transform.safetensors")
-        sent = recorded_submission(task, identity, folder / party / "embeddings")
-        endpoint = UserEndpoint(federation, identity, keys, lambda: sent, journal)
+    identity = int(party.removeprefix("user"))
+    task = ModelTask.of(federation, folder / "transform.safetensors")
+    sent = recorded_submission(task, identity, folder / party / "embeddings")
+    endpoint = UserEndpoint(federation, identity, keys, lambda: sent, journal)
     mortal = MortalEndpoint(endpoint, die_at)
     return serve(Node(mortal, superlink, folder / "tls" / "ca.pem", folder / party, seconds))
 

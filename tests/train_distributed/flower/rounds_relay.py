@@ -41,11 +41,6 @@ class Endpoints:
         self.fake, self.federation, self.home = fake, federation, home
         self.drawn: dict[tuple[int, Any], int] = {}
         self.endpoints = {10 + i: self.user(i) for i in range(fake.W)}
-        if federation.protocol == "shares":
-            server = FIRST_SERVER + 1
-            self.endpoints[20] = RoundsEndpoint(
-                federation, server, fake.KEYS[server], self.journal(server)
-            )
         self.asked, self.dies = 0, -1
 
     def journal(self, party: int) -> Journal:

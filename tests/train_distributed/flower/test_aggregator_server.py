@@ -1,275 +1,167 @@
-"""Aggregators as processes: any of them killed at any moment, strangers at the door."""
+"""A served aggregator and strangers: bounded bodies and connections, signed acknowledgements."""
 
-import argparse
 import asyncio
 import contextlib
-import hashlib
-import importlib
+import json
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from unittest.mock import Mock
 
-import numpy as np
+import httpx
 import pytest
 
-from train_distributed.flower import aggregator_server
-from train_distributed.flower.aggregator_client import Aggregators
-from train_distributed.flower.aggregator_server import ORDER, REPORT, serve
-from train_distributed.flower.check_pool import spread
-from train_distributed.flower.transport import frames
-from train_distributed.flower.transport.frames import LENGTH
-from train_distributed.secure_sum.aggregator import DONE, Aggregator
-from train_distributed.secure_sum.keys import SIGNATURE_BYTES, PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.report_store import ReportStore
-from train_distributed.secure_sum.reports import RECEIPT_BYTES, Checker, Part, make_report
-from train_distributed.secure_sum.window import Window, WindowWithKeys
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-USERS, D = 12, 7
-
-
-def vector(user: int) -> np.ndarray:
-    return np.random.default_rng(user).integers(0, 1000, D).astype(np.uint64)
+from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
+    Service,
+    make_service,
+    vector,
+)
+from train_distributed.flower import aggregator_app, aggregator_server
+from train_distributed.flower.aggregator_app import application
+from train_distributed.flower.aggregator_client import Aggregators, Refused
+from train_distributed.flower.aggregator_server import serve
+from train_distributed.secure_sum.aggregator import Send, request_bytes
+from train_distributed.secure_sum.reports import acknowledge
+from train_distributed.secure_sum.window import HELPER, LEADER
 
 
 class Hall:
-    """A window of two aggregators in threads of this process."""
+    """Both aggregators of a window, served by threads of this process."""
 
-    def __init__(self, folder: Path) -> None:
-        self.users = [PrivateKeys.generate() for _ in range(USERS)]
-        self.keys = {FIRST_SERVER + j: PrivateKeys.generate() for j in range(2)}
-        roll = b"".join(keys.public.verifying for keys in self.users)
-        self.window = Window(
-            nonce=bytes(32),
-            dimension=D,
-            bits=32,
-            minimum=2,
-            enrolled=USERS,
-            roll=hashlib.sha256(roll).digest(),
-            servers={name: keys.public for name, keys in self.keys.items()},
-            opens=0,
-            closes=2**40,
-        )
-        self.enrolled = WindowWithKeys(self.window, np.frombuffer(roll, np.uint8).reshape(-1, 32))
-        self.addresses: dict[int, tuple[str, int]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._threads: list[threading.Thread] = []
-        for aggregator in self.keys:
-            ready = threading.Event()
-            thread = threading.Thread(target=self._run, args=(aggregator, folder, ready))
-            thread.start()
-            self._threads.append(thread)
-            assert ready.wait(30)
+    def __init__(self, service: Service) -> None:
+        self.service, self.ports = service, dict[int, int]()
+        self._ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Task, threading.Thread]] = []
+        self._serve(HELPER, None)
+        self._jobs = self.client()
+        self._serve(LEADER, self._jobs.job)
 
-    def _run(self, aggregator: int, folder: Path, ready: threading.Event) -> None:
-        holdings = ReportStore(folder / str(aggregator), self.enrolled, aggregator)
-        machine = Aggregator(self.enrolled, aggregator, self.keys[aggregator], holdings)
+    def client(self, patience: float = 10.0) -> Aggregators:
+        addresses = {number: ("127.0.0.1", port) for number, port in self.ports.items()}
+        return Aggregators(self.service.window, addresses, patience=patience)
+
+    def url(self, path: str, number: int = LEADER) -> str:
+        task = f"/tasks/{self.service.window.digest.hex()}"
+        return f"http://127.0.0.1:{self.ports[number]}{task}{path}"
+
+    def _serve(self, number: int, send: Send | None) -> None:
+        app, ready = application(self.service.machines[number], send), threading.Event()
 
         def listening(port: int) -> None:
-            self.addresses[aggregator] = ("127.0.0.1", port)
+            self.ports[number] = port
             ready.set()
 
-        async def main() -> None:
-            work = serve(machine, self.enrolled, "127.0.0.1", 0, None, listening)
-            self._tasks.append(asyncio.ensure_future(work))
-            await asyncio.wait(self._tasks[-1:])
+        async def run() -> None:
+            task = asyncio.ensure_future(serve(app, "127.0.0.1", 0, None, listening))
+            self._ends.append((asyncio.get_running_loop(), task, thread))
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
-        asyncio.run(main())
-        holdings.close_file()
-
-    def reports(self, users: range) -> dict[int, dict[int, bytes]]:
-        return {u: make_report(self.window, u, self.users[u], vector(u)) for u in users}
+        thread = threading.Thread(target=lambda: asyncio.run(run()))
+        thread.start()
+        assert ready.wait(30)
 
     def end(self) -> None:
-        for task in self._tasks:
-            task.get_loop().call_soon_threadsafe(task.cancel)
-        for thread in self._threads:
+        for loop, task, thread in reversed(self._ends):
+            loop.call_soon_threadsafe(task.cancel)
             thread.join(30)
-
-
-def gone(line: socket.socket, seconds: float) -> bool:
-    """Whether the other end has hung up, or does in that time."""
-    line.settimeout(seconds)
-    try:
-        return line.recv(1) == b""
-    except ConnectionResetError:
-        return True
-    except TimeoutError:
-        return False
+            assert not thread.is_alive()
+        self._jobs.__exit__()
+        for store in self.service.stores.values():
+            store.close()
 
 
 @pytest.fixture
-def hall(tmp_path: Path) -> Iterator[Hall]:
-    made = Hall(tmp_path)
+def hall(make_service) -> Iterator[Hall]:  # noqa: F811
+    made = Hall(make_service(6))
     yield made
     made.end()
 
 
-def test_many_reports_of_one_line_are_answered_in_their_order(hall: Hall) -> None:
-    with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
-        aggregators.connect()
-        reports = hall.reports(range(USERS))
-        foreign = make_report(hall.window, 3, PrivateKeys.generate(), vector(3))
-        refused = aggregators.report(reports | {3: foreign})
-        assert refused.keys() == {3}
-        assert refused[3].startswith("aggregator 0: BadSignature")
-        assert aggregators.report(reports) == {}
-        opened = aggregators.open(hall.keys[FIRST_SERVER])
-    plain = np.sum([vector(user) for user in range(USERS)], 0)
-    assert opened.total.tolist() == plain.tolist()
+def test_reports_of_many_at_once_are_opened(hall: Hall, vector) -> None:  # noqa: F811
+    def report(user: int) -> None:
+        with hall.client() as client:
+            client.connect()
+            client.report(user, hall.service.report(user, vector(user)))
 
-
-def test_strangers_are_sent_away_and_the_others_served(hall: Hall, monkeypatch) -> None:
-    monkeypatch.setattr(aggregator_server, "IDLE_SECONDS", 0.2)
-    address = hall.addresses[FIRST_SERVER]
-    for sent in (
-        LENGTH.pack(2**31),
-        LENGTH.pack(0),
-        b"GET / HTTP/1.1\r\n\r\n",
-        LENGTH.pack(3) + b"xyz",
-    ):
-        with socket.create_connection(address, 10) as line:
-            line.sendall(sent)
-            assert gone(line, 10)
-    with socket.create_connection(address, 10) as slow:
-        slow.sendall(LENGTH.pack(100) + b"r")  # and no more
-        with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
-            assert aggregators.report(hall.reports(range(3))) == {}
-            for _ in range(100):
-                aggregators.connect()
-                if gone(slow, 0.2):
-                    return
-    pytest.fail("a line without a whole request must be closed, is not")
-
-
-def test_whoever_does_not_read_answers_is_sent_away(hall: Hall, monkeypatch) -> None:
-    monkeypatch.setattr(aggregator_server, "UNREAD_BYTES", 2**12)
-    monkeypatch.setattr(aggregator_server, "WAITING_BYTES", 2**14)
-    with socket.create_connection(hall.addresses[FIRST_SERVER], 10) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)  # with 2**12 TCP may stall
-        line.settimeout(20)
-        flood = (LENGTH.pack(len(REPORT)) + REPORT) * 2**10
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            _ = [line.sendall(flood) for _ in range(10**5)]
-    with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
-        assert aggregators.report(hall.reports(range(2))) == {}
-
-
-def test_connections_that_do_nothing_make_room(hall: Hall, monkeypatch) -> None:
-    monkeypatch.setattr(aggregator_server, "MOST_LINES", 20)
-    address = hall.addresses[FIRST_SERVER]
-    with contextlib.ExitStack() as stack:
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(address, 10))
-        start = time.monotonic()
-        with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
-            assert aggregators.report(hall.reports(range(3))) == {}
-        assert time.monotonic() - start < 2
-
-
-@pytest.mark.parametrize("flood", [REPORT, ORDER + bytes(200)], ids=["short frames", "orders"])
-def test_whoever_sends_without_end_waits_and_others_do_not(hall: Hall, flood: bytes) -> None:
-    ended, address = threading.Event(), hall.addresses[FIRST_SERVER]
-    sent = (LENGTH.pack(len(flood)) + flood) * 5000
-
-    def send(line: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while not ended.is_set():
-                line.sendall(sent)
-
-    def read(line: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while line.recv(2**16):
-                pass
-
-    with contextlib.ExitStack() as stack:
-        lines = [stack.enter_context(socket.create_connection(address, 10)) for _ in range(3)]
-        threads = [threading.Thread(target=t, args=(line,)) for line in lines for t in (send, read)]
-        for thread in threads:
-            thread.start()
-        try:
-            time.sleep(1)  # the flood is there
-            start = time.monotonic()
-            with Aggregators(hall.window, hall.addresses, patience=5.0) as aggregators:
-                assert aggregators.report(hall.reports(range(3))) == {}
-            assert time.monotonic() - start < 2
-        finally:
-            ended.set()
-            for line in lines:
-                with contextlib.suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)
-            for thread in threads:
-                thread.join(10)
-
-
-def test_short_frames_do_not_pile_up() -> None:
-    """What waits of one connection is bounded by number, not by bytes alone."""
-    machine = Mock(spec=Aggregator)
-    line = aggregator_server._Line(aggregator_server._Queue(machine, 100), "anybody")
-    line.connection_made(transport := Mock(spec=asyncio.Transport))
-    line.data_received((LENGTH.pack(1) + REPORT) * 10**5)
-    assert len(line.waiting) == aggregator_server.LINE_REQUESTS
-    transport.pause_reading.assert_called()
-
-
-def test_an_impostor_cannot_acknowledge(hall: Hall) -> None:
-    """Whoever answers in an aggregator's place, without its key, has taken no report."""
-    with socket.create_server(("127.0.0.1", 0)) as impostor:
-
-        def answer() -> None:
-            line, _ = impostor.accept()
-            with line:
-                frames.receive(line, 2**20)
-                frames.send(line, DONE + bytes(SIGNATURE_BYTES + RECEIPT_BYTES))
-
-        thread = threading.Thread(target=answer)
+    threads = [threading.Thread(target=report, args=(user,)) for user in range(5)]
+    for thread in threads:
         thread.start()
-        addresses = hall.addresses | {FIRST_SERVER: impostor.getsockname()[:2]}
-        with Aggregators(hall.window, addresses, patience=5.0) as aggregators:
-            refused = aggregators.report(hall.reports(range(1)))
-        thread.join(10)
-    assert "acknowledgement must be signed with its pinned key" in refused[0]
+    for thread in threads:
+        thread.join()
+    with hall.client() as client:
+        opened = client.open(hall.service.keys[LEADER])
+        assert "closed" in client.status(hall.service.keys[LEADER])[HELPER]
+        assert opened.users == set(range(5))
+        with pytest.raises(Refused, match="OutOfOrder: report must come before the window is"):
+            client.connect()
 
 
-def test_slices_of_processes_check_as_one(hall: Hall) -> None:
-    aggregator = FIRST_SERVER
-    check = Checker(hall.enrolled, aggregator, hall.keys[aggregator])
-    messages = [parts[aggregator] for parts in hall.reports(range(7)).values()]
-    messages[2] = messages[2][:-1]
-    messages[5] = b""
-    with spread(check, 3) as several:
-        for part in (messages, messages[:1], messages[:2]):
-            one, other = check(part), several(part)
-            assert other.found == one.found
-            assert other.total.tolist() == one.total.tolist()
-    assert [isinstance(found, Part) for found in check(messages).found].count(False) == 2
-    with pytest.raises(ValueError, match="processes must be >= 1, got 0"), spread(check, 0):
-        pass
+def test_refusals_are_problems_and_bodies_are_bounded_before_they_are_read(hall: Hall) -> None:
+    largest = request_bytes(hall.service.enrolled, LEADER)
+    for body, status, title in (
+        (b"x", 400, "TruncatedMessage"),
+        (bytes(largest), 400, "MalformedMessage"),
+        (bytes(largest + 1), 413, "Unread"),
+    ):
+        answer = httpx.post(hall.url("/reports"), content=body)
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            status,
+            "application/problem+json",
+        )
+        assert answer.json()["title"] == title
+        assert answer.json()["status"] == status
+    unstated = httpx.post(hall.url("/reports"), content=iter([b"x"]))
+    assert unstated.status_code == 411
+    with socket.create_connection(("127.0.0.1", hall.ports[LEADER])) as line:
+        line.sendall(b"POST /tasks HTTP/1.1\r\nx: " + b"y" * 2**17)
+        assert line.recv(100).startswith(b"HTTP/1.1 4")
+    task = f"http://127.0.0.1:{hall.ports[LEADER]}/tasks/{'0' * 64}/reports"
+    assert httpx.post(task, content=b"x").status_code == 404
+    assert httpx.get(f"http://127.0.0.1:{hall.ports[HELPER]}/healthz").status_code == 204
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_aggregators_killed_again_and_again_lose_nothing(
-    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`load_shares.py` in small: it raises unless the sum is that of the acknowledged reports."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    options = argparse.Namespace(
-        adders=3,
-        components=20,
-        classes=5,
-        bits=32,
-        clients=2,
-        processes=processes,
-        line_users=100,
-        tls=processes == 2,
-        folder=tmp_path,
-    )
-    found = importlib.import_module("load_shares").measure(options, 4000, 15)
-    assert found["exact"]
-    assert found["kills"] == 15
-    assert found["reports_in_the_sum"] == 3980
+def test_a_body_that_comes_too_slowly_is_not_waited_for(hall: Hall, monkeypatch) -> None:
+    monkeypatch.setattr(aggregator_app, "BODY_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", hall.ports[LEADER]), 10) as line:
+        path = hall.url("/reports").partition(f":{hall.ports[LEADER]}")[2]
+        line.sendall(f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nx".encode())
+        assert line.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_connections_that_do_nothing_make_room(hall: Hall, monkeypatch, vector) -> None:  # noqa: F811
+    monkeypatch.setattr(aggregator_server, "MOST_LINES", 8)
+    idle = [socket.create_connection(("127.0.0.1", hall.ports[LEADER])) for _ in range(8)]
+    time.sleep(0.3)
+    with hall.client() as client:
+        client.report(0, hall.service.report(0, vector(0)))
+    for line in idle:
+        line.close()
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert files > 8
+
+
+def test_an_impostor_cannot_acknowledge(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811
+    report = hall.service.report(0, vector(0))
+    other = acknowledge(hall.service.window, 0, bytes(32), hall.service.keys[HELPER])
+    monkeypatch.setattr(Aggregators, "_sent", lambda *given: (201, other))
+    with hall.client() as client, pytest.raises(Refused, match="acknowledgement must be signed"):
+        client.report(0, report)
+
+
+def test_what_is_not_there_yet_is_asked_again_and_words_are_safe(hall: Hall, monkeypatch) -> None:
+    answers = [(503, b"NotYet: later"), (502, b"status 502"), (204, b"")]
+    monkeypatch.setattr(Aggregators, "_sent", lambda *given: answers.pop(0))
+    with hall.client() as client:
+        client.connect()
+        assert answers == []
+        monkeypatch.setattr(Aggregators, "_sent", lambda *given: (400, b"\x1b[31mred"))
+        with pytest.raises(Refused) as refused:
+            client.connect()
+        assert "\x1b" not in str(refused.value)
+
+
+def test_a_problem_is_json() -> None:
+    answer = aggregator_app._problem(503, "NotYet", "x" * 1000)
+    assert json.loads(bytes(answer.body))["detail"] == "x" * 400
+    assert answer.headers["retry-after"] == "1"

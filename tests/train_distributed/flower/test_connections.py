@@ -16,7 +16,7 @@ from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.orders import write_order
 from train_distributed.flower.progress import Log
 from train_distributed.flower.request_handler import DONE, Request
-from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
+from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
@@ -32,11 +32,8 @@ def _order(fake: ModuleType, federation: Federation, kind: Request, body: bytes,
     return write_order(federation, kind, body, fake.KEYS[signer])
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
-def test_orders_of_anyone_but_the_operator_do_nothing(
-    protocol: str, fake: ModuleType, tmp_path: Path
-) -> None:
-    federation = fake.agreement(protocol)
+def test_orders_of_anyone_but_the_operator_do_nothing(fake: ModuleType, tmp_path: Path) -> None:
+    federation = fake.agreement()
     other = replace(federation, minimum=4)
     everyone = federation.session(bytes(32)).bitmap(range(fake.W))
     start, present = bytes(32) + everyone, bytes(72)
@@ -67,7 +64,7 @@ def test_orders_of_anyone_but_the_operator_do_nothing(
 
 def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) -> None:
     """Not by a start: one that ends before masked vectors leaves every user its session."""
-    federation = fake.agreement("secagg")
+    federation = fake.agreement()
     relay = fake.volatile(federation)
     relay.after = lambda node, request, answer: None
     silenced = {12, 13, 14}
@@ -86,9 +83,8 @@ def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) 
     assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
-def test_with_too_few_present_nobody_spends_anything(protocol: str, fake: ModuleType) -> None:
-    relay = fake.volatile(fake.agreement(protocol, minimum=4))
+def test_with_too_few_present_nobody_spends_anything(fake: ModuleType) -> None:
+    relay = fake.volatile(fake.agreement(minimum=4))
     kept = {node: relay.endpoints.pop(node) for node in (10, 11)}
     log, asked = Log(), []
     relay.before = lambda node, request: asked.append(request[0])
@@ -100,14 +96,6 @@ def test_with_too_few_present_nobody_spends_anything(protocol: str, fake: Module
     assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
 
 
-def test_without_its_computation_server_nothing_starts(fake: ModuleType) -> None:
-    relay = fake.volatile(fake.agreement("shares"))
-    del relay.endpoints[20]
-    with pytest.raises(OutOfOrder, match="must be present, missing computation server 1"):
-        _operate(fake, relay, Log())
-    assert set(relay.drawn.values()) == {0}
-
-
 class Impostor:
     """Answers PRESENT in another's name, in the ways that it can."""
 
@@ -117,13 +105,10 @@ class Impostor:
         self.answer = answer
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
 @pytest.mark.parametrize("victim", [3, FIRST_SERVER, FIRST_SERVER + 1, 99])
-def test_a_name_is_bound_to_its_key_not_to_who_comes_first(
-    protocol: str, victim: int, fake: ModuleType
-) -> None:
+def test_a_name_is_bound_to_its_key_not_to_who_comes_first(victim: int, fake: ModuleType) -> None:
     """An insider at a lower node, with its own good keys, claims another's name."""
-    federation = fake.agreement(protocol)
+    federation = fake.agreement()
     relay = fake.volatile(federation)
     insider = relay.endpoints.pop(12)
 
@@ -145,7 +130,7 @@ def test_a_name_is_bound_to_its_key_not_to_who_comes_first(
 
 def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
     """The insider shows what user 3 has answered, at another node or to an earlier order."""
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     earlier = fake.volatile(relay.federation)
     replayed_answer: list[bytes] = []
 
@@ -163,7 +148,7 @@ def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
 
 
 def test_of_two_nodes_with_one_identity_the_first_proven_stays(fake: ModuleType) -> None:
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     relay.endpoints[30] = relay.user(3)
     log = Log()
     opened = _operate(fake, relay, log)
@@ -174,7 +159,7 @@ def test_of_two_nodes_with_one_identity_the_first_proven_stays(fake: ModuleType)
 
 def test_a_listed_node_key_is_the_only_way_in(fake: ModuleType) -> None:
     nodes = {3: f"{13:064x}", 4: f"{77:064x}"}
-    federation = fake.agreement("secagg", nodes=nodes)
+    federation = fake.agreement(nodes=nodes)
     relay, log = fake.volatile(federation), Log()
     relay.endpoints = {5: relay.user(3), **relay.endpoints}
     opened = _operate(fake, relay, log)
@@ -186,7 +171,7 @@ def test_a_listed_node_key_is_the_only_way_in(fake: ModuleType) -> None:
 
 
 def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     given: list[tuple[int, bytes, bytes]] = []
     relay.after = lambda *exchange: given.append(exchange)
 
@@ -201,7 +186,7 @@ def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
 
 
 def test_words_of_the_network_are_shown_escaped(fake: ModuleType) -> None:
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
     relay.endpoints[9] = Impostor(lambda request: b"\1" + shouted)
     log = Log()
@@ -214,7 +199,7 @@ def test_words_of_the_network_are_shown_escaped(fake: ModuleType) -> None:
 
 
 def test_a_long_answer_is_a_refusal(fake: ModuleType) -> None:
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     ask_each, most = relay.ask_each, relay.federation.largest_frame
 
     def longer(requests: dict[int, bytes], seconds: float | None = None):
@@ -234,7 +219,7 @@ def test_a_long_answer_is_a_refusal(fake: ModuleType) -> None:
 def test_a_full_disk_of_a_user_is_said_at_both_ends(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    federation = fake.agreement("secagg")
+    federation = fake.agreement()
     relay = fake.volatile(federation)
     journal = DurableJournal(tmp_path)
 
@@ -251,10 +236,9 @@ def test_a_full_disk_of_a_user_is_said_at_both_ends(
     assert any("user 2: refused: OSError" in t and "No space left" in t for t in log.refused)
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
-def test_a_replayed_session_spends_and_reveals_nothing(protocol: str, fake: ModuleType) -> None:
+def test_a_replayed_session_spends_and_reveals_nothing(fake: ModuleType) -> None:
     """All that was asked of user 2, asked again when the session is over; two were agreed."""
-    relay = fake.volatile(fake.agreement(protocol, sessions=2))
+    relay = fake.volatile(fake.agreement(sessions=2))
     asked: list[bytes] = []
     relay.after = lambda node, request, answer: asked.append(request) if node == 12 else None
     _operate(fake, relay, Log())
@@ -272,7 +256,7 @@ def test_the_coordinator_holds_one_vector_at_a_time(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next answer is fetched only when the last one has been added."""
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     taken, yielded, receive = 0, 0, SecAggServer.receive
 
     def counted(self: SecAggServer, message: bytes) -> None:

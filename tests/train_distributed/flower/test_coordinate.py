@@ -17,7 +17,6 @@ from train_distributed.flower.orders import write_order
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
-    ProtocolError,
     TooFewUsers,
 )
 from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
@@ -25,11 +24,9 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 
-PROTOCOLS = ["shares", "secagg"]
-
 
 class LossyRelay:
-    """Node 10 + i is user i, node 20 the second computation server."""
+    """Node 10 + i is user i."""
 
     def __init__(
         self, fake: ModuleType, federation: Federation, journals: Callable[[int], Journal]
@@ -61,9 +58,8 @@ def _relay(fake: ModuleType, federation: Federation) -> LossyRelay:
     return LossyRelay(fake, federation, lambda i: VolatileJournal())
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_sum_is_exact(protocol: str, fake: ModuleType) -> None:
-    federation, log = fake.agreement(protocol), Log()
+def test_the_sum_is_exact(fake: ModuleType) -> None:
+    federation, log = fake.agreement(), Log()
     opened = _run(federation, _relay(fake, federation), log)
     assert np.array_equal(opened.total, fake.VECTORS.sum(0))
     assert (opened.users, log) == (frozenset(range(fake.W)), Log())
@@ -71,7 +67,7 @@ def test_the_sum_is_exact(protocol: str, fake: ModuleType) -> None:
 
 @pytest.mark.parametrize("stage", range(6))
 def test_secagg_completes_without_a_user_that_dies(stage: int, fake: ModuleType) -> None:
-    federation, log = fake.agreement("secagg"), Log()
+    federation, log = fake.agreement(), Log()
     relay = _relay(fake, federation)
     relay.dies_at[12] = stage
     opened = _run(federation, relay, log)
@@ -89,27 +85,8 @@ def test_secagg_completes_without_a_user_that_dies(stage: int, fake: ModuleType)
     assert log.missing == {2: steps[stage]}
 
 
-def test_shares_reports_a_user_that_never_came_and_sums_the_others(fake: ModuleType) -> None:
-    federation, log = fake.agreement("shares"), Log()
-    relay = _relay(fake, federation)
-    relay.dies_at[12] = 0
-    opened = _run(federation, relay, log)
-    assert np.array_equal(opened.total, fake.VECTORS[[0, 1, 3, 4]].sum(0))
-    assert log.missing == {2: "be present"}
-
-
-@pytest.mark.parametrize("stage", range(6))
-def test_shares_without_a_server_releases_nothing(stage: int, fake: ModuleType) -> None:
-    federation, log = fake.agreement("shares"), Log()
-    relay = _relay(fake, federation)
-    relay.dies_at[20] = stage
-    with pytest.raises(ProtocolError, match="computation server 1"):
-        _run(federation, relay, log)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_below_the_minimum_nothing_is_released(protocol: str, fake: ModuleType) -> None:
-    federation, log = fake.agreement(protocol), Log()
+def test_below_the_minimum_nothing_is_released(fake: ModuleType) -> None:
+    federation, log = fake.agreement(), Log()
     relay = _relay(fake, federation)
     relay.dies_at = {10: 0, 11: 0, 12: 0}
     with pytest.raises((TooFewUsers, OutOfOrder)):
@@ -117,15 +94,14 @@ def test_below_the_minimum_nothing_is_released(protocol: str, fake: ModuleType) 
     assert set(log.missing) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     "garbled",
     [b"", DONE, DONE + b"\0\0\0\1", DONE + join([b"\0\0\0\2"]), DONE + join([b"\0\0\0\2", b"x"])],
 )
 def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(
-    protocol: str, garbled: bytes, fake: ModuleType
+    garbled: bytes, fake: ModuleType
 ) -> None:
-    federation, log = fake.agreement(protocol), Log()
+    federation, log = fake.agreement(), Log()
     relay = _relay(fake, federation)
     relay.garble = lambda node, answer: garbled if node == 12 else answer
     opened = _run(federation, relay, log)
@@ -133,12 +109,9 @@ def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(
     assert set(log.missing) == {2}
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_restarted_user_submits_no_second_time(
-    protocol: str, tmp_path: Path, fake: ModuleType
-) -> None:
+def test_a_restarted_user_submits_no_second_time(tmp_path: Path, fake: ModuleType) -> None:
     for sessions, runs in ((1, 1), (2, 2)):
-        federation = fake.agreement(protocol, sessions=sessions)
+        federation = fake.agreement(sessions=sessions)
         folder = tmp_path / str(sessions)
         for _ in range(runs):
             relay = LossyRelay(fake, federation, lambda i, f=folder: DurableJournal(f / str(i)))
@@ -152,7 +125,7 @@ def test_a_restarted_user_submits_no_second_time(
 
 
 def test_an_endpoint_survives_any_request(fake: ModuleType) -> None:
-    federation = fake.agreement("secagg")
+    federation = fake.agreement()
     endpoint = UserEndpoint(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
     for request in (b"", b"\xff", b"\0short", bytes([Request.DELIVER]) + join([b"x"]), b"\2"):
         assert endpoint.answer(request)[:1] != DONE
@@ -162,6 +135,13 @@ def test_an_endpoint_survives_any_request(fake: ModuleType) -> None:
     assert b"TruncatedMessage" in endpoint.answer(bytes([Request.DELIVER]) + join([b"x"]))
     with pytest.raises(ValueError, match="keys must be those that the federation lists"):
         UserEndpoint(federation, 1, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
+
+
+def test_users_look_for_questions_less_often_the_more_there_are(fake: ModuleType) -> None:
+    federation = fake.agreement()
+    crowd = replace(federation, users={i: new_seed().hex() for i in range(1000)})
+    assert crowd.poll_seconds(0) == crowd.longest_poll == 20.0
+    assert federation.poll_seconds(0) == federation.longest_poll == 0.2
 
 
 def test_lists_of_bytes_are_read_strictly() -> None:
@@ -174,20 +154,28 @@ def test_lists_of_bytes_are_read_strictly() -> None:
 
 
 def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path, fake: ModuleType) -> None:
-    federation = fake.agreement("shares", task={"step": 0.5, "method": "x"})
+    federation = fake.agreement(task={"step": 0.5, "method": "x"})
     federation.save(tmp_path / "federation.json")
     again = Federation.load(tmp_path / "federation.json")
     assert again == federation
     assert again.session(b"n" * 32).digest == federation.session(b"n" * 32).digest
-    changed = fake.agreement("shares", task={"step": 0.25, "method": "x"})
+    changed = fake.agreement(task={"step": 0.25, "method": "x"})
     assert changed.session(b"n" * 32).digest != federation.session(b"n" * 32).digest
-    (tmp_path / "bad.json").write_text('{"protocol": "shares"}')
+    (tmp_path / "bad.json").write_text('{"protocol": "secagg"}')
     with pytest.raises(ValueError, match=r"bad\.json: dimension must be given, got nothing"):
         Federation.load(tmp_path / "bad.json")
+    (operator,) = federation.servers
+    weak = operator | {"sealing": bytes(32).hex()}  # anyone could open what is sealed to it
+    second = weak | {"verifying": new_seed().hex()}
     for changes, message in [
         ({"protocol": "plain"}, "protocol must be"),
         ({"servers": ()}, "servers must be"),
         ({"sessions": 0}, "sessions must be >= 1, got 0"),
+        ({"servers": (weak,)}, "sealing key of operator must fit: .* small order"),
+        (
+            {"protocol": "shares", "servers": (operator, second)},
+            "sealing key of computation server 1 must fit: .* small order",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             replace(federation, **changes)

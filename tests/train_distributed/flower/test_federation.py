@@ -49,13 +49,11 @@ def _embeddings(seed: int, rows: int) -> EmbeddingSet:
 
 @pytest.fixture
 def make_federation(tmp_path: Path) -> Callable[..., Path]:
-    def make(protocol: str, sessions: int = 1) -> Path:
-        parties = [f"user{i}" for i in range(W)] + ["server1"] * (protocol == "shares")
+    def make(sessions: int = 1) -> Path:
+        parties = [f"user{i}" for i in range(W)]
         for i, party in enumerate(parties):
-            server = party.startswith("server")
-            Join(tmp_path / party, party, rows=None if server else ROWS, server=server).run()
-            if not server:
-                _embeddings(i, ROWS).save(tmp_path / party / "embeddings")
+            Join(tmp_path / party, party, rows=ROWS).run()
+            _embeddings(i, ROWS).save(tmp_path / party / "embeddings")
         transform = PublicTransform.fit(_embeddings(99, 50), clip_norm=1.5)
         transform.save(tmp_path / "public.safetensors")
         Init(
@@ -64,7 +62,6 @@ def make_federation(tmp_path: Path) -> Callable[..., Path]:
             transform=tmp_path / "public.safetensors",
             hosts=("127.0.0.1",),
             num_classes=K,
-            protocol=protocol,  # pyright: ignore[reportArgumentType]
             method="softmax",
             privacy=Privacy(5.0, 1e-5, 0.8),
             minimum=4,
@@ -103,7 +100,6 @@ def _environment() -> dict[str, str]:
 def _session(folder: Path, die_at: dict[str, int] | None = None) -> tuple[Opened, Log]:
     federation = Federation.load(folder / "federation.json")
     parties = [f"user{i}" for i in range(W)]
-    parties += ["server1"] * (federation.protocol == "shares")
     port = free_port()
     with ExitStack() as nodes:
 
@@ -145,14 +141,11 @@ def _task(folder: Path) -> ModelTask:
     return ModelTask.of(federation, folder / "transform.safetensors")
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
-def test_five_nodes_sum_what_one_process_sums(
-    protocol: str, make_federation: Callable[..., Path]
-) -> None:
-    folder = make_federation(protocol)
+def test_five_nodes_sum_what_one_process_sums(make_federation: Callable[..., Path]) -> None:
+    folder = make_federation()
     opened, log = _session(folder)
     sent = _recorded(folder)
-    alone = simulate_sum(sent, protocol)  # pyright: ignore[reportArgumentType]
+    alone = simulate_sum(sent)
     assert (opened.users, log) == (frozenset(range(W)), Log())
     assert np.array_equal(opened.total, alone.total)
     task = _task(folder)
@@ -167,24 +160,9 @@ def test_five_nodes_sum_what_one_process_sums(
 def test_secagg_completes_without_a_node_that_is_killed(
     stage: int, make_federation: Callable[..., Path]
 ) -> None:
-    folder = make_federation("secagg")
+    folder = make_federation()
     opened, log = _session(folder, {"user3": stage})
     left = [i for i in range(W) if i != 3 or stage >= 4]
     assert sorted(opened.users) == left
     assert np.array_equal(opened.total, _recorded(folder)[left].sum(0))
     assert set(log.missing) == {3}
-
-
-def test_shares_names_the_node_that_was_killed(make_federation: Callable[..., Path]) -> None:
-    folder = make_federation("shares")
-    opened, log = _session(folder, {"user3": 0})
-    assert np.array_equal(opened.total, _recorded(folder)[[0, 1, 2, 4]].sum(0))
-    assert log.missing == {3: "be present"}
-
-
-def test_shares_without_a_computation_server_releases_nothing(
-    make_federation: Callable[..., Path],
-) -> None:
-    folder = make_federation("shares")
-    with pytest.raises(ValueError, match="missing computation server 1"):
-        _session(folder, {"server1": 2})

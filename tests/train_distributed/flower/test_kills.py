@@ -18,11 +18,9 @@ def test_a_killed_operator_opens_the_sum_of_all(
     stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
 ) -> None:
     """With one session agreed: every user submits once, and nobody is lost."""
-    for protocol in ("secagg", "shares"):
-        name = kill_matrix.STAGES[protocol][stage]
-        field = make_field(protocol)
-        outcome = kill_matrix.struck(field, name, kill_matrix.kill_operator)
-        assert outcome.users == list(range(5)), (outcome, field.logs())
+    field = make_field()
+    outcome = kill_matrix.struck(field, kill_matrix.STAGES[stage], kill_matrix.kill_operator)
+    assert outcome.users == list(range(5)), (outcome, field.logs())
 
 
 @pytest.mark.parametrize("stage", range(6))
@@ -30,8 +28,8 @@ def test_a_killed_operator_opens_the_sum_of_all(
 def test_a_killed_node_is_one_user_less_at_most(
     blow: str, stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
 ) -> None:
-    field = make_field("secagg")
-    name = kill_matrix.STAGES["secagg"][stage]
+    field = make_field()
+    name = kill_matrix.STAGES[stage]
     outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
     assert outcome.users is not None, field.logs()
     assert set(outcome.users) >= {0, 1, 2, 4}
@@ -42,30 +40,17 @@ def test_a_killed_node_is_one_user_less_at_most(
 def test_what_comes_back_in_time_loses_nobody(
     blow: str, stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
 ) -> None:
-    field = make_field("secagg")
-    name = kill_matrix.STAGES["secagg"][stage]
+    field = make_field()
+    name = kill_matrix.STAGES[stage]
     outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
     assert outcome.users == list(range(5)), (outcome, field.logs())
-
-
-@pytest.mark.parametrize("stage", range(6))
-def test_a_killed_computation_server_is_named(
-    stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
-) -> None:
-    field = make_field("shares")
-    name = kill_matrix.STAGES["shares"][stage]
-    outcome = kill_matrix.struck(field, name, kill_matrix.kill_server)
-    if outcome.users is None:
-        assert "computation server 1" in outcome.words
-    else:
-        assert outcome.users == list(range(5))
 
 
 @pytest.mark.parametrize("scene", ["twins", "same_key", "older", "younger"])
 def test_doubles_and_ages(
     scene: str, make_field: Callable[..., Any], kill_matrix: ModuleType
 ) -> None:
-    field = make_field("secagg")
+    field = make_field()
     outcome = getattr(kill_matrix, scene)(field)
     if scene == "younger" and outcome.users is None:  # too slow a machine to start them in time
         assert "users present must be >= 4" in outcome.words
@@ -74,7 +59,7 @@ def test_doubles_and_ages(
 
 
 def test_nodes_end_when_their_patience_does(make_field: Callable[..., Any]) -> None:
-    field = make_field("secagg")
+    field = make_field()
     nodes = [field.node(party, patience=5) for party in field.parties]
     operator = field.operator(60)
     field.wait_for(lambda: "present" in field.status())
@@ -87,10 +72,9 @@ def test_nodes_end_when_their_patience_does(make_field: Callable[..., Any]) -> N
 
 def test_a_finished_federation_ends_by_itself(make_field: Callable[..., Any]) -> None:
     """All agreed sessions are over: every node ends with exit code 0."""
-    for protocol in ("secagg", "shares"):
-        field = make_field(protocol)
-        nodes = [field.node(party) for party in field.parties]
-        assert field.operator(60).wait(120) == 0
-        assert field.opened() == list(range(5))
-        assert [node.wait(60) for node in nodes] == [0] * len(nodes)
-        assert not field.left()
+    field = make_field()
+    nodes = [field.node(party) for party in field.parties]
+    assert field.operator(60).wait(120) == 0
+    assert field.opened() == list(range(5))
+    assert [node.wait(60) for node in nodes] == [0] * len(nodes)
+    assert not field.left()

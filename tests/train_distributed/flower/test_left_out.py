@@ -105,7 +105,7 @@ def _run(fake: ModuleType, relay: Any, state: Path, log: Log):
 
 
 def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) -> Any:
-    relay = fake.volatile(fake.agreement("secagg", dropout_fraction=0.2, **changes))
+    relay = fake.volatile(fake.agreement(dropout_fraction=0.2, **changes))
     insider = Insider(relay.endpoints[10 + INSIDER], fake.KEYS[INSIDER].signing, kind, change)
     relay.endpoints[10 + INSIDER] = insider
     return relay
@@ -213,7 +213,7 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
 
     monkeypatch.setattr(superlink, "coordinate", always)
     with pytest.raises(Misbehaviour):
-        _run(fake, fake.volatile(fake.agreement("secagg")), tmp_path, Log())
+        _run(fake, fake.volatile(fake.agreement()), tmp_path, Log())
     assert tries == [frozenset(), frozenset({INSIDER})]
 
 
@@ -269,7 +269,7 @@ def test_an_operator_that_gives_up_begins_anew(fake: ModuleType, tmp_path: Path)
 
 
 def test_an_operator_cannot_start_sessions_until_it_likes_the_graph(fake: ModuleType) -> None:
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     endpoint, federation = relay.endpoints[10], relay.federation
 
     def start() -> bytes:

@@ -20,8 +20,7 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.store.store import read_store
 
-# answers that a session needs: of PRESENT, then of START and what follows
-ANSWERS = {"secagg": 5 + 5 * 5, "shares": 6 + 6 + 6}
+ANSWERS = 5 + 5 * 5  # that a session needs: of PRESENT, then of START and what follows
 
 
 class Killed(BaseException):
@@ -59,12 +58,11 @@ def _spare(relay: Any) -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
 def test_killed_at_every_question_it_opens_the_same_session(
-    protocol: str, answered: bool, fake: ModuleType, tmp_path: Path
+    answered: bool, fake: ModuleType, tmp_path: Path
 ) -> None:
-    for count in range(ANSWERS[protocol]):
-        relay = fake.volatile(fake.agreement(protocol))
+    for count in range(ANSWERS):
+        relay = fake.volatile(fake.agreement())
         state = tmp_path / str(count)
         _kill_at(relay, count, answered=answered)
         with pytest.raises(Killed):
@@ -76,12 +74,11 @@ def test_killed_at_every_question_it_opens_the_same_session(
         assert set(relay.drawn.values()) == {1}
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
 def test_killed_twice_and_killed_after_the_end(
-    protocol: str, fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordination, "END_SECONDS", 0.0)
-    relay = fake.volatile(fake.agreement(protocol))
+    relay = fake.volatile(fake.agreement())
     for count in (9, 14):
         _kill_at(relay, count, answered=True)
         with pytest.raises(Killed):
@@ -103,7 +100,7 @@ def test_users_that_die_with_the_operator_are_dropouts(
     gone: int, fake: ModuleType, tmp_path: Path
 ) -> None:
     """Killed while masked vectors come: with the sum of the others, or a named refusal."""
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     _kill_at(relay, 5 + 5 + 5 + 3, answered=True)
     with pytest.raises(Killed):
         _operate(fake, relay, tmp_path)
@@ -124,7 +121,7 @@ def test_users_that_die_with_the_operator_are_dropouts(
 
 def test_a_record_of_before_goes_on(fake: ModuleType, tmp_path: Path) -> None:
     """Version 0.1 wrote entries of another form, of which the last may be torn."""
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     _kill_at(relay, 17, answered=True)
     with pytest.raises(Killed):
         _operate(fake, relay, tmp_path)
@@ -176,7 +173,7 @@ def test_what_does_not_follow_from_the_record_is_not_asked(tmp_path: Path) -> No
 def test_a_full_disk_ends_it_before_anything_follows(
     fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay = fake.volatile(fake.agreement("secagg"))
+    relay = fake.volatile(fake.agreement())
     asked: list[int] = []
     relay.before = lambda node, request: asked.append(request[0])
     with monkeypatch.context() as patched:

@@ -27,23 +27,20 @@ from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.wire import words_to_bytes
 
-PROTOCOLS = ["secagg", "shares"]
-
 
 @pytest.fixture
 def make(fake: ModuleType, tmp_path: Path) -> Callable[..., Endpoints]:
-    def endpoints(protocol: str, **changes: Any) -> Endpoints:
-        agreed = fake.agreement(protocol, rounds=T, round_dimension=D, **changes)
+    def endpoints(**changes: Any) -> Endpoints:
+        agreed = fake.agreement(rounds=T, round_dimension=D, **changes)
         return Endpoints(fake, agreed, tmp_path)
 
     return endpoints
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_round_sums_what_users_submit_at_the_weights_before(
-    protocol: str, make: Callable[..., Endpoints], fake: ModuleType
+    make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
-    endpoints, log = make(protocol), Log()
+    endpoints, log = make(), Log()
     opened = operate(endpoints, log)
     assert len(opened) == 1 + T
     check(opened, fake)
@@ -70,20 +67,16 @@ def killed_and_started_again(endpoints: Endpoints, fake: ModuleType, at: int) ->
     return True
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("at", [17, 62])
 def test_an_operator_that_was_killed_goes_on_and_nobody_answers_twice(
-    protocol: str, at: int, make: Callable[..., Endpoints], fake: ModuleType
+    at: int, make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
-    assert killed_and_started_again(make(protocol), fake, at)
+    assert killed_and_started_again(make(), fake, at)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_killed_at_every_question_it_goes_on(
-    protocol: str, fake: ModuleType, tmp_path: Path
-) -> None:
-    agreed, at = fake.agreement(protocol, rounds=T, round_dimension=D), 0
+def test_killed_at_every_question_it_goes_on(fake: ModuleType, tmp_path: Path) -> None:
+    agreed, at = fake.agreement(rounds=T, round_dimension=D), 0
     while True:
         home = tmp_path / str(at)
         home.mkdir()
@@ -96,7 +89,7 @@ def test_killed_at_every_question_it_goes_on(
 def test_a_user_that_was_started_again_answers_no_round_twice(
     make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
-    endpoints = make("shares")
+    endpoints = make()
     endpoints.dies = 60  # somewhere in the rounds
     with pytest.raises(Killed):
         operate(endpoints)
@@ -114,25 +107,29 @@ def test_a_user_that_was_started_again_answers_no_round_twice(
 def test_a_round_that_fails_is_the_last_and_what_was_opened_is_kept(
     make: Callable[..., Endpoints], fake: ModuleType
 ) -> None:
-    endpoints, log = make("shares"), Log()
-    server = endpoints.endpoints[20]
+    endpoints, log = make(), Log()
+    agreed = endpoints.endpoints[10]
 
     class Deaf:
-        largest_frame, poll_seconds, over = server.largest_frame, server.poll_seconds, False
+        largest_frame, poll_seconds, over = agreed.largest_frame, agreed.poll_seconds, False
+
+        def __init__(self, node: int) -> None:
+            self._user = endpoints.endpoints[node]
 
         def answer(self, request: bytes) -> bytes:
             if request[:1] == bytes([Request.ROUND]) and request[36] == 2:
                 return REFUSED + b"no"
-            return server.answer(request)
+            return self._user.answer(request)
 
-    endpoints.endpoints[20] = Deaf()  # pyright: ignore[reportArgumentType]
+    for node in (10, 11, 12):  # two are left, and three are the fewest
+        endpoints.endpoints[node] = Deaf(node)  # pyright: ignore[reportArgumentType]
     opened = operate(endpoints, log)
     assert len(opened) == 2
     assert any("round 2 was the last" in line for line in log.refused)
 
 
 def test_two_sessions_are_two_chains(make: Callable[..., Endpoints], fake: ModuleType) -> None:
-    endpoints = make("shares", sessions=2)
+    endpoints = make(sessions=2)
     check(operate(endpoints), fake)
     assert not any(endpoint.over for endpoint in endpoints.endpoints.values())
     with Record(endpoints.home / "operator") as record:
@@ -144,7 +141,7 @@ def test_two_sessions_are_two_chains(make: Callable[..., Endpoints], fake: Modul
 
 
 def test_what_a_chain_keeps_is_what_was_opened(fake: ModuleType, tmp_path: Path) -> None:
-    agreed = fake.agreement("secagg", rounds=T, round_dimension=D)
+    agreed = fake.agreement(rounds=T, round_dimension=D)
     chain = Chain(tmp_path, agreed)
     first = Opened(fake.VECTORS[0], frozenset({0, 2, 4}))
     chain.keep(0, first)
@@ -163,7 +160,7 @@ def test_a_chain_that_is_being_forgotten_is_no_part_of_the_next(
     fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the first file is gone, an operator would take old sums for new ones."""
-    agreed = fake.agreement("secagg", rounds=T, round_dimension=D)
+    agreed = fake.agreement(rounds=T, round_dimension=D)
 
     def killed(path: Path, **_: bool) -> None:
         if path.exists():
@@ -182,7 +179,7 @@ def test_a_chain_that_is_being_forgotten_is_no_part_of_the_next(
 
 def test_a_chain_of_before_goes_on(fake: ModuleType, tmp_path: Path) -> None:
     """Version 0.1 wrote a file for each of its parts."""
-    agreed = fake.agreement("secagg", rounds=T, round_dimension=D)
+    agreed = fake.agreement(rounds=T, round_dimension=D)
     bitmap = agreed.session(bytes(32)).bitmap(frozenset({0, 2, 4}))
     (tmp_path / "rounds" / "round1").mkdir(parents=True)
     identity, total = new_seed(), fake.VECTORS[0]

@@ -248,13 +248,12 @@ def _statuses(port: int, ca: Path) -> dict[int, int]:
 IDLE, SLOW = 500, 60
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "shares"])
 def test_hundreds_of_idle_and_slow_strangers_cost_no_user_and_little_time(
-    protocol: str, make_field: Callable[..., Any]
+    make_field: Callable[..., Any],
 ) -> None:
     """The whole session of five users, by the clock, with strangers there from before it."""
-    quiet, crowded = (_session(make_field(protocol), strangers) for strangers in (0, IDLE + SLOW))
-    print(f"{protocol}: {quiet:.1f} s alone, {crowded:.1f} s with {IDLE + SLOW} strangers")
+    quiet, crowded = (_session(make_field(), strangers) for strangers in (0, IDLE + SLOW))
+    print(f"{quiet:.1f} s alone, {crowded:.1f} s with {IDLE + SLOW} strangers")
     assert crowded <= 2 * quiet
 
 

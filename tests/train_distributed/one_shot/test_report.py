@@ -113,8 +113,11 @@ def test_every_reason_makes_a_model_unsuitable(
     [
         (FaultInjection(), "a rehearsal: 0 users were made to drop out"),
         (FaultInjection(dropped=[1]), "a rehearsal: 1 users were made to drop out"),
-        (FaultInjection(known_noise=[0, 2, 2]), "an audit: 2 users added no noise"),
-        (FaultInjection(dropped=[1], known_noise=range(1)), "an audit: 1 users added no noise"),
+        (FaultInjection(known_noise=[0, 2, 2]), "an audit: 2 users or servers added no noise"),
+        (
+            FaultInjection(dropped=[1], known_noise=range(1)),
+            "an audit: 1 users or servers added no noise",
+        ),
     ],
 )
 def test_a_rehearsal_is_never_suitable(faults: FaultInjection, why: str) -> None:

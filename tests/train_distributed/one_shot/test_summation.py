@@ -68,7 +68,7 @@ def test_rows_taken_together_add_up_to_what_users_submit(name: str, clip: dict[s
     add_chunk(pooled, method, held)
     alone = submissions(method, held, None).sum(0)
     assert torch.allclose(pooled.total(), alone, rtol=1e-14, atol=1e-14)
-    assert pooled._users == USERS
+    assert pooled._shares == USERS
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -147,26 +147,6 @@ def test_a_sum_that_could_wrap_around_is_refused(users: int, rows: int, message:
         IntegerSum.of(method, guarantee, sizes)
 
 
-def test_narrower_words_take_a_coarser_grid_and_no_less_noise():
-    """With 32 bits, 100,000 users of one row: the finest grid whose sum fits, noise and all."""
-    method, _, _ = parts("class-sums")
-    sizes = torch.ones(100_000, dtype=torch.int64)
-    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5), min_survivors=80_000)
-    wide, narrow = (IntegerEncoder.of(method, guarantee, sizes, bits=bits) for bits in (64, 32))
-    assert (wide.code.bits, narrow.code.bits) == (64, 32)
-    assert wide.grid is not None
-    assert narrow.grid is not None
-    assert narrow.code.largest_sum < 2**31 <= wide.code.largest_sum
-    assert narrow.local_std >= wide.local_std
-    finer = method.entry_bound(1) / (narrow.grid / 2) * 100_000
-    noise = 12 * narrow.local_std / (narrow.grid / 2) * 100_000
-    assert finer + noise > 0.99 * 2**31  # half of it would not have fitted
-    assert narrow.plan.delta(1.0) <= 1e-5
-    many = torch.full((100_000,), 2**12)
-    with pytest.raises(ValueError, match=r"must be < 2\^31, got"):
-        IntegerEncoder.of(method, Guarantee.of(many, method, Privacy(1.0, 1e-5)), many, bits=32)
-
-
 @pytest.mark.parametrize("name", ["class-sums", "least-squares"])
 def test_one_user_with_many_rows_sends_the_exact_sum(name: str):
     """Float64 would round 40,000 products of 2^40 steps, by more than the sensitivity allows for.
@@ -199,10 +179,56 @@ def test_integers_alone_report_no_sum():
     report = IntegerEncoder.of(method, guarantee, sizes).report()
     assert {"secure_sum", "bytes_per_user"}.isdisjoint(report)
     summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
-    with pytest.raises(ValueError, match="report must come after total"):
-        summation.report()
-    held = chunk().rounded(summation.grid)
-    summation.add(held.users, method.submit(held) * method.scale)
-    summation.total()
-    assert "additive shares" in summation.report()["secure_sum"]
-    assert summation.report()["bytes_per_user"] > 8 * method.dimension
+    assert summation.report()["secure_sum"] == "none, one process added all submissions"
+    assert summation.report()["bytes_per_user"] == 8 * method.dimension
+    with pytest.raises(ValueError, match=f"users must be >= {USERS}, got 0"):
+        summation.total()
+
+
+@pytest.mark.parametrize("name", ["discriminant", "class-sums", "softmax", "svm"])
+@pytest.mark.parametrize("clip", [{}, {"user_clip": 0.5}], ids=["whole", "clipped"])
+def test_servers_add_all_the_noise_each_and_every_length_can_be_proved(name, clip) -> None:
+    """As with half-honest users, the sum holds twice the noise that the promise needs."""
+    method, _, sizes = parts(name)
+    if clip and name in SUMS:
+        method = build_method(name, TRANSFORM, CLASSES, clip).statistic
+    by_users = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
+    by_servers = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
+    both = [IntegerSum.of(method, each, sizes) for each in (by_users, by_servers)]
+    assert both[1].plan.honest == 1
+    assert both[1].plan.epsilon(1e-5) <= 1.0
+    assert np.ndim(both[1].plan.step) == 0
+    certain = USERS - USERS // 2
+    assert both[1].local_std == pytest.approx(both[0].local_std * math.sqrt(certain), rel=1e-3)
+    assert both[1].noise_std(USERS) == both[1].local_std * math.sqrt(2)
+    bounds = both[1].norm_bounds(method, sizes)
+    assert max(bounds) < 2**31
+    held = chunk().rounded(both[1].grid)
+    for submission, bound in zip(method.submit(held) * method.scale, bounds, strict=True):
+        steps = both[1].encode(submission.numpy()).view(np.int64)
+        assert sum(int(step) ** 2 for step in steps) <= bound**2
+
+
+@pytest.mark.parametrize("bare", [frozenset(), frozenset({0}), frozenset({0, 1})])
+def test_the_noise_of_servers_is_in_the_sum_once_each(bare: frozenset[int]) -> None:
+    method, _, sizes = parts("softmax")
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
+    summation = IntegerSum.of(
+        method, guarantee, sizes, bare=bare, sampler=lambda s, n: np.full(n, 7)
+    )
+    plain = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    for each in (summation, plain):
+        held = chunk().rounded(each.grid)
+        each.add(held.users, method.submit(held) * method.scale)
+    extra = (summation.total() - plain.total()) / float(summation.plan.step)
+    assert torch.equal(extra, torch.full_like(extra, 7.0 * (2 - len(bare))))
+
+
+def test_many_rows_take_a_coarser_step_whose_rounding_is_charged() -> None:
+    method, _, _ = parts("softmax")
+    sizes = torch.tensor([10**7, 10**7])
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
+    summation = IntegerSum.of(method, guarantee, sizes)
+    assert max(summation.norm_bounds(method, sizes)) < 2**31
+    assert summation.plan.charged_sensitivity > guarantee.joint_sensitivity
+    assert summation.plan.epsilon(1e-5) <= 1.0

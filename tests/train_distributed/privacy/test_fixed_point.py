@@ -44,32 +44,6 @@ def test_the_largest_admitted_sum_does_not_wrap() -> None:
         FixedPoint(step, 2.0**53, parties)
 
 
-def test_the_border_of_32_bits() -> None:
-    """The largest admitted sum, of both signs, comes back from words of 32 bits; one more wraps."""
-    parties, bound = 2**10, 2.0**21 - 1  # and half a step for rounding: just below 2^31
-    code = FixedPoint(1.0, bound, parties, bits=32)
-    assert code.largest_sum < 2**31 <= FixedPoint(1.0, bound + 0.5, parties).largest_sum
-    narrow = code.encode([bound, -bound]).astype(np.uint32)
-    total = np.zeros(2, np.uint32)
-    for _ in range(parties):
-        total += narrow
-    signed = total.view(np.int32).astype(np.int64).view(np.uint64)
-    assert code.decode(signed).tolist() == [parties * bound, -parties * bound]
-    with pytest.raises(ValueError, match=r"must be < 2\^31, got 2\.147e\+09 for parties=1024"):
-        FixedPoint(1.0, bound + 0.5, parties, bits=32)
-    total += np.uint32(parties + 1)  # beyond what was admitted
-    assert total.view(np.int32)[0] < 0
-
-
-def test_noise_is_part_of_the_border_of_32_bits() -> None:
-    """12 standard deviations of every party; at 12 of all that is added, no sum wraps."""
-    FixedPoint(1.0, 1000.0, 10**6, noise_std=95.0, bits=32)
-    with pytest.raises(ValueError, match=r"must be < 2\^31"):
-        FixedPoint(1.0, 1000.0, 10**6, noise_std=96.0, bits=32)
-    with pytest.raises(ValueError, match="bits must be one of 32, 64, got 48"):
-        FixedPoint(1.0, 1.0, 2, bits=48)
-
-
 def test_noise_is_part_of_the_wrap_check() -> None:
     FixedPoint(1.0, 0.0, 10, noise_std=2.0**55)
     with pytest.raises(ValueError, match=r"noise_std=7\.2"):

@@ -120,6 +120,7 @@ def test_the_report_says_what_the_noise_is_made_of() -> None:
     assert list(report) == [
         *promise.report(),
         "privacy_curve",
+        "noise_by",
         "honest_fraction",
         "honest_users",
         "min_survivors",
@@ -131,3 +132,22 @@ def test_the_report_says_what_the_noise_is_made_of() -> None:
     stated = accounting.epsilon(1e-5, report["noise_multiplier"], report["compositions"])
     assert stated == pytest.approx(1.0, rel=1e-9)
     assert stated <= 1.0
+
+
+def test_servers_need_no_honest_user() -> None:
+    guarantee = Guarantee.of(SIZES, Submission(4), Privacy(1.0, 1e-5, noise_by="servers"), 1)
+    report = guarantee.report()
+    assert guarantee.honest == 1
+    assert (report["noise_by"], report["honest_servers"], report["noise_servers"]) == (
+        "servers",
+        1,
+        2,
+    )
+    assert {"honest_users", "honest_fraction"}.isdisjoint(report)
+    alone = Guarantee.of(SIZES[:1], Submission(4), Privacy(1.0, 1e-5))
+    assert guarantee.noise_multiplier == alone.noise_multiplier
+    assert guarantee.float_sum_std == pytest.approx(guarantee.float_std * 2**0.5)
+    with pytest.raises(ValueError, match="honest_fraction must be left out where servers"):
+        Privacy(1.0, 1e-5, 0.5, noise_by="servers").validate()
+    with pytest.raises(ValueError, match=r"min_survivors must be in \[1, "):
+        Guarantee.of(SIZES, Submission(4), Privacy(1.0, 1e-5, noise_by="servers"), 0)

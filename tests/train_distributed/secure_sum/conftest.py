@@ -1,4 +1,4 @@
-"""Whole sessions of both protocols, to be run message by message."""
+"""Whole sessions of protocol B, to be run message by message."""
 
 import os
 import subprocess
@@ -20,7 +20,6 @@ from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.session import Session
-from train_distributed.secure_sum.shares import SeedServer, SharesUser, VectorServer
 from train_distributed.secure_sum.wire import Kind, write
 
 
@@ -32,17 +31,6 @@ class Signing:
     def sign(self, kind: Kind, sender: int, receiver: int, payload: bytes) -> bytes:
         """Any message that a party could send."""
         return write(self.session, kind, sender, receiver, payload, self.keys[sender].signing)
-
-
-@dataclass(frozen=True)
-class SharesParties(Signing):
-    users: list[SharesUser]
-    seed_servers: dict[int, SeedServer]
-    vector_server: VectorServer
-
-    @property
-    def last(self) -> int:
-        return max(self.session.servers)
 
 
 @dataclass(frozen=True)
@@ -69,36 +57,6 @@ def vectors() -> Callable[[int, int], NDArray[np.uint64]]:
         return np.random.default_rng(w * 100_003 + d).integers(0, 2**64, (w, d), np.uint64)
 
     return draw
-
-
-@pytest.fixture
-def make_shares() -> Callable[..., SharesParties]:
-    def make(
-        w: int,
-        d: int,
-        *,
-        servers: int = 3,
-        minimum: int = 2,
-        keys: dict[int, PrivateKeys] | None = None,
-        nonce: bytes | None = None,
-    ) -> SharesParties:
-        names = [*range(w), *range(FIRST_SERVER, FIRST_SERVER + servers)]
-        keys = keys or {party: PrivateKeys.generate() for party in names}
-        session = Session(
-            nonce=nonce or new_seed(),
-            dimension=d,
-            minimum=minimum,
-            users={i: keys[i].public.verifying for i in range(w)},
-            servers={s: keys[s].public for s in names[w:]},
-            context=b"shares",
-        )
-        users = [SharesUser(session, i, keys[i], VolatileJournal()) for i in range(w)]
-        *first, last = names[w:]
-        seeds = {s: SeedServer(session, s, keys[s], VolatileJournal()) for s in first}
-        adder = VectorServer(session, last, keys[last], VolatileJournal())
-        return SharesParties(session, keys, users, seeds, adder)
-
-    return make
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_a_module_uses_no_seedable_generator(path: Path) -> None:
 
 
 def test_there_are_modules_to_check() -> None:
-    assert {"prg", "shares", "secagg_user", "shamir", "keys"} <= {path.stem for path in SOURCES}
+    assert {"prg", "reports", "secagg_user", "shamir", "keys"} <= {path.stem for path in SOURCES}
 
 
 @pytest.mark.parametrize(

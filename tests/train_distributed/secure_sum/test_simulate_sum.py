@@ -1,6 +1,5 @@
-"""Both protocols give the plain sum modulo 2^64, bit for bit, or an error and nothing."""
+"""Protocol B gives the plain sum modulo 2^64, bit for bit, or an error and nothing."""
 
-import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -12,49 +11,42 @@ from numpy.typing import NDArray
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.graph import whole_users
-from train_distributed.secure_sum.simulate_shares import SharesSum
 
 SIZES = [(2, 100_000), (3, 1), (7, 8193), (40, 61_450)]
-PROTOCOLS = ["shares", "shares-replicated", "secagg"]
 Vectors = Callable[[int, int], NDArray[np.uint64]]
 
 
 @pytest.mark.parametrize(
-    ("protocol", "w", "d"),
+    ("w", "d"),
     [
-        *((protocol, *size) for protocol in PROTOCOLS for size in SIZES),
-        ("shares", 200, 5),
-        pytest.param("secagg", 200, 5, marks=pytest.mark.slow),
-        pytest.param("secagg", 200, 100_000, marks=pytest.mark.slow),
+        *SIZES,
+        pytest.param(200, 5, marks=pytest.mark.slow),
+        pytest.param(200, 100_000, marks=pytest.mark.slow),
     ],
 )
-def test_the_total_is_the_plain_sum(protocol: str, w: int, d: int, vectors: Vectors) -> None:
+def test_the_total_is_the_plain_sum(w: int, d: int, vectors: Vectors) -> None:
     sent = vectors(w, d)
-    result = simulate_sum(sent, protocol)  # pyright: ignore[reportArgumentType]
+    result = simulate_sum(sent)
     assert np.array_equal(result.total, sent.sum(0))
     assert result.survivors == tuple(range(w))
-    copies = 2 if protocol == "shares-replicated" else 1  # of S = 3 servers, two hold the vector
-    assert 8 * d < result.bytes_per_client / copies <= 8 * d + 20_000 + 400 * w
+    assert 8 * d < result.bytes_per_client <= 8 * d + 20_000 + 400 * w
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
-    st.sampled_from(PROTOCOLS),
     st.integers(2, 20),
     st.integers(1, 50),
-    st.integers(2, 5),
     st.data(),
 )
 def test_the_survivors_total_is_exact_whoever_drops_out(
-    protocol: str, w: int, d: int, servers: int, data: st.DataObject
+    w: int, d: int, data: st.DataObject
 ) -> None:
     most = whole_users(w, 0.2, "fraction")
     stages = data.draw(st.dictionaries(st.integers(0, w - 1), st.integers(0, 3), max_size=most))
     drop = {stage: [u for u, s in stages.items() if s == stage] for stage in range(4)}
     sent = np.full((w, d), 2**64 - 1, np.uint64)
     sent[:, 0] = 2 ** np.arange(w, dtype=np.uint64)  # names every user in the sum
-    servers = max(servers, 3) if protocol == "shares-replicated" else servers
-    result = simulate_sum(sent, protocol, servers, drop)  # pyright: ignore[reportArgumentType]
+    result = simulate_sum(sent, drop)
     assert set(result.survivors) == set(range(w)) - {u for u, s in stages.items() if s < 3}
     assert np.array_equal(result.total, sent[list(result.survivors)].sum(0))
 
@@ -65,7 +57,7 @@ def test_secagg_survives_the_stated_fraction_at_every_stage(
     stage: int, w: int, vectors: Vectors
 ) -> None:
     sent, dropped = vectors(w, 40), range(0, w, 5)  # a fifth
-    result = simulate_sum(sent, "secagg", drop={stage: dropped})
+    result = simulate_sum(sent, drop={stage: dropped})
     left = [u for u in range(w) if stage == 3 or u not in dropped]
     assert list(result.survivors) == left
     assert np.array_equal(result.total, sent[left].sum(0))
@@ -75,7 +67,7 @@ def test_secagg_with_lists_shorter_than_all_is_exact(vectors: Vectors) -> None:
     """100 users with 41 on each list; some drop out at every stage."""
     sent = vectors(100, 7)
     drop = {0: [3, 50], 1: [7, 98], 2: [0, 11, 99], 3: [20, 21, 22]}
-    result = simulate_sum(sent, "secagg", drop=drop)
+    result = simulate_sum(sent, drop=drop)
     left = [u for u in range(100) if u not in (3, 50, 7, 98, 0, 11, 99)]
     assert list(result.survivors) == left
     assert np.array_equal(result.total, sent[left].sum(0))
@@ -85,55 +77,18 @@ def test_secagg_with_lists_shorter_than_all_is_exact(vectors: Vectors) -> None:
 def test_secagg_one_below_the_threshold_releases_nothing(stage: int, vectors: Vectors) -> None:
     """10 users: 9 neighbours each, 6 shares open a secret; so 7 must answer to the end."""
     sent = vectors(10, 4)
-    left = simulate_sum(sent, "secagg", drop={stage: [7, 8, 9]}, minimum=2).survivors
+    left = simulate_sum(sent, drop={stage: [7, 8, 9]}, minimum=2).survivors
     assert len(left) == (10 if stage == 3 else 7)
     with pytest.raises(TooFewUsers, match=r"got \d"):
-        simulate_sum(sent, "secagg", drop={stage: [6, 7, 8, 9]}, minimum=2)
+        simulate_sum(sent, drop={stage: [6, 7, 8, 9]}, minimum=2)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("stage", range(3))
-def test_fewer_than_the_minimum_release_nothing(
-    protocol: str, stage: int, vectors: Vectors
-) -> None:
+def test_fewer_than_the_minimum_release_nothing(stage: int, vectors: Vectors) -> None:
     sent = vectors(10, 4)
-    simulate_sum(sent, protocol, drop={stage: [3]}, minimum=9)  # pyright: ignore[reportArgumentType]
+    simulate_sum(sent, drop={stage: [3]}, minimum=9)
     with pytest.raises(TooFewUsers, match="must be >= 9"):
-        simulate_sum(sent, protocol, drop={stage: [3, 4]}, minimum=9)  # pyright: ignore[reportArgumentType]
-
-
-def test_the_servers_of_protocol_a_receive_one_message_per_user(vectors: Vectors) -> None:
-    few, many = (simulate_sum(vectors(w, 1000), "shares") for w in (10, 40))
-    assert few.bytes_per_client == many.bytes_per_client
-    assert many.bytes_server - few.bytes_server < 30 * 9000
-
-
-def test_vectors_come_in_any_order_once(vectors: Vectors) -> None:
-    rows = vectors(4, 6)
-    whole = SharesSum(4, 6, servers=2, minimum=2, reached=[0, 1, 3])
-    for user in (3, 0):
-        whole.add(user, rows[user])
-    for user in (3, 2):
-        with pytest.raises(ValueError, match=f"vector is still to come, got {user}"):
-            whole.add(user, rows[user])
-    with pytest.raises(ValueError, match=r"must be \(6,\) uint64"):
-        whole.add(1, rows[1, :5])
-    result = whole.result()
-    assert result.survivors == (0, 3)
-    assert np.array_equal(result.total, rows[0] + rows[3])
-
-
-@pytest.mark.parametrize("users", [30, pytest.param(3000, marks=pytest.mark.slow)])
-def test_a_sum_of_many_users_holds_one_vector(users: int) -> None:
-    vector, whole = np.ones(61_450, np.uint64), SharesSum(users, 61_450, 3, users)
-    tracemalloc.start()
-    for user in range(users):
-        whole.add(user, vector)
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < 20_000 + 300 * users
-    assert peak < 20 * vector.nbytes
-    assert np.array_equal(whole.result().total, vector * np.uint64(users))
+        simulate_sum(sent, drop={stage: [3, 4]}, minimum=9)
 
 
 @pytest.mark.parametrize(
@@ -141,15 +96,12 @@ def test_a_sum_of_many_users_holds_one_vector(users: int) -> None:
     [
         ({"vectors": np.zeros((1, 3), np.uint64)}, r"\(w >= 2, d\) uint64, got \(1, 3\)"),
         ({"vectors": np.zeros((3, 3), np.int64)}, "uint64, got"),
-        ({"protocol": "plain"}, "protocol must be one of shares, .*"),
-        ({"protocol": "shares-replicated", "servers": 2}, "servers must be >= 3"),
         ({"drop": {4: [0]}}, r"stage in drop must be in \[0, 3\]"),
         ({"drop": {0: [3]}}, r"user in drop must be in \[0, 2\]"),
-        ({"servers": 1}, "servers must be >= 2"),
         ({"minimum": 4}, r"minimum must be in \[1, 3\]"),
     ],
 )
 def test_impossible_arguments_are_named(change: dict[str, object], message: str) -> None:
-    arguments = {"vectors": np.zeros((3, 3), np.uint64), "protocol": "shares"} | change
+    arguments = {"vectors": np.zeros((3, 3), np.uint64)} | change
     with pytest.raises(ValueError, match=message):
         simulate_sum(**arguments)  # pyright: ignore[reportArgumentType]

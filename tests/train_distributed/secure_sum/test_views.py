@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from tests.train_distributed.secure_sum.randomness import REAL_STREAM, Recorded, Words
-from train_distributed.secure_sum import keys, prg, secagg_user, shares
+from train_distributed.secure_sum import keys, prg, secagg_user
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.masks import pair_seed
-from train_distributed.secure_sum.opening import combine
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg import SERVER
 
@@ -22,7 +21,7 @@ D = 6
 
 
 def recorded(pads: dict[bytes, Words] | None = None) -> Recorded:
-    return Recorded((keys, shares, secagg_user), pads or {})
+    return Recorded((keys, secagg_user), pads or {})
 
 
 def _words(seed: bytes) -> Words:
@@ -40,83 +39,6 @@ def _two_inputs(w: int) -> tuple[Words, Words]:
     draw[1, -1] += draw[0].sum(0) - draw[1].sum(0)
     assert np.array_equal(draw[0].sum(0), draw[1].sum(0))
     return draw[0], draw[1]
-
-
-def _shares_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, servers: int):
-    """Everything sent: (sender, receiver or None for all, message), and the total."""
-    w = len(inputs)
-    parties = make(w, D, servers=servers, keys=keys, nonce=b"n" * 32)
-    sent: list[tuple[int, int | None, bytes]] = []
-    vectors = []
-    for i, user in enumerate(parties.users):
-        for server, message in user.submit(inputs[i]):
-            sent.append((i, server, message))
-            if server == parties.last:
-                vectors.append(message)
-            else:
-                parties.seed_servers[server].receive(message)
-    for server, machine in parties.seed_servers.items():
-        held = machine.close()
-        sent.append((server, None, held))
-        parties.vector_server.receive(held)
-    for message in vectors:
-        parties.vector_server.receive(message)
-    machines = {parties.last: parties.vector_server, **parties.seed_servers}
-    commit = b""
-    for server, machine in machines.items():
-        commit = machine.commit()
-        sent.append((server, None, commit))
-        for other in machines.keys() - {server}:
-            machines[other].receive(commit)
-    openings = [machine.open() for machine in machines.values()]
-    sent += [(s, None, o) for s, o in zip(machines, openings, strict=True)]
-    return sent, combine(parties.session, commit, openings).total
-
-
-@pytest.mark.parametrize(("servers", "honest"), [(j, h) for j in (2, 3, 4) for h in range(j)])
-def test_any_servers_but_one_see_the_same_for_inputs_of_equal_sum(
-    servers: int, honest: int, make_shares: Callable, fixed_keys: dict[int, PrivateKeys]
-) -> None:
-    w, first, second = 5, *_two_inputs(5)
-    keep, honest_server = servers - 1, FIRST_SERVER + honest
-    names = {*range(w), *range(FIRST_SERVER, FIRST_SERVER + servers)}
-    parties = {p: k for p, k in fixed_keys.items() if p in names}
-
-    def view(inputs: Words, recorded: Recorded):
-        with pytest.MonkeyPatch.context() as patch:
-            recorded.install(patch)
-            sent, total = _shares_run(make_shares, parties, inputs, servers)
-        seen = [m for _, receiver, m in sent if receiver != honest_server]
-        return seen, total, recorded.expanded
-
-    plain, total, expanded = view(first, recorded())
-    # The streams of the honest server's seeds: users expand theirs in the order of the servers.
-    pads = {}
-    if honest < keep:
-        for i in range(w):
-            seed = _seed_sent(make_shares, parties, first, servers, i, honest)
-            assert seed in expanded
-            pads[seed] = _words(seed) + second[i] - first[i]
-    replaced, same_total, _ = view(second, recorded(pads))
-    assert replaced == plain
-    assert np.array_equal(same_total, total)
-    if honest < keep:  # the replacement is what makes them equal
-        assert view(second, recorded())[0] != plain
-
-
-def _seed_sent(
-    make: Callable, parties: dict[int, PrivateKeys], inputs: Words, servers: int, i: int, j: int
-) -> bytes:
-    """The seed that user i sends to server j in a recorded run, opened with that server's key."""
-    with pytest.MonkeyPatch.context() as patch:
-        recorded().install(patch)
-        sent, _ = _shares_run(make, parties, inputs, servers)
-        session = make(len(inputs), D, servers=servers, keys=parties, nonce=b"n" * 32).session
-    server = FIRST_SERVER + j
-    (message,) = [m for sender, receiver, m in sent if (sender, receiver) == (i, server)]
-    sealed = shares.read(session, message, server, {shares.Kind.SHARE: 1000}).payload
-    context = shares.share_context(session, i, server)
-    return keys.open_seal(parties[server].opening, sealed, context)
 
 
 def _secagg_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, dropped: int):

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from pretrain import check
 from pretrain.cli.output import new_directory
@@ -41,7 +40,7 @@ class Join:
     held_out: bool = False
     """Count rows of split `evaluation` instead, to evaluate a model."""
     server: bool = False
-    """Join as a computation server of the protocols with shares, without rows."""
+    """Join as the second server of protocol `shares`, without rows."""
 
     def run(self) -> None:
         """Writes the files.
@@ -103,8 +102,9 @@ class Init:
     class_names: tuple[str, ...] = ()
     """Names of the K classes in the order of their labels."""
     protocol: ProtocolName = "secagg"
-    """`secagg`: one server, dropouts tolerated. `shares`: several servers that do not collude.
-    `shares-replicated`: three or more, one of which may lie or be lost."""
+    """`secagg`: one server; users who are all there at once add the noise. `shares`: two servers
+    that do not collude add it; users report when they like, and prove the length of what they send.
+    The protocol decides on --privacy.noise-by."""
     method: OneSumMethodName = "discriminant"
     """Method: statistic that every user sends, and estimator."""
     options: MethodOptions = field(default_factory=MethodOptions)
@@ -114,11 +114,9 @@ class Init:
     sessions: int = 1
     """Number of sessions that users agree to, retries included; each spends epsilon again."""
     corrupt_fraction: float = 0.1
-    """Share of users that may collude with a server (`secagg`, `shares-replicated`)."""
+    """Share of users that may collude with the server (`secagg`)."""
     dropout_fraction: float = 0.2
     """Share of users that may drop out (`secagg`)."""
-    word_bits: Literal[32, 64] = 64
-    """Bits of a number in the sum; 32 halves the bytes and needs a sum that fits."""
     model: Path | None = None
     """Released model to evaluate, instead of --transform: on the rows that parties held out and
     counted with `join --held-out`."""

@@ -1,4 +1,4 @@
-"""`federation aggregator`: the keys, the roll and the state are checked, then reports are taken."""
+"""`federation aggregator`: keys, roll and state are checked, then the service takes reports."""
 
 import asyncio
 import ssl
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from train_distributed.flower.aggregator_server import serve
-from train_distributed.flower.check_pool import spread
+from pretrain import check
+from train_distributed.commands.federation.reporting import authorities
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile, split_address
-from train_distributed.secure_sum.aggregator import Aggregator
-from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.report_store import ReportStore
-from train_distributed.secure_sum.reports import Checker
+from train_distributed.privacy.discrete_gaussian import discrete_gaussian
+from train_distributed.secure_sum.aggregator import AGGREGATORS
+from train_distributed.secure_sum.report_store import ADDED, ReportStore
+from train_distributed.secure_sum.window import LEADER
+from train_distributed.store.sql import open_sql
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregator: take users' reports until the window is closed, then open their sum."""
+    """Aggregator: take users' reports until the window is closed, then open their noised sum."""
 
     folder: Path
     """Folder of `join --server` or `init`: its keys, and its state, never to be lost or copied."""
@@ -29,46 +30,57 @@ class Aggregate:
     """The folder that `federation window` has made."""
     listen: str | None = None
     """HOST:PORT to listen on; the window's port on all addresses if left out."""
+    store: str | None = None
+    """postgresql://USER@HOST/DATABASE that keeps the state instead of a file in FOLDER; several
+    processes may then serve one window, each with this command."""
     tls: Path | None = None
     """Folder with server.pem and server.key. Without it connections are not encrypted; reports are
     sealed all the same."""
-    processes: int = 1
-    """Processes that check reports, each with a slice of the users."""
+    ca: Path | None = None
+    """Certificates of the authorities of the other aggregator, where it has TLS."""
 
     def run(self) -> None:
         """Serves until it is ended.
 
         Raises:
             ValueError: keys, a roll or a state that do not fit.
-            OSError: the state or the port is used by another process, or the disk is full.
+            OSError: the state or the port is used by another process, or cannot be reached.
         """
+        check.installed("uvicorn", "an aggregator", extra="flower")
+        from train_distributed.flower.aggregator_app import application
+        from train_distributed.flower.aggregator_client import Aggregators
+        from train_distributed.flower.aggregator_server import serve
+
         folder = self.folder.resolve()
-        window_file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
-        window, public = window_file.window, keys.public
-        aggregator = next((a for a, pinned in window.servers.items() if pinned == public), None)
-        if aggregator is None:
+        file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
+        window, public = file.window, keys.public
+        number = next((a for a, pinned in window.servers.items() if pinned == public), None)
+        if number is None:
             raise ValueError(
                 f"keys in {folder} must be those of an aggregator of the window, are not"
             )
-        enrolled = window_file.enrolled(self.window)
+        enrolled = file.enrolled(self.window)
         tls = None
         if self.tls is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(self.tls / "server.pem", self.tls / "server.key")
-        number = aggregator - FIRST_SERVER
-        state = party_state(window.digest, f"adder{number}", folder / "state")
-        listen = window_file.addresses[aggregator][1] if self.listen is None else self.listen
+        called = f"aggregator{number - LEADER}"
+        state = party_state(window.digest, called, folder / "state")
+        listen = file.addresses[number][1] if self.listen is None else self.listen
         host, port = ("0.0.0.0", listen) if isinstance(listen, int) else split_address(listen)
-        log = RunLog.begin(folder, f"aggregator{number}")
-        with log.told(), spread(Checker(enrolled, aggregator, keys), self.processes) as check:
-            holdings = ReportStore(state, enrolled, aggregator)
-            machine = Aggregator(enrolled, aggregator, keys, holdings, check=check)
-            name = f"aggregator {number} of window {window.digest.hex()[:16]}"
-            log.say(f"{name}, {holdings.count} reports")
-            ready = partial(_ready, log)
+        schema = f"{called}_{window.digest.hex()[:16]}"
+        place, name = (state, "reports") if self.store is None else (self.store, schema)
+        log = RunLog.begin(folder, called)
+        others = Aggregators(window, file.addresses, authorities(self.ca), 0.0)
+        with log.told(), others:
+            store = ReportStore(open_sql(place, name, "reports"), enrolled, number)
+            aggregator = AGGREGATORS[number](enrolled, keys, store, discrete_gaussian)
+            held = store.counts()[ADDED]
+            log.say(f"{called} of window {window.digest.hex()[:16]}, {held} reports")
+            app = application(aggregator, others.job)
             with suppress(KeyboardInterrupt):
-                asyncio.run(serve(machine, enrolled, host, port, tls, ready))
-            log.say(f"ended with {holdings.count} reports; started again, it goes on")
+                asyncio.run(serve(app, host, port, tls, partial(_ready, log)))
+            log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")
 
 
 def _ready(log: RunLog, port: int) -> None:

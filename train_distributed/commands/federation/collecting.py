@@ -9,7 +9,6 @@ from pretrain import check
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed, authorities
-from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
@@ -19,14 +18,11 @@ from train_distributed.flower.documents.window_file import (
     WindowFile,
     keep_opened,
     keep_window,
-    roll_of,
     split_address,
-    window_of,
 )
 from train_distributed.secure_sum.keys import KEY_BYTES
 from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.reports import RECEIPT_BYTES, message_bytes
-from train_distributed.secure_sum.window import Window
+from train_distributed.secure_sum.reports import report_bytes
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,7 @@ class MakeWindow:
     folder: Path
     """Folder of `init`, with protocol `shares`."""
     aggregators: tuple[str, ...]
-    """HOST:PORT of every aggregator: the operator's own first, then the computation servers' in the
-    order of their party files."""
+    """HOST:PORT of the operator's own aggregator, to which users report, and of the other one."""
     out: Path
     """Folder to hand out: aggregators need all of it, users only window.json."""
     hours: float = 24.0
@@ -49,20 +44,25 @@ class MakeWindow:
         Raises:
             ValueError: no operator's folder, or a setting that does not fit.
         """
+        from train_distributed.flower.evaluation_task import task_of
+
         federation = Federation.load(self.folder / FEDERATION)
         check.within("(0, 100000)", hours=self.hours)
         now = time.time()
         opens, closes = int(now), int(now + 3600 * self.hours) + 1
-        window = window_of(federation, secrets.token_bytes(KEY_BYTES), opens, closes)
+        task = task_of(federation, self.folder / agreed_file(federation.task))
+        window = task.window(secrets.token_bytes(KEY_BYTES), opens, closes)
         check.equal(len(window.servers), aggregators=len(self.aggregators))
         addresses = dict(enumerate(map(split_address, self.aggregators), FIRST_SERVER))
         with new_directory(self.out) as partial:
             made = WindowFile(window=window, addresses=addresses)
             made.save(partial / WINDOW)
-            (partial / ROLL).write_bytes(roll_of(federation))
+            (partial / ROLL).write_bytes(task.roll.tobytes())
             keep_window(self.folder, made)
-        sums = f"sums of {window.minimum} and more, {window.bits} bits a number"
-        print(f"{window.enrolled} users, {sums}")
+        longest = report_bytes(window, max(task.norm_bounds))
+        print(
+            f"{window.enrolled} users, sums of {window.minimum} and more, {longest} bytes a report"
+        )
         print(f"hand {self.out} to every aggregator, {self.out / WINDOW} to every user")
 
 
@@ -95,10 +95,17 @@ class Collect:
             ValueError: files that do not fit, or fewer reports than the minimum.
             OSError: an aggregator is gone, or the model cannot be written.
         """
+        check.installed("httpx", "to collect", extra="flower")
+        from train_distributed.flower.aggregator_client import Aggregators
+
         folder = self.folder.resolve()
         federation = Federation.load(folder / FEDERATION)
         keys, file = own_keys(folder, federation), WindowFile.load(self.window / WINDOW)
-        window = agreed(file.window, federation)
+        from train_distributed.flower.evaluation_task import task_of
+        from train_distributed.flower.sum_task import Facts
+
+        task = task_of(federation, folder / agreed_file(federation.task))
+        window = agreed(file.window, task)
         with Aggregators(
             window, file.addresses, authorities(self.ca), self.patience
         ) as aggregators:
@@ -106,27 +113,17 @@ class Collect:
                 print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
             if self.status:
                 return
-            from train_distributed.flower.evaluation_task import task_of
-            from train_distributed.flower.sum_task import Facts
-
-            task = task_of(federation, folder / agreed_file(federation.task))
             entry = NextSum.of(self.ledger, folder, task)
             with new_directory(self.out) as partial:
                 entry.reserve()
                 opened = aggregators.open(keys)
                 keep_opened(folder, window)
                 missing = dict.fromkeys(set(window.users) - opened.users, "report")
-                facts = Facts(
-                    session=window.digest.hex(), bytes_per_user=_sent_bytes(window), missing=missing
-                )
+                sent = report_bytes(window, max(task.norm_bounds))
+                facts = Facts(session=window.digest.hex(), bytes_per_user=sent, missing=missing)
                 released = task.released(opened, facts).with_report(ledger=entry.report())
                 released.write(partial)
             entry.spend()
         for reason in released.report.get("unsuitable_because", ()):
             print(f"not suitable for release: {reason}")
         print(f"{len(opened.users)} of {window.enrolled} users in {self.out}")
-
-
-def _sent_bytes(window: Window) -> int:
-    receipts = RECEIPT_BYTES * (len(window.servers) - 1)
-    return receipts + sum(message_bytes(window, aggregator) for aggregator in window.servers)

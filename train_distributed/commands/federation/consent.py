@@ -79,15 +79,20 @@ def terms(
     names = class_names(task.terms.class_names, task.terms.num_classes)
     shown = [*names[:MOST_CLASSES], *(["..."] if len(names) > MOST_CLASSES else [])]
     more = federation.rounds * federation.round_dimension
-    size = task.integers.code.bits // 8 * (federation.dimension + more)
+    size = 8 * (federation.dimension + more)
     rounds = f" and {federation.rounds} of {federation.round_dimension}" if more else ""
     delta = f"delta {rounded_up(privacy.delta)}"
-    dishonest = guarantee.min_survivors - guarantee.honest
+    if privacy.noise_by == "servers":
+        honest, noise = "one of the two servers must be honest; users need not be", "without noise"
+    else:
+        needed = guarantee.users - guarantee.min_survivors + guarantee.honest
+        honest = f"at least {needed} of {guarantee.users} users must be honest"
+        noise = "your noise inside"
     others = [federation.display_name(p) for p in sorted(federation.verifying) if p >= FIRST_SERVER]
     yield f"{federation.display_name(user)} of federation {federation.digest.hex()}"
     yield f"  {task.kind} by method {task.terms.method}; {len(names)} classes: {', '.join(shown)}"
     yield (
-        f"  sent: one vector of {federation.dimension} numbers{rounds}, your noise inside: "
+        f"  sent: one vector of {federation.dimension} numbers{rounds}, {noise}: "
         f"{size} bytes before encryption, in each of {federation.sessions} session(s)"
     )
     yield (
@@ -95,7 +100,7 @@ def terms(
         f"{rounded_up(task.epsilon_of_all_sessions)} of all agreed ones: "
         f"{privacy.report()['neighbouring']}"
     )
-    yield f"  at least {guarantee.users - dishonest} of {guarantee.users} users must be honest"
+    yield f"  {honest}"
     alone = rounded_up(task.epsilon_if_all_others_collude)
     yield f"  if all others collude: epsilon {alone} of all agreed sessions"
     yield (

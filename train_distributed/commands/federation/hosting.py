@@ -51,6 +51,8 @@ def run_session(start: "Start") -> int:
     folder = start.folder.resolve()
     _check_party_options(start)
     federation = Federation.load(folder / FEDERATION)
+    if federation.protocol == "shares":
+        raise ValueError("start must be of protocol secagg; of shares, make a window and collect")
     port = _port(folder) if start.port is None else start.port
     check.within("[1, 65535]", port=port)
     keys = own_keys(folder, federation)
@@ -176,7 +178,6 @@ def _facts(federation: Federation, told: Log) -> "Facts":
         session=digest,
         bytes_per_user=sent,
         missing=told.missing,
-        unchecked=told.unchecked,
         bytes_per_round=tuple(b - a for a, b in pairwise((0, *told.sent_after))),
     )
 

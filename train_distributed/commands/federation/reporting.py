@@ -1,32 +1,35 @@
-"""`federation report`: everything is checked first, then one report is drawn, kept and sent."""
+"""`federation report`: everything is checked first, then one report is made, kept and sent."""
 
 import ssl
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pretrain import check
 from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.taking_part import OwnRows
-from train_distributed.flower.aggregator_client import Aggregators
-from train_distributed.flower.blobs import join, split
-from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import BudgetedJournal, remember, state_of
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.sessions import spend_session
-from train_distributed.flower.documents.window_file import WindowFile, window_of
+from train_distributed.flower.documents.window_file import WindowFile
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
+
+if TYPE_CHECKING:
+    from train_distributed.flower.sum_task import SumTask
 
 KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
 
 
 @dataclass(frozen=True)
 class Report:
-    """User: compute the agreed vector with noise and send it to the aggregators of a window."""
+    """User: compute the agreed vector and send it to the aggregators of a window, in shares."""
 
     folder: Path
     """Folder of `join`."""
@@ -48,26 +51,24 @@ class Report:
     """Seconds after which an aggregator that is gone is an error; then report again."""
 
     def run(self) -> None:
-        """Draws a report, keeps it and sends it; called again, it sends the same one.
+        """Makes a report, keeps it and sends it; called again, it sends the same one.
 
         Raises:
-            ValueError: a file or setting does not fit and nothing was drawn, or a refusal.
+            ValueError: a file or setting does not fit and nothing was made, or a refusal.
             OSError: an aggregator is gone; the same report can be sent again.
         """
+        check.installed("httpx", "a report", extra="flower")
+        from train_distributed.flower.aggregator_client import Aggregators
+
         invitation = Invitation.read(self.invitation, self.accept)
         federation, keys = invitation.federation, read_private(self.folder)
         user = invitation.identify(keys, self.folder)
-        if user >= FIRST_SERVER:
-            raise ValueError(
-                f"{self.folder} must be a user's, is of {federation.display_name(user)}"
-            )
         rows = OwnRows.of(self.embeddings, self.ledger, invitation, user)
-        assert rows is not None
         file = WindowFile.load(self.window)
-        window = agreed(file.window, federation)
+        window = agreed(file.window, rows.task)
         account = rows.account(self.folder, federation, self.limits)
         plain = DurableJournal(state_of(self.folder, federation, user))
-        journal, first = BudgetedJournal(account, plain), sorted(window.servers)[:-1]
+        journal = BudgetedJournal(account, plain)
         with Aggregators(
             window, file.addresses, authorities(self.ca), self.patience
         ) as aggregators:
@@ -79,25 +80,23 @@ class Report:
                 encoded = rows.task.encoded(user, rows.rows)
                 aggregators.connect()
                 spend_session(journal, federation, window.digest, resume=True)
-                made = make_report(window, user, keys, rows.task.noised(encoded))
-                journal.claim(window.digest, KEPT, join(made[a] for a in (*first, window.last)))
-            kept = split(journal.detail(window.digest, KEPT) or b"")
-            parts = dict(zip((*first, window.last), kept, strict=True))
-            for why in aggregators.report({user: parts}).values():
-                raise ValueError(
-                    f"report of {federation.display_name(user)} must be taken, got: {why}"
-                )
-        name, size = federation.display_name(user), sum(map(len, kept))
-        print(f"reported as {name}: {size} bytes, held by all aggregators")
+                norm_bound = rows.task.norm_bounds[user]
+                made = make_report(window, user, keys, encoded.view(np.int64), norm_bound)
+                journal.claim(window.digest, KEPT, made)
+            kept = journal.detail(window.digest, KEPT) or b""
+            aggregators.report(user, kept)
+        name = federation.display_name(user)
+        print(f"reported as {name}: {len(kept)} bytes, acknowledged by the operator's aggregator")
 
 
-def agreed(window: Window, federation: Federation) -> Window:
-    """The window, if it is one of this federation.
+def agreed(window: Window, task: "SumTask") -> Window:
+    """The window, if it is one of this task's federation.
 
     Raises:
         ValueError: something in it is not as the federation says.
     """
-    expected = window_of(federation, window.nonce, window.opens, window.closes)
+    federation = task.federation
+    expected = task.window(window.nonce, window.opens, window.closes)
     if expected.digest != window.digest:
         raise ValueError(f"window must be of federation {federation.digest.hex()}, is not")
     return window

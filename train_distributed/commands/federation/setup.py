@@ -10,6 +10,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from train_distributed.flower.sum_task import SumTask
     from train_distributed.one_shot.method import Method
 
-ProtocolName = Literal["secagg", "shares", "shares-replicated"]
+ProtocolName = Literal["secagg", "shares"]
 TLS, INVITATION, NODES = "tls", "invitation", "nodes"
 
 
@@ -47,6 +48,8 @@ def fill(folder: Path, init: "Init") -> "SumTask":
     Raises:
         ValueError: a party file that is bad or given twice, or a setting out of range.
     """
+    if init.protocol == "shares":
+        init = replace(init, privacy=replace(init.privacy, noise_by="servers"))
     users, servers = read_parties(init.parties, init.protocol)
     terms, dimension, *rounds = _agreed(folder, init, users)
     keys = write_party(folder).public
@@ -99,12 +102,9 @@ def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Pa
         raise ValueError("parties must be given once each, got a file twice")
     users = [party for party in parties.values() if party.role == "user"]
     servers = [party for party in parties.values() if party.role == "server"]
-    fewest, most = (count - 1 for count in SERVERS[protocol])
-    if not fewest <= len(servers) <= most:
-        raise ValueError(
-            f"{protocol} must have {fewest} to {most} computation servers beside the operator, "
-            f"got {len(servers)}"
-        )
+    check.equal(
+        SERVERS[protocol] - 1, **{f"servers beside the operator, of {protocol},": len(servers)}
+    )
     if not users:
         raise ValueError("parties must hold users, got none")
     return users, servers
@@ -131,7 +131,6 @@ def _agreed(
         class_names=init.class_names,
         num_classes=init.num_classes,
         options=tuple(init.options.given()),
-        word_bits=None if init.word_bits == Terms.word_bits else init.word_bits,
     )
     return *_evaluation(folder, init, users, init.model), 0, 0
 
@@ -187,7 +186,6 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
         privacy=init.privacy,
         transform=transform_hash(folder / TRANSFORM),
         class_names=init.class_names,
-        word_bits=init.word_bits,
     )
     return Terms.read(terms.as_task(), set(terms.sizes), Path("federation"))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pretrain import check
 from train_distributed.commands.federation.consent import consent
@@ -14,7 +14,7 @@ from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.sessions import sessions_used
-from train_distributed.flower.endpoint import REFUSED, ComputationEndpoint, Endpoint, UserEndpoint
+from train_distributed.flower.endpoint import REFUSED, Endpoint, UserEndpoint
 from train_distributed.flower.escape import safe
 from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
@@ -48,15 +48,16 @@ def take_part(start: "Start") -> int:
     invitation = Invitation.read(start.invitation, start.accept)
     federation, keys = invitation.federation, read_private(start.folder)
     party = invitation.identify(keys, start.folder)
+    if federation.protocol == "shares":
+        raise ValueError(
+            "start must be of protocol secagg; of shares, a user reports, and a server is an "
+            "aggregator"
+        )
     user = OwnRows.of(start.embeddings, start.ledger, invitation, party)
-    account = None
-    if user is not None:
-        account = user.account(start.folder, federation, start.limits)
-        consent(user.task, invitation, party, account, start.accept)
+    account = user.account(start.folder, federation, start.limits)
+    consent(user.task, invitation, party, account, start.accept)
     state = remember(start.folder, federation, party)
-    journal = DurableJournal(state)
-    if account is not None:
-        journal = BudgetedJournal(account, journal)
+    journal = BudgetedJournal(account, DurableJournal(state))
     journal.check()
     log = RunLog.begin(start.folder, "start")
     with log.told():
@@ -105,24 +106,23 @@ class OwnRows:
     @classmethod
     def of(
         cls, embeddings: Path | None, ledger: Path | None, invitation: Invitation, party: int
-    ) -> "OwnRows | None":
-        """None for a computation server, which has no rows.
+    ) -> Self:
+        """Reads the task and opens the rows.
 
         Args:
             embeddings: the user's embedding set.
             ledger: the file that counts, if one is named.
             invitation: what is agreed.
             party: whose rows.
+
+        Raises:
+            ValueError: a server's, which has no rows, or none are named.
         """
-        federation = invitation.federation
+        federation, who = invitation.federation, invitation.federation.display_name(party)
         if party >= FIRST_SERVER:
-            who = federation.display_name(party)
-            check.left_out(f"for {who}", embeddings=embeddings, ledger=ledger)
-            return None
+            raise ValueError(f"folder must be a user's, is of {who}")
         if embeddings is None:
-            raise ValueError(
-                f"embeddings must be given for {federation.display_name(party)}, got none"
-            )
+            raise ValueError(f"embeddings must be given for {who}, got none")
         from embed import EmbeddingSet
         from train_distributed.flower.evaluation_task import task_of
 
@@ -145,11 +145,8 @@ class OwnRows:
 
 
 def _endpoint(
-    federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: OwnRows | None
+    federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: OwnRows
 ) -> Endpoint:
-    if user is None:
-        kind = RoundsEndpoint if federation.rounds else ComputationEndpoint
-        return kind(federation, party, keys, journal)
     task, encoded = user.task, user.task.encoded(party, user.rows)
 
     first = partial(task.noised, encoded)
@@ -164,13 +161,12 @@ def _endpoint(
 
 
 def _status(federation: Federation, party: int, state: Path, what: str) -> dict[str, object]:
-    used = sessions_used(state, federation) if party < FIRST_SERVER else "not counted"
     return {
         "state": what,
         "party": federation.display_name(party),
         "federation": federation.digest.hex(),
         "sessions": federation.sessions,
-        "sessions used": used,
+        "sessions used": sessions_used(state, federation),
     }
 
 

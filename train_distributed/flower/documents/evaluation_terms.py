@@ -3,13 +3,15 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from train_distributed.flower.documents.document import Document
 from train_distributed.flower.documents.terms import (
+    ASSUMED,
     HASH,
     MOST_CLASSES,
     Terms,
+    privacy_fields,
     read_class_names,
     read_privacy,
     read_sizes,
@@ -21,7 +23,7 @@ KIND = "evaluation"
 MODEL, TRANSFORM = "model.safetensors", "transform.safetensors"
 _REQUIRED = (
     *("kind", "model", "bins", "num_classes", "class_names", "sizes"),
-    *("epsilon", "delta", "honest_fraction", "unit", "group_size"),
+    *("epsilon", "delta", "unit", "group_size"),
 )
 
 
@@ -35,7 +37,6 @@ class EvaluationTerms:
     sizes: dict[int, int]  # user -> evaluation rows
     privacy: Privacy
     method: Literal["confusion-matrix"] = "confusion-matrix"
-    word_bits: ClassVar[int] = Terms.word_bits
 
     @property
     def num_classes(self) -> int:
@@ -44,7 +45,6 @@ class EvaluationTerms:
 
     def as_task(self) -> dict[str, Any]:
         """JSON-ready task of a federation."""
-        privacy = self.privacy
         return {
             "kind": KIND,
             "model": self.model,
@@ -52,11 +52,7 @@ class EvaluationTerms:
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
             "sizes": {str(user): size for user, size in self.sizes.items()},
-            "epsilon": privacy.epsilon,
-            "delta": privacy.delta,
-            "honest_fraction": float(privacy.fraction(len(self.sizes))),
-            "unit": privacy.unit,
-            "group_size": privacy.group_size,
+            **privacy_fields(self.privacy, len(self.sizes)),
         }
 
     @staticmethod
@@ -67,7 +63,7 @@ class EvaluationTerms:
             ValueError: naming file, field, rule and value.
         """
         document = Document(path, task, "task.")
-        document.only(_REQUIRED)
+        document.only(_REQUIRED, ASSUMED)
         document.text("kind", re.compile(KIND), f'"{KIND}"')
         names = read_class_names(document, document.whole("num_classes", 2, MOST_CLASSES))
         return EvaluationTerms(

@@ -14,16 +14,12 @@ from train_distributed.flower.documents.party import KEY, KEY_RULE, NAME, NAME_R
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER, name_of
-from train_distributed.secure_sum.replicated import Replicated
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import Session
 
 __all__ = ["Federation", "name_of"]
 
-SERVERS = {"shares": (2, 100), "shares-replicated": (3, 100), "secagg": (1, 1)}  # of each
-BATCH_BYTES = 2**25  # of users' shares that a request to a computation server carries
-BATCH_USERS = 1000  # messages that it carries
-REFUSALS_BYTES = 2**20  # of its refusals of the messages in one
+SERVERS = {"shares": 2, "secagg": 1}  # of each protocol, the operator's among them
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
 ROUNDS = ("rounds", "round_dimension")
 _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
@@ -37,13 +33,13 @@ class Federation:
         ValueError: a field out of range.
     """
 
-    protocol: Literal["shares", "shares-replicated", "secagg"]
+    protocol: Literal["shares", "secagg"]
     dimension: int  # d, numbers that every user submits
     minimum: int  # m_min, fewest users whose sum may be opened
     users: dict[int, str]  # identity -> Ed25519 public key, hexadecimal
     servers: tuple[dict[str, str], ...]  # "verifying" and "sealing" keys; the operator's first
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
-    corrupt_fraction: float = 0.1  # protocols "secagg" and "shares-replicated"
+    corrupt_fraction: float = 0.1  # protocol "secagg"
     dropout_fraction: float = 0.2  # protocol "secagg"
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
     nodes: dict[int, str] = field(default_factory=dict)  # party -> fingerprint of its node's key
@@ -54,12 +50,8 @@ class Federation:
     def __post_init__(self) -> None:
         if self.protocol not in SERVERS:
             raise ValueError(f"protocol must be one of {[*SERVERS]}, got {self.protocol!r}")
-        least, most = SERVERS[self.protocol]
-        if not least <= len(self.servers) <= most:
-            raise ValueError(
-                f"servers must be >= 2 for shares, >= 3 for shares-replicated and 1 for secagg, "
-                f"got {len(self.servers)}"
-            )
+        if len(self.servers) != SERVERS[self.protocol]:
+            raise ValueError(f"servers must be 2 for shares, 1 for secagg, got {len(self.servers)}")
         for name in ("dimension", "minimum", "sessions"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -69,6 +61,8 @@ class Federation:
                 "rounds and round_dimension must be > 0 together, "
                 f"got {self.rounds} and {self.round_dimension}"
             )
+        if self.protocol == "shares" and self.rounds:
+            raise ValueError(f"rounds must be 0 with protocol shares, got {self.rounds}")
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
@@ -118,7 +112,7 @@ class Federation:
         """
         document = read_document(path, LARGE)
         document.only([f.name for f in fields(Federation) if f.name not in ROUNDS], ROUNDS)
-        users, servers = document.part("users"), document.list("servers", SERVERS["shares"][1])
+        users, servers = document.part("users"), document.list("servers", SERVERS["shares"])
         try:
             federation = Federation(
                 protocol=document.text("protocol"),  # pyright: ignore[reportArgumentType]
@@ -178,20 +172,9 @@ class Federation:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @property
-    def may_be_absent(self) -> int:
-        """Computation servers that a session can do without."""
-        return 1 if self.protocol == "shares-replicated" else 0
-
-    @property
     def largest_frame(self) -> int:
-        """Bytes that one request or answer may have: a vector per server, and what names users.
-
-        Shares go to a server in batches, with what names their users and a list of refusals.
-        """
-        vectors = 2**10 * len(self.users) + 8 * self.dimension * (len(self.servers) + 1)
-        if self.protocol == "secagg":
-            return 2**16 + vectors
-        return 2**16 + max(vectors, BATCH_BYTES) + REFUSALS_BYTES
+        """Bytes that one request or answer may have: a vector, and what names users."""
+        return 2**16 + 2**10 * len(self.users) + 16 * self.dimension
 
     def poll_seconds(self, party: int) -> float:
         """Between a node's looks for a question: all users look 50 times a second, all servers too.
@@ -229,21 +212,7 @@ class Federation:
         """
         if self.protocol == "secagg":
             return self.secagg(nonce).session
-        if self.protocol == "shares-replicated":
-            return self.replicated(nonce).session
         return self._shares(nonce)
-
-    def replicated(self, nonce: bytes) -> Replicated:
-        """The session of replicated shares with this nonce."""
-        return Replicated.agree_on(
-            nonce=nonce,
-            dimension=self.dimension,
-            minimum=self.minimum,
-            users={user: bytes.fromhex(key) for user, key in self.users.items()},
-            servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
-            corrupt_fraction=self.corrupt_fraction,
-            context=self.digest,
-        )
 
     def secagg(self, nonce: bytes) -> SecAgg:
         """The session of protocol B with this nonce."""

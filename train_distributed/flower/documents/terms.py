@@ -18,8 +18,9 @@ HASH = re.compile("[0-9a-f]{64}")
 _CLASS = re.compile(f".{{1,{LONGEST_NAME}}}")
 _REQUIRED = (
     *("method", "options", "num_classes", "sizes", "transform"),
-    *("epsilon", "delta", "honest_fraction", "unit", "group_size"),
+    *("epsilon", "delta", "unit", "group_size"),
 )
+ASSUMED = ("honest_fraction", "noise_by")  # one of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,6 @@ class Terms:
     privacy: Privacy
     transform: str  # SHA-256 of the public transform's file, hexadecimal
     class_names: tuple[str, ...] = ()
-    word_bits: int = 64  # of a word of the sum
 
     def as_task(self) -> dict[str, Any]:
         """JSON-ready task of a federation."""
@@ -44,14 +44,9 @@ class Terms:
             "num_classes": self.num_classes,
             "sizes": {str(user): size for user, size in self.sizes.items()},
             "transform": self.transform,
-            "epsilon": privacy.epsilon,
-            "delta": privacy.delta,
-            "honest_fraction": float(privacy.fraction(len(self.sizes))),
-            "unit": privacy.unit,
-            "group_size": privacy.group_size,
+            **privacy_fields(privacy, len(self.sizes)),
         }
-        task |= {"class_names": list(self.class_names)} if self.class_names else {}
-        return task | ({"word_bits": self.word_bits} if self.word_bits != Terms.word_bits else {})
+        return task | ({"class_names": list(self.class_names)} if self.class_names else {})
 
     @staticmethod
     def read(task: dict[str, Any], users: set[int], path: Path) -> "Terms":
@@ -66,7 +61,7 @@ class Terms:
             ValueError: naming file, field, rule and value.
         """
         document = Document(path, task, "task.")
-        document.only(_REQUIRED, ["class_names", "word_bits"])
+        document.only(_REQUIRED, ["class_names", *ASSUMED])
         classes = document.whole("num_classes", 2, MOST_CLASSES)
         rows = read_sizes(document, users)
         return Terms(
@@ -77,9 +72,6 @@ class Terms:
             privacy=read_privacy(document),
             transform=document.text("transform", HASH, "a SHA-256 in hexadecimal"),
             class_names=read_class_names(document, classes) if "class_names" in task else (),
-            word_bits=document.whole("word_bits", 32, 64)
-            if "word_bits" in task
-            else Terms.word_bits,
         )
 
 
@@ -93,14 +85,31 @@ def read_sizes(document: Document, users: set[int]) -> dict[int, int]:
     return {user: rows[user] for user in sorted(users)}
 
 
+def privacy_fields(privacy: Privacy, users: int) -> dict[str, Any]:
+    """The promise of one session, as `read_privacy` reads it."""
+    by_servers = {"noise_by": privacy.noise_by}
+    by_users = {"honest_fraction": float(privacy.fraction(users))}
+    return {
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        **(by_servers if privacy.noise_by == "servers" else by_users),
+        "unit": privacy.unit,
+        "group_size": privacy.group_size,
+    }
+
+
 def read_privacy(document: Document) -> Privacy:
     """The promise of one session."""
+    most, by_servers = math.nextafter(1, 2), "noise_by" in document.values
+    if by_servers:
+        _choice(document, "noise_by", ("servers",))
     return Privacy(
         document.number("epsilon", 0, math.inf),
         document.number("delta", 0, 1),
-        document.number("honest_fraction", 0, math.nextafter(1, 2)),
+        None if by_servers else document.number("honest_fraction", 0, most),
         _choice(document, "unit", ("record", "user")),
         document.whole("group_size", 1, MOST_ROWS),
+        "servers" if by_servers else "users",
     )
 
 

@@ -1,10 +1,10 @@
 """A window as a file: what aggregators need to serve, and users and the operator to reach them.
 
-An aggregator gets `window.json` and `roll` (the users' keys, 32 bytes each); a user the first.
+An aggregator gets `window.json` and `roll` (the users' keys and lengths); a user the first.
 """
 
-import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,20 +12,23 @@ from pathlib import Path
 
 from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import Document, read_document
-from train_distributed.flower.documents.evaluation_terms import read_terms
-from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE
 from train_distributed.secure_sum.keys import PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.window import LATEST, Window, WindowWithKeys, read_user_keys
+from train_distributed.secure_sum.window import (
+    AGGREGATORS,
+    LATEST,
+    Window,
+    WindowWithKeys,
+    read_roll,
+)
 
 WINDOW, ROLL = "window.json", "roll"
 WINDOWS = "windows"  # where the operator's folder keeps what it has handed out
 OPENED = ".opened"  # replaces the suffix of one whose sum was opened
 _NUMBERS = {
     "dimension": 2**28,
-    "bits": 64,
     "minimum": FIRST_SERVER,
     "enrolled": FIRST_SERVER,
     "opens": LATEST,
@@ -50,12 +53,13 @@ class WindowFile:
             ValueError: naming file, field, rule and value.
         """
         document = read_document(path)
-        document.only([*_NUMBERS, "nonce", "roll", "context", "adders"])
-        aggregators = document.list("adders", 100)
+        document.only([*_NUMBERS, "noise_std", "nonce", "roll", "context", "aggregators"])
+        aggregators = document.list("aggregators", AGGREGATORS)
         parts = [aggregators.part(place) for place in aggregators.values]
         try:
             window = Window(
                 **{n: document.whole(n, 0, most) for n, most in _NUMBERS.items()},
+                noise_std=document.number("noise_std", 0, math.inf),
                 nonce=bytes.fromhex(document.text("nonce", KEY, KEY_RULE)),
                 roll=bytes.fromhex(document.text("roll", KEY, KEY_RULE)),
                 servers=dict(enumerate(map(_keys, parts), FIRST_SERVER)),
@@ -80,10 +84,10 @@ class WindowFile:
             }
             for aggregator, keys in sorted(window.servers.items())
         ]
-        stated = {name: getattr(window, name) for name in _NUMBERS}
+        stated = {name: getattr(window, name) for name in (*_NUMBERS, "noise_std")}
         stated |= {name: getattr(window, name).hex() for name in ("nonce", "roll", "context")}
         with new_file(path) as partial:
-            partial.write_text(json.dumps(stated | {"adders": aggregators}, indent=1) + "\n")
+            partial.write_text(json.dumps(stated | {"aggregators": aggregators}, indent=1) + "\n")
 
     def enrolled(self, folder: Path) -> WindowWithKeys:
         """The window with the roll that lies beside the file.
@@ -91,7 +95,7 @@ class WindowFile:
         Raises:
             ValueError: another roll, or none.
         """
-        return WindowWithKeys(self.window, read_user_keys(folder / ROLL))
+        return WindowWithKeys(self.window, read_roll(folder / ROLL))
 
 
 def keep_window(folder: Path, file: WindowFile) -> None:
@@ -110,48 +114,6 @@ def kept_windows(folder: Path) -> Iterator[tuple[Window, bool]]:
     """The windows that an operator's folder has handed out, and whether their sums were opened."""
     for path in sorted((folder / WINDOWS).glob("*.json")):
         yield WindowFile.load(path).window, path.with_suffix(OPENED).exists()
-
-
-def window_of(federation: Federation, nonce: bytes, opens: int, closes: int) -> Window:
-    """The window in which a federation's sum is taken: all else follows from what was agreed.
-
-    Args:
-        federation: of protocol `shares`, without further rounds.
-        nonce: 32 bytes, fresh.
-        opens: seconds since 1970, UTC.
-        closes: likewise.
-
-    Raises:
-        ValueError: another protocol, or further rounds.
-    """
-    if federation.protocol != "shares" or federation.rounds:
-        got = f"{federation.protocol} with {federation.rounds} rounds"
-        raise ValueError(f"a window must be of protocol shares without further rounds, got {got}")
-    terms = read_terms(federation.task, set(federation.users), Path("federation"))
-    return Window(
-        nonce=nonce,
-        dimension=federation.dimension,
-        bits=terms.word_bits,
-        minimum=federation.certain,
-        enrolled=len(federation.users),
-        roll=hashlib.sha256(roll_of(federation)).digest(),
-        servers=federation.session(nonce).servers,
-        opens=opens,
-        closes=closes,
-        context=b"window" + federation.digest,
-    )
-
-
-def roll_of(federation: Federation) -> bytes:
-    """The users' keys, one after another.
-
-    Raises:
-        ValueError: users that are not numbered from 0.
-    """
-    keys = federation.users
-    if set(keys) != set(range(len(keys))):
-        raise ValueError(f"users must be numbered from 0 to {len(keys) - 1}, are not")
-    return bytes.fromhex("".join(keys[user] for user in range(len(keys))))
 
 
 def split_address(text: str) -> Address:

@@ -107,5 +107,5 @@ class EvaluationTarget:
             bins=self.federation.bins,
             noise=self.noise,
             min_survivors=self.federation.min_survivors,
-            faults=FaultInjection(self.federation.dropped, self.federation.dishonest),
+            faults=FaultInjection(self.federation.dropped, self.federation.known_noise),
         )

@@ -116,7 +116,7 @@ class Target:
             noise=self.noise if seed is None else "float",
             generator=seed,
             min_survivors=self.federation.min_survivors,
-            faults=FaultInjection(self.federation.dropped, self.federation.dishonest),
+            faults=FaultInjection(self.federation.dropped, self.federation.known_noise),
             options=self._fixed | dict(self.options),
         )
         return run_method(request)

@@ -8,7 +8,7 @@ import numpy as np
 
 from embed import EmbeddingSet
 from pretrain import check
-from train_distributed.privacy.promise import Privacy, honest_users
+from train_distributed.privacy.promise import SERVERS, Privacy
 
 FAR = 1e3  # raw features this many times longer than what the clip lets through
 DEGREES = range(0, 181, 15)  # between a record's features and those that replace them
@@ -47,7 +47,7 @@ class WorstCase:
         """
         check.at_least(1, users=self.users, rows=self.rows, features=self.features)
         check.at_least(2, num_classes=self.num_classes)
-        honest = honest_users(self.users, self.privacy.fraction(self.users), self.min_survivors)
+        honest = self.users - len(self.dishonest) - len(self.dropped)
         units = honest if self.privacy.unit == "user" else honest * self.rows
         if self.privacy.group_size > units:
             raise ValueError(
@@ -57,8 +57,15 @@ class WorstCase:
 
     @property
     def dishonest(self) -> range:
-        """⌊(1 − t) w⌋ users, whose noise the attacker knows."""
-        return range(self.users - honest_users(self.users, self.privacy.fraction(self.users)))
+        """⌊(1 − t) w⌋ users, whose noise the attacker knows; none where servers add all of it."""
+        by_servers = self.privacy.noise_by == "servers"
+        return range(0 if by_servers else self.users - self.privacy.certain_shares(self.users))
+
+    @property
+    def known_noise(self) -> range:
+        """The dishonest users, or all servers but one."""
+        by_servers = self.privacy.noise_by == "servers"
+        return range(SERVERS - 1) if by_servers else self.dishonest
 
     @property
     def dropped(self) -> range:

@@ -23,6 +23,7 @@ from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
+from train_distributed.privacy.promise import SERVERS
 from train_distributed.research.baselines.task import Task
 
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64
@@ -132,11 +133,13 @@ def _summation(
     generator: torch.Generator,
 ) -> FloatSum | IntegerSum:
     bare = frozenset(task.faults.known_noise if task.faults else ())
+    servers = SERVERS if guarantee.privacy.noise_by == "servers" else 0
     if planned is None:
-        return FloatSum(step.dimension, guarantee.float_std, generator, bare)
-    code = planned.fixed_point(step.entry_bound(int(sizes.max())), guarantee.users)
+        return FloatSum(step.dimension, guarantee.float_std, generator, bare, servers)
+    code = planned.fixed_point(step.entry_bound(int(sizes.max())), max(guarantee.users, servers))
     per_round = replace(planned, dimension=step.dimension)
-    return IntegerSum(per_round, code, None, guarantee.users, guarantee.min_survivors, bare=bare)
+    parties, minimum = guarantee.users, guarantee.min_survivors
+    return IntegerSum(per_round, code, None, parties, minimum, bare=bare, servers=servers)
 
 
 def _plan(step: GradientSum, guarantee: Guarantee) -> DiscreteGaussianMechanism:

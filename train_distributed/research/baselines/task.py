@@ -48,7 +48,7 @@ class Task(ReleaseRequest):
         """Task with all rows held by a single user, which trusts itself."""
         order = self.users.partition.order
         offsets = torch.tensor([0, len(order)])
-        promise = replace(self.privacy, honest_fraction=None)
+        promise = replace(self.privacy, honest_fraction=None, noise_by="users")
         return replace(self, partition=Partition(order, offsets), privacy=promise)
 
     def spend(self, **noise: Any) -> None:

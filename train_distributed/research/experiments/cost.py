@@ -1,6 +1,5 @@
 """Cost of one release: seconds of users and server, memory, bytes, rounds."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
@@ -93,7 +92,7 @@ def measure(
         torch.zeros(statistic.dimension).numpy().astype("uint64"), summation.plan.stds_in_steps
     )
     noised = time.perf_counter()
-    std = guarantee.float_std * math.sqrt(guarantee.users)
+    std = guarantee.float_sum_std
     method.fit(NoisedSum(total, int(sizes.sum()), std))
     ended = time.perf_counter()
     return {

@@ -24,8 +24,8 @@ from train_distributed.research.protection.mechanisms import (
 )
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, KeyPair
 from train_distributed.research.protection.settings import Facts, StudySettings
-from train_distributed.secure_sum import simulate_sum
-from train_distributed.secure_sum.prg import new_seed, subtract_stream
+from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, open_seal, seal
+from train_distributed.secure_sum.prg import WORD, add_stream, new_seed, subtract_stream
 
 STEP, BOUND = 2.0**-32, 64.0  # of the fixed-point numbers: float32's own precision at 1/256
 
@@ -85,17 +85,37 @@ class Shares(ExactSum):
         return 2.0**63 * self.step
 
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
-        """Real sealed and signed shares; the sum comes back as 32-bit floats."""
+        """Sealed shares: seeds, and the vector minus their streams; the sum returns as floats."""
         numbers = self.numbers(len(models))
+        keys = [PrivateKeys.generate() for _ in range(self.servers)]
         vectors, encoding = timed(lambda: numbers.encode(models.double().numpy()))
-        result = simulate_sum(vectors, "shares", self.servers)
-        mean = torch.from_numpy(numbers.decode(result.total)) / len(models)
+        sent, sealing = timed(lambda: [self._sealed(vector, keys) for vector in vectors])
+        total, opening = timed(lambda: self._opened(sent, keys))
+        mean = torch.from_numpy(numbers.decode(total)) / len(models)
         return Exchange(
             mean,
-            result.bytes_per_client + FLOAT_BYTES * models.shape[1],
-            result.seconds_per_client + encoding / len(models),
-            result.seconds_server,
+            sum(map(len, sent[0])) + FLOAT_BYTES * models.shape[1],
+            (sealing + encoding) / len(models),
+            opening,
         )
+
+    def _sealed(self, vector: NDArray[np.uint64], keys: list[PrivateKeys]) -> list[bytes]:
+        masked, parts = vector.copy(), [new_seed() for _ in keys[1:]]
+        for seed in parts:
+            subtract_stream(masked, seed)
+        parts.append(masked.tobytes())
+        pairs = zip(keys, parts, strict=True)
+        return [seal(key.public.sealing, part, b"") for key, part in pairs]
+
+    def _opened(self, sent: list[list[bytes]], keys: list[PrivateKeys]) -> NDArray[np.uint64]:
+        total = np.zeros((len(sent[0][-1]) - SEAL_BYTES) // WORD.itemsize, WORD)
+        for messages in sent:
+            pairs = zip(keys, messages, strict=True)
+            *seeds, masked = [open_seal(key.opening, message, b"") for key, message in pairs]
+            total += np.frombuffer(masked, WORD)
+            for seed in seeds:
+                add_stream(total, seed)
+        return total
 
     @classmethod
     def log_parameter(cls, excess: float, facts: Facts) -> float:

@@ -58,8 +58,8 @@ def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[...
             "transform": tmp_path / "public.safetensors",
             "hosts": ("127.0.0.1",),
             "class_names": CLASSES,
-            "protocol": ("secagg", "shares", "shares-replicated")[servers],
-            "privacy": Privacy(5.0, 1e-5, 0.8),
+            "protocol": ("secagg", "shares")[servers],
+            "privacy": Privacy(5.0, 1e-5, None if servers else 0.8),
             "minimum": users,
         }
         Init(parties=tuple(joined(users, servers)), **(fixed | settings)).run()

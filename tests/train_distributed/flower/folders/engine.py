@@ -38,7 +38,6 @@ class Engine:
         users = frozenset(operation.federation.users) - {1}
         log = Log(missing={1: "masked input"}, refused=["user 1: refused: \\x1b"])
         log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
-        log.unchecked = (1,) * (operation.federation.protocol == "shares-replicated")
         return [Opened(np.zeros(operation.federation.dimension, np.uint64), users)], log
 
     def serve(self, node: Node) -> int:

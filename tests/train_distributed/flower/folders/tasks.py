@@ -1,6 +1,7 @@
 """A task as four users have agreed on it, in the folders that the commands made."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from embed import EmbeddingSet
@@ -18,7 +19,8 @@ def agreed_task(
     initiated: Callable[..., Path], method: str = "softmax", **settings: object
 ) -> ModelTask:
     """Read again from the operator's folder."""
-    fixed = {"privacy": PROMISE, "minimum": 3, "method": method} | settings
+    promise = replace(PROMISE, honest_fraction=None) if settings.get("servers") else PROMISE
+    fixed = {"privacy": promise, "minimum": 3, "method": method} | settings
     folder = initiated(W, **fixed) / "fed"
     federation = Federation.load(folder / "federation.json")
     return ModelTask.of(federation, folder / "transform.safetensors")

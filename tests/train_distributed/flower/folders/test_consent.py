@@ -62,14 +62,16 @@ def listening() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def federated(initiated: Callable[..., Path], listening: socket.socket) -> Callable[..., Path]:
-    """A federation with a window; whoever calls its servers is seen."""
+    """A federation, for reports one with a window; whoever calls its servers is seen."""
 
-    def make(**settings: Any) -> Path:
-        port = listening.getsockname()[1]
-        fixed = {"users": 3, "servers": 2, "protocol": "shares", "minimum": 2, "port": port}
+    def make(command: type, **settings: Any) -> Path:
+        port, shares = listening.getsockname()[1], command is Report
+        fixed = {"users": 3, "servers": int(shares), "minimum": 2, "port": port}
+        if shares and "privacy" in settings:
+            settings["privacy"] = replace(settings["privacy"], honest_fraction=None)
         home = initiated(**(fixed | settings))
-        if not {"rounds", "options"} & set(settings):
-            aggregators = (f"127.0.0.1:{port}",) * 3
+        if shares:
+            aggregators = (f"127.0.0.1:{port}",) * 2
             MakeWindow(home / "fed", aggregators, home / "window").run()
         return home
 
@@ -85,7 +87,7 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
         ({}, {"limits": Limits(most_epsilon=4.9)}, r"most_epsilon must be >= 5, got 4\.9"),
         ({}, {"limits": Limits(most_delta=9e-6)}, "most_delta must be >= 1e-05, got 9e-06"),
         ({}, {"limits": Limits(least_users=3)}, r"least_users must be <= 2, .* got 3"),
-        ({}, {"limits": Limits(most_epsilon_alone=5.1)}, r"most_epsilon_alone must be >= .*5\.1"),
+        ({}, {"limits": Limits(most_epsilon_alone=4.9)}, r"most_epsilon_alone must be >= .*4\.9"),
         ({}, {"accept": "00"}, "must have the digest that you were told, 00, got"),
         ({}, {"accept": ""}, "accept must be given where nobody can be asked: --accept {digest}"),
     ],
@@ -93,7 +95,7 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
 def test_what_a_user_does_not_agree_to_is_refused_in_one_line(
     command, federated, listening, capsys, settings, changes, words
 ) -> None:
-    home = federated(**settings)
+    home = federated(command, **settings)
     fixed = {"accept": digest_of(home)}
     with pytest.raises(ValueError, match=words.format(digest=digest_of(home))) as refused:
         _options(command, home, **(fixed | changes)).run()
@@ -103,10 +105,21 @@ def test_what_a_user_does_not_agree_to_is_refused_in_one_line(
         listening.accept()
 
 
+def test_the_limit_alone_is_of_what_is_left_if_all_others_collude(federated, listening) -> None:
+    """More than the promise, where users add the noise: a limit above the promise may refuse."""
+    home = federated(Start)
+    limits = Limits(most_epsilon_alone=5.1)
+    with pytest.raises(ValueError, match=r"most_epsilon_alone must be >= .*5\.1"):
+        _options(Start, home, accept=digest_of(home), limits=limits).run()
+    assert _nothing_given(home / "user0")
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+
+
 def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) -> None:
     options = MethodOptions(rounds=4)
     home = federated(
-        sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
+        Start, sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
     )
     capsys.readouterr()
     assert _options(Start, home, accept=digest_of(home)[:8]).run() == 0
@@ -119,14 +132,31 @@ def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) 
         "epsilon 2 at delta 1e-05 of one session, 2.96 of all agreed ones: replace one record",
         "at least 3 of 3 users must be honest",
         "(epsilon 0): epsilon 2.96 at delta 1e-05; your limits: 10 at 0.0001",
-        "sums of 2 users and more; additive shares among the computation servers",
-        "servers: operator, computation server 1 (adder-1), computation server 2 (adder-2), at",
-        "secret from all computation servers but one",
+        "sums of 2 users and more; SecAgg+ among the users, one server",
+        "servers: operator, at",
+        "secret from the server, colluding with at most 0.1 of the users",
         "transform.safetensors: SHA-256 ",
     ):
         assert words in said
     (alone,) = re.findall(r"if all others collude: epsilon ([\d.]+)", said)
     assert float(alone) > 2.96
+
+
+def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys) -> None:
+    home = federated(Report)
+    capsys.readouterr()
+    with pytest.raises(OSError, match="must answer"):  # nobody answers there
+        _options(Report, home, accept=digest_of(home), patience=0.0).run()
+    said = capsys.readouterr().out
+    for words in (
+        "numbers, without noise: ",
+        "one of the two servers must be honest; users need not be",
+        "if all others collude: epsilon 5",
+        "additive shares at two servers, with proofs of length",
+        "secret from either of the two servers, colluding with all other users",
+        "servers: operator, computation server 1 (adder-1), at",
+    ):
+        assert words in said
 
 
 def test_what_was_accepted_in_this_folder_is_not_asked_again(
@@ -144,16 +174,6 @@ def test_what_was_accepted_in_this_folder_is_not_asked_again(
     with pytest.raises(ValueError, match="accept must be given"):
         asked.run()
     assert len(engine.nodes) == 2
-
-
-def test_a_computation_server_gives_nothing_away_and_is_not_asked(
-    initiated, engine: Engine
-) -> None:
-    home = initiated(users=3, servers=1, privacy=WISHED)
-    server = Start(home / "server1", invitation=home / "fed" / "invitation")
-    assert server.run() == 0
-    with pytest.raises(ValueError, match="must have the digest that you were told"):
-        replace(server, accept="00").run()
 
 
 class Terminal:
@@ -208,7 +228,7 @@ def _environment() -> dict[str, str]:
 
 
 def test_a_user_at_a_terminal_is_asked(command, federated, listening) -> None:
-    home = federated()
+    home = federated(command)
     no = Terminal(_options(command, home), command.__name__.lower())
     no.until("yes or no: ")
     assert digest_of(home) in no.said
@@ -224,7 +244,7 @@ def test_a_user_at_a_terminal_is_asked(command, federated, listening) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs the flower extra")
 def test_with_its_yes_a_user_takes_part(command, federated, listening) -> None:
-    home, name = federated(), command.__name__.lower()
+    home, name = federated(command), command.__name__.lower()
     yes = Terminal(_options(command, home, patience=60.0), name)
     yes.until("yes or no: ")
     yes.answer("yes")
@@ -236,7 +256,7 @@ def test_with_its_yes_a_user_takes_part(command, federated, listening) -> None:
 
 
 def test_without_a_terminal_a_process_is_refused_in_one_line(command, federated, listening) -> None:
-    home = federated()
+    home = federated(command)
     done = subprocess.run(
         _command_line(_options(command, home), command.__name__.lower()),
         env=_environment(),

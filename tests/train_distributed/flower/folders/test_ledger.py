@@ -254,7 +254,7 @@ def test_the_operator_s_ledger_counts_sums_that_became_models(
 def test_a_user_s_sessions_are_counted_beside_its_rows(
     engine: Engine, initiated: Callable[..., Path]
 ) -> None:
-    home = initiated(users=3, servers=1)
+    home = initiated(users=3)
     user = home / "user0"
     invitation, accept = home / "fed" / "invitation", digest_of(home)
     start = Start(user, invitation=invitation, embeddings=user / "embeddings", accept=accept)
@@ -266,7 +266,3 @@ def test_a_user_s_sessions_are_counted_beside_its_rows(
     entry = record.entry
     assert (entry.part, entry.users, entry.noise) == ("train", "", "discrete")
     assert Total.of([entry], "record").epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)
-    with pytest.raises(ValueError, match="ledger must be left out for computation server 1"):
-        Start(
-            home / "server1", invitation=home / "fed" / "invitation", ledger=Path("x.ledger")
-        ).run()

@@ -46,23 +46,6 @@ def test_the_operator_writes_model_report_and_log(
     assert "user 1 (hospital-1) was lost at: masked input" in log
 
 
-def test_nodes_of_computation_servers_are_not_left_out(
-    engine: Engine, initiated: Callable[..., Path]
-) -> None:
-    Start(initiated(users=3, servers=1, minimum=2) / "fed").run()
-    names = [path.stem for path in engine.operations[0].nodes]
-    assert names == ["hospital-0", "hospital-1", "hospital-2", "adder-1"]
-
-
-def test_the_report_says_what_one_server_alone_has_said(
-    engine: Engine, initiated: Callable[..., Path]
-) -> None:
-    fed = initiated(users=3, servers=2, minimum=2) / "fed"
-    Start(fed).run()
-    report = json.loads((_run(fed) / "model" / "report.json").read_text())
-    assert report["unchecked_parts"] == [1]
-
-
 def test_a_failed_session_leaves_its_log_and_no_model(
     engine: Engine, initiated: Callable[..., Path]
 ) -> None:
@@ -123,20 +106,18 @@ def _party(home: Path, name: str) -> Start:
 def test_a_party_finds_its_number_and_keeps_its_log(
     engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = initiated(users=3, servers=1)
+    home = initiated(users=3)
     assert _party(home, "user2").run() == 0
-    assert _party(home, "server1").run() == 0
-    assert "computation server 1 (adder-1)" in capsys.readouterr().err
-    user, server = engine.nodes
+    assert "user 2 (hospital-2)" in capsys.readouterr().err
+    (user,) = engine.nodes
     told: Any = user.endpoint
     assert isinstance(told._endpoint._journal, BudgetedJournal)
     assert (user.superlink, user.keys) == ("127.0.0.1:9092", home / "user2")
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
-    status = json.loads((_run(home / "server1") / "status.json").read_text())
-    assert status["party"] == "computation server 1 (adder-1)"
-    assert "2147483649" not in json.dumps(status)
-    assert server.endpoint.answer(b"")[:1] == b"\1"  # refused, and said so
-    assert "refused what the operator asked" in (_run(home / "server1") / "log.txt").read_text()
+    status = json.loads((_run(home / "user2") / "status.json").read_text())
+    assert status["party"] == "user 2 (hospital-2)"
+    assert user.endpoint.answer(b"")[:1] == b"\1"  # refused, and said so
+    assert "refused what the operator asked" in (_run(home / "user2") / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,16 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from tests.train_distributed.flower.folders.windows import Home, running
-from train_distributed.commands.federation import Status, reporting
+from tests.train_distributed.flower.folders.windows import SETTINGS, Home, running
+from train_distributed.commands.federation import Status, aggregating, reporting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.flower.aggregator_client import Aggregators
-from train_distributed.flower.blobs import split
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
-from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.secure_sum.journal import FILE
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.reports import RECEIPT_BYTES
 from train_distributed.store.store import read_store
 
 
@@ -40,10 +36,11 @@ def opened(initiated, monkeypatch) -> Iterator[Callable[..., Home]]:
     stops = []
 
     def make(tls: bool = False, hours: float = 24.0, **settings) -> Home:
-        fixed = {"users": 3, "servers": 2, "protocol": "shares", "minimum": 2}
-        home = Home(initiated(**(fixed | settings)), hours=hours)
+        home = Home(initiated(**(SETTINGS | settings)), hours=hours)
+        own = home.home / "fed" / "tls" if tls else None
         for folder in home.aggregators:
-            add = Aggregate(folder, home.window, tls=home.home / "fed" / "tls" if tls else None)
+            ca = home.home / "fed" / "invitation" / "ca.pem" if tls else None
+            add = Aggregate(folder, home.window, tls=own, ca=ca)
             aggregator = running(add, monkeypatch)
             aggregator.__enter__()
             stops.append(partial(aggregator.__exit__, None, None, None))
@@ -54,14 +51,20 @@ def opened(initiated, monkeypatch) -> Iterator[Callable[..., Home]]:
         stop()
 
 
-def test_from_reports_to_the_model(opened, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(ModelTask, "noised", lambda self, encoded: encoded)
+def plain_sum(home: Home, users: tuple[int, ...]) -> np.ndarray:
+    """(d,) int64 sum of what these users submit, without noise."""
+    task = home.task()
+    rows = {user: EmbeddingSet.open(home.home / f"user{user}" / "embeddings") for user in users}
+    return np.sum([task.encoded(user, rows[user]).view(np.int64) for user in users], 0)
+
+
+def test_from_reports_to_the_model(opened, capsys) -> None:
     home = opened()
     for user in (2, 0, 0):
         home.report(user).run()
     home.collect(status=True).run()
     said = capsys.readouterr().out
-    assert said.count("2 reports, open") == 3
+    assert re.search(r"^aggregator 0: \d reports(, \d waiting)?, 0 refused, open$", said, re.M)
     assert not (home.home / "model").exists()
     Status(home.home / "fed").run()
     named = WindowFile.load(home.window / WINDOW).window.digest.hex()[:16]
@@ -69,59 +72,52 @@ def test_from_reports_to_the_model(opened, monkeypatch, capsys) -> None:
     home.collect().run()
     assert "2 of 3 users in" in capsys.readouterr().out
     home.collect(status=True).run()
-    assert capsys.readouterr().out.count("2 reports, closed\n") == 3
+    assert capsys.readouterr().out.count("2 reports, 0 refused, closed\n") == 2
     Status(home.home / "fed").run()
     assert re.search(rf"^window {named}, [^\n]* UTC: closed$", capsys.readouterr().out, re.M)
-    task, window = home.task(), WindowFile.load(home.window / WINDOW).window
+    window = WindowFile.load(home.window / WINDOW).window
     report = json.loads((home.home / "model" / "report.json").read_text())
     assert report["survivors"] == 2
     assert report["missing"] == {"user 1 (hospital-1)": "report"}
     assert report["session"] == window.digest.hex()
-    assert report["noise"] == "discrete"
-    total = np.zeros(window.dimension, np.uint64)
+    assert (report["noise"], report["noise_by"]) == ("discrete", "servers")
+    assert (report["honest_servers"], report["noise_servers"]) == (1, 2)
+    assert report["epsilon_if_all_others_collude"] == pytest.approx(5.0, rel=1e-9)
+    assert report["suitable_for_release"] is True
+    assert [home.used(user) for user in range(3)] == [1, 0, 1]
+
+
+def test_the_model_is_that_of_the_plain_sum_where_no_noise_is_added(opened, monkeypatch) -> None:
+    monkeypatch.setattr(aggregating, "discrete_gaussian", lambda std, d: np.zeros(d, np.int64))
+    home = opened()
     for user in (0, 2):
-        rows = EmbeddingSet.open(home.home / f"user{user}" / "embeddings")
-        total += task.encoded(user, rows)
-    facts = Facts(session="", bytes_per_user=0)
-    expected = task.released(Opened(total, frozenset({0, 2})), facts)
+        home.report(user).run()
+    home.collect().run()
+    total = plain_sum(home, (0, 2)).view(np.uint64)
+    expected = home.task().released(
+        Opened(total, frozenset({0, 2})), Facts(session="", bytes_per_user=0)
+    )
     from train_distributed import Release
 
     found = Release.load(home.home / "model")
     np.testing.assert_array_equal(found.weights, expected.weights)
-    assert [home.used(user) for user in range(3)] == [1, 0, 1]
 
 
-def test_every_report_holds_its_noise(opened, monkeypatch) -> None:
-    """What the sum holds beyond the plain sum: the noise of those who reported, all of it."""
-    noise, drawn = ModelTask.noised, []
+def test_either_aggregator_adds_all_the_noise_that_was_promised(opened) -> None:
     home = opened()
-
-    def noised(self: ModelTask, encoded: np.ndarray) -> np.ndarray:
-        made = noise(self, encoded)
-        drawn.append(made - encoded)
-        return made
-
-    monkeypatch.setattr(ModelTask, "noised", noised)
-    task, window = home.task(), WindowFile.load(home.window / WINDOW)
-    plain = np.zeros(window.window.dimension, np.uint64)
+    window = WindowFile.load(home.window / WINDOW)
     for user in range(3):
         home.report(user).run()
-        plain += task.encoded(user, EmbeddingSet.open(home.home / f"user{user}" / "embeddings"))
-    assert len(drawn) == 3
     with Aggregators(window.window, window.addresses) as aggregators:
         opened_sum = aggregators.open(read_private(home.home / "fed"))
-    total = opened_sum.total - plain
-    assert total.tolist() == (drawn[0] + drawn[1] + drawn[2]).tolist()
-    spread = total.view(np.int64) / (3**0.5 * task.integers.plan.stds_in_steps)
+    noise = opened_sum.total.view(np.int64) - plain_sum(home, (0, 1, 2))
+    spread = noise / (2**0.5 * window.window.noise_std)
     assert 0.7 < spread.std() < 1.3
+    assert window.window.noise_std == home.task().integers.plan.stds_in_steps
 
 
-def test_reports_with_noise_in_32_bits_over_tls(opened) -> None:
-    """Class sums of few rows fit; the sum is far from wrapping around, noise and all."""
-    settings = {"method": "class-sums", "word_bits": 32, "options": MethodOptions()}
-    home = opened(tls=True, **settings)
-    window = WindowFile.load(home.window / WINDOW).window
-    assert window.bits == home.task().integers.code.bits == 32
+def test_reports_over_tls(opened) -> None:
+    home = opened(tls=True)
     ca = home.home / "fed" / "invitation" / "ca.pem"
     with pytest.raises(OSError, match="must answer"):
         home.report(0, patience=0.0).run()  # no TLS
@@ -132,8 +128,7 @@ def test_reports_with_noise_in_32_bits_over_tls(opened) -> None:
     report = json.loads((home.home / "model" / "report.json").read_text())
     assert report["survivors"] == 3
     (kept,) = kept_reports(home.home / "user0")
-    messages = split(kept)
-    assert report["bytes_per_user"] == sum(map(len, messages)) + 2 * RECEIPT_BYTES
+    assert report["bytes_per_user"] == len(kept)
 
 
 def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:
@@ -168,9 +163,10 @@ def test_a_report_whose_drawing_was_killed_is_drawn_in_the_same_session(
     assert home.used(0) == 1
 
 
-def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened) -> None:
+def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, monkeypatch) -> None:
     home = opened()
     home.report(0).run()
+    monkeypatch.setattr(Aggregators, "connect", lambda self: None)  # serves the first window only
     with pytest.raises(ValueError, match="sessions must be <= 1, got one more"):
         home.report(0, window=home.changed_window(nonce=bytes(32))).run()
 
@@ -195,7 +191,8 @@ def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened) -> None:
     [
         ({"minimum": 1}, "must be of federation"),
         ({"dimension": 7}, "must be of federation"),
-        ({"bits": 32}, "must be of federation"),
+        ({"noise_std": 2.0}, "must be of federation"),
+        ({"roll": bytes(32)}, "must be of federation"),
         ({"context": b"window"}, "must be of federation"),
         ({"opens": 5, "closes": 10}, "report must come from 1970"),
     ],
@@ -210,7 +207,7 @@ def test_a_window_that_was_changed_gets_no_report(opened, changes, words) -> Non
 def test_the_operator_s_state_says_of_every_window_whether_its_time_is_over(
     initiated, monkeypatch, capsys
 ) -> None:
-    home = Home(initiated(users=3, servers=2, protocol="shares", minimum=2), hours=1.0)
+    home = Home(initiated(**SETTINGS), hours=1.0)
     capsys.readouterr()
     for hours, words in ((-1, "not open yet"), (0, "open"), (2, "closed, its time is over")):
         now = time.time() + 3600 * hours
@@ -221,7 +218,7 @@ def test_the_operator_s_state_says_of_every_window_whether_its_time_is_over(
 
 
 def test_where_an_aggregator_is_gone_nothing_is_drawn(initiated) -> None:
-    home = Home(initiated(users=3, servers=2, protocol="shares", minimum=2))
+    home = Home(initiated(**SETTINGS))
     with pytest.raises(OSError, match=r"aggregator 0 at 127\.0\.0\.1:\d+ must answer"):
         home.report(0, patience=0.0).run()
     assert home.used(0) == 0

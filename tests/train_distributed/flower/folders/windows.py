@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from train_distributed.commands.federation import aggregating
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
 from train_distributed.commands.federation.reporting import Report
+from train_distributed.flower import aggregator_server
 from train_distributed.flower.aggregator_server import serve
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import read_ledger
@@ -22,6 +23,16 @@ from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.evaluation_task import task_of
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.transport.processes import free_port
+from train_distributed.privacy.promise import Privacy
+from train_distributed.secure_sum.report_store import ReportStore
+
+SETTINGS: dict[str, Any] = {
+    "users": 3,
+    "servers": 1,
+    "protocol": "shares",
+    "minimum": 2,
+    "privacy": Privacy(5.0, 1e-5),
+}
 
 
 @contextmanager
@@ -29,18 +40,15 @@ def running(options: Aggregate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     """An aggregator in a thread of this process; its files are closed when the block ends."""
     loops: list[asyncio.AbstractEventLoop] = []
     tasks: list[asyncio.Task] = []
+    stores: list[ReportStore] = []
     listening, failed = threading.Event(), list[BaseException]()
 
-    async def stoppable(machine, window, host, port, tls, ready) -> None:
+    async def stoppable(app, host, port, tls, ready) -> None:
         loops.append(asyncio.get_running_loop())
-        task = asyncio.ensure_future(
-            serve(machine, window, host, port, tls, lambda port: listening.set())
-        )
+        task = asyncio.ensure_future(serve(app, host, port, tls, lambda port: listening.set()))
         tasks.append(task)
-        try:
+        with suppress(asyncio.CancelledError):
             await task
-        except asyncio.CancelledError:
-            machine._holdings.close_file()
 
     def work() -> None:
         try:
@@ -49,17 +57,24 @@ def running(options: Aggregate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
             failed.append(error)
             listening.set()
 
-    monkeypatch.setattr(aggregating, "serve", stoppable)
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert listening.wait(30)
-    assert not failed, failed
+    def opened(*given) -> ReportStore:
+        stores.append(ReportStore(*given))
+        return stores[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(aggregator_server, "serve", stoppable)
+        patched.setattr(aggregating, "ReportStore", opened)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert listening.wait(30)
+        assert not failed, failed
     try:
         yield
     finally:
         loops[0].call_soon_threadsafe(tasks[0].cancel)
         thread.join(30)
         assert not thread.is_alive()
+        stores[0].close()
 
 
 class Home:
@@ -67,9 +82,9 @@ class Home:
 
     def __init__(self, home: Path, **window: float) -> None:
         self.home, self.window = home, home / "window"
-        ports = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+        ports = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         MakeWindow(home / "fed", tuple(ports), self.window, **window).run()
-        self.aggregators = [home / name for name in ("fed", "server1", "server2")]
+        self.aggregators = [home / name for name in ("fed", "server1")]
 
     def report(self, user: int, **changes) -> Report:
         folder = self.home / f"user{user}"

@@ -170,15 +170,15 @@ def test_a_card_says_which_method(method: str | None) -> None:
 FEDERATED = {
     "federation": "ab" * 32,
     "session": "cd" * 32,
-    "protocol": "shares",
-    "secure_sum": "additive shares among the computation servers",
+    "protocol": "secagg",
+    "secure_sum": "SecAgg+ among the users, one server",
     "survivors": 7,
     "min_survivors": 7,
     "honest_users": 3,
     "surviving_users": ["a"],
-    "missing": {"hospital-b": "sending shares"},
+    "missing": {"hospital-b": "masked input"},
     "bytes_per_user": 1234,
-    "holds_against": "all computation servers but one",
+    "holds_against": "the server, colluding with at most 0.1 of the users",
     "sessions": 2,
     "epsilon_of_all_sessions": 1.5,
 }
@@ -188,9 +188,10 @@ def test_a_federation_is_told_from_one_process() -> None:
     alone, together = (as_markdown(model(**more)) for more in ({}, FEDERATED))
     assert "One process played all users" in alone
     assert "One process" not in together
-    assert "hospital-b, lost at: sending shares" in together
+    assert "hospital-b, lost at: masked input" in together
     assert "7 of the 8 that were invited" in together
-    assert "What a user sent stays hidden from all computation servers but one." in together
+    hidden = "hidden from the server, colluding with at most 0.1 of the users."
+    assert f"What a user sent stays {hidden}" in together
     assert "all sessions that the users agreed to: ε = 1.5" in together
     assert "also together with 4 of the 8 users" in together
 

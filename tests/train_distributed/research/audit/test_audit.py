@@ -154,7 +154,7 @@ def test_an_audited_release_is_marked() -> None:
     known = FaultInjection(known_noise=[0])
     report = release(data, "class-sums", Privacy(1.0, 1e-5), faults=known).report
     assert report["suitable_for_release"] is False
-    assert "an audit: 1 users added no noise" in report["unsuitable_because"]
+    assert "an audit: 1 users or servers added no noise" in report["unsuitable_because"]
     with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
         release(data, "class-sums", Privacy(1.0, 1e-5), faults=FaultInjection(known_noise=[4]))
 

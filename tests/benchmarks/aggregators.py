@@ -1,0 +1,99 @@
+"""Aggregators of a window in processes of their own, for benchmarks: killed, and started again."""
+
+import hashlib
+import os
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from train_distributed.flower.documents.certificates import write_certificates
+from train_distributed.flower.documents.party import write_party
+from train_distributed.flower.documents.window_file import ROLL, WINDOW, WindowFile
+from train_distributed.flower.transport.processes import free_port
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.window import HELPER, LEADER, Window, make_roll
+
+
+@dataclass
+class Process:
+    """One aggregator, over all its lives."""
+
+    command: list[str]
+    log: Path
+    cpu: float = 0.0
+    peak_kb: int = 0
+    kills: int = 0
+    restarts: list[float] = field(default_factory=list)  # seconds until it listens
+    running: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        before = time.monotonic()
+        with self.log.open("ab") as log:
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            self.running = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+        while self.log.read_bytes().count(b"listening") <= self.kills:
+            if self.running.poll() is not None:
+                raise RuntimeError(f"an aggregator must run, ended: {self.log.read_text()[-500:]}")
+            time.sleep(0.01)
+        self.restarts.append(time.monotonic() - before)
+
+    def kill(self) -> None:
+        """SIGKILL, wherever it is; notes what this life cost."""
+        assert self.running is not None
+        self.peak_kb = max(self.peak_kb, self.resident_kb("VmHWM"))
+        self.running.kill()
+        _, _, usage = os.wait4(self.running.pid, 0)
+        self.running.returncode = -9
+        self.cpu += usage.ru_utime + usage.ru_stime
+        self.kills += 1
+
+    def resident_kb(self, what: str = "VmRSS") -> int:
+        assert self.running is not None
+        lines = Path(f"/proc/{self.running.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if what in line)
+
+
+def set_up(
+    folder: Path,
+    users: list[PrivateKeys],
+    dimension: int,
+    norm_bound: int,
+    *,
+    tls: bool = False,
+    store: str | None = None,
+) -> tuple[WindowFile, list[Process], PrivateKeys]:
+    """A window of these users, its aggregators' commands, and the operator's keys."""
+    folders = {LEADER: folder / "aggregator0", HELPER: folder / "aggregator1"}
+    keys = {number: write_party(path) for number, path in folders.items()}
+    roll = make_roll([own.public.verifying for own in users], [norm_bound] * len(users))
+    window = Window(
+        nonce=secrets.token_bytes(32),
+        dimension=dimension,
+        minimum=max(1, len(users) // 2),
+        enrolled=len(users),
+        roll=hashlib.sha256(roll.view(np.uint8).data).digest(),
+        servers={number: pair.public for number, pair in keys.items()},
+        noise_std=100.0,
+        opens=int(time.time()) - 60,
+        closes=int(time.time()) + 10**6,
+    )
+    addresses = {number: ("127.0.0.1", free_port()) for number in folders}
+    file = WindowFile(window=window, addresses=addresses)
+    file.save(folder / WINDOW)
+    (folder / ROLL).write_bytes(roll.tobytes())
+    if tls:
+        (folder / "tls").mkdir()
+        write_certificates(folder / "tls", ["127.0.0.1"])
+    processes = []
+    for path in folders.values():
+        words = f"federation aggregator --folder {path} --window {folder}"
+        words += f" --tls {folder / 'tls'} --ca {folder / 'tls' / 'ca.pem'}" if tls else ""
+        words += f" --store {store}" if store else ""
+        command = [sys.executable, "-m", "train_distributed", *words.split()]
+        processes.append(Process(command, folder / f"{path.name}.log"))
+    return file, processes, keys[LEADER]

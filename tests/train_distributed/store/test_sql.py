@@ -1,0 +1,205 @@
+"""The same aggregators on PostgreSQL: several workers, kills of workers and of the database."""
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
+    Service,
+    make_service,
+    vector,
+)
+from train_distributed.flower.transport.processes import free_port
+from train_distributed.secure_sum.aggregator import Helper, Leader
+from train_distributed.secure_sum.report_store import ADDED, ReportStore
+from train_distributed.secure_sum.window import HELPER, LEADER
+from train_distributed.store.sql import Postgresql, Sqlite, open_sql
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+@dataclass
+class Server:
+    """A real server of PostgreSQL in a directory."""
+
+    directory: Path
+    port: int
+
+    def _as(self, *command: object) -> None:
+        user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        words = [*user, *map(str, command)]
+        subprocess.run(words, check=True, capture_output=True, cwd=self.directory)
+
+    def initialise(self) -> None:
+        if os.geteuid() == 0:
+            shutil.chown(self.directory, "postgres")
+        binary = BINARIES[-1]
+        self._as(binary, "-D", self.directory / "data", "-U", "postgres", "-A", "trust")
+
+    def start(self) -> None:
+        options = f"-p {self.port} -h 127.0.0.1 -k {self.directory}"
+        control = BINARIES[-1].with_name("pg_ctl")
+        log = self.directory / "log"
+        self._as(control, "-D", self.directory / "data", "-w", "-l", log, "-o", options, "start")
+
+    def kill(self) -> None:
+        """As a power cut; the next start recovers."""
+        control = BINARIES[-1].with_name("pg_ctl")
+        self._as(control, "-D", self.directory / "data", "-m", "immediate", "stop")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("psycopg")
+    if not BINARIES:
+        pytest.skip("needs PostgreSQL")
+    directory = Path("/tmp") / f"pg-{os.getpid()}"  # the server's user may not read pytest's
+    directory.mkdir(mode=0o755)
+    made = Server(directory, free_port())
+    made.initialise()
+    made.start()
+    yield made
+    made.kill()
+    shutil.rmtree(directory)
+
+
+def stores(server: Server, service: Service, count: int) -> dict[int, list[ReportStore]]:
+    """As many connections as processes would have, to the state of either aggregator."""
+    digest = os.urandom(4).hex()
+    return {
+        number: [
+            ReportStore(Postgresql(server.url, f"a{number}_{digest}"), service.enrolled, number)
+            for _ in range(count)
+        ]
+        for number in (LEADER, HELPER)
+    }
+
+
+def moved(server: Server, service: Service) -> None:
+    """Puts both aggregators' state into PostgreSQL."""
+    for number, (store,) in stores(server, service, 1).items():
+        service.stores[number] = service.machines[number]._store = store
+
+
+def closed(service: Service) -> None:
+    for store in service.stores.values():
+        store.close()
+
+
+def test_one_sum_from_reports_to_opening(server, make_service, vector) -> None:  # noqa: F811
+    service = make_service()
+    moved(server, service)
+    for user in (0, 2):
+        service.send(user, vector(user))
+    first = service.opened()
+    np.testing.assert_array_equal(first.total.view(np.int64), vector(0) + vector(2))
+    assert service.opened().users == {0, 2}
+    closed(service)
+
+
+def test_a_database_that_is_gone_loses_nothing(server, make_service, vector) -> None:  # noqa: F811
+    service = make_service()
+    moved(server, service)
+    service.send(0, vector(0))
+    server.kill()
+    report = service.report(1, vector(1))
+    for _ in range(2):
+        with pytest.raises(OSError, match="database must answer"):
+            service.leader.take([report])
+        with pytest.raises(OSError, match="database must answer"):
+            service.leader.work(service.helper.prepare)
+    server.start()
+    with pytest.raises(OSError, match="database must answer"):  # the helper's connection
+        service.leader.work(service.helper.prepare)
+    service.taken(1, report)
+    opened = service.opened()
+    np.testing.assert_array_equal(opened.total.view(np.int64), vector(0) + vector(1))
+    closed(service)
+
+
+def test_workers_of_one_state_share_the_work_and_add_every_report_once(
+    server,
+    make_service,  # noqa: F811
+    vector,  # noqa: F811
+) -> None:
+    service, workers, users = make_service(40), 4, 40
+    held = stores(server, service, workers)
+    for store in (*held[LEADER], *held[HELPER]):
+        store.close()  # this thread's connection
+    sent, failed = [], list[BaseException]()
+
+    def make(kind: type, number: int, place: int):
+        store, keys = held[number][place], service.keys[number]
+        return kind(service.enrolled, keys, store, service.noise, clock=lambda: service.now)
+
+    def work(place: int) -> None:
+        leader, helper = make(Leader, LEADER, place), make(Helper, HELPER, place)
+        try:
+            own = range(place, users, workers)
+            reports = [service.report(user, vector(user)) for user in own]
+            for report in reports:
+                leader.take([report, report])
+                sent.append(leader.work(helper.prepare))
+            while leader.work(helper.prepare):
+                pass
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            for each in held.values():
+                each[place].close()
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    for number, kind in ((LEADER, Leader), (HELPER, Helper)):
+        service.stores[number] = held[number][0]
+        service.machines[number] = make(kind, number, 0)
+        assert service.stores[number].counts()[ADDED] == users
+    total = service.opened().total.view(np.int64)
+    np.testing.assert_array_equal(total, sum(vector(user) for user in range(users)))
+    closed(service)
+
+
+def test_a_server_that_is_not_there_is_an_error_in_one_line() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(OSError, match="database must answer"):
+        open_sql(f"postgresql://nobody@127.0.0.1:{free_port()}/no", "schema", "reports")
+
+
+def test_one_process_at_a_time_has_a_file(tmp_path: Path) -> None:
+    first = open_sql(tmp_path, "reports", "reports")
+    assert isinstance(first, Sqlite)
+    with pytest.raises(OSError, match="another has it"):
+        open_sql(tmp_path, "reports", "reports")
+    first.close()
+
+
+def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    sql = open_sql(tmp_path, "reports", "reports")
+    with sql.transaction() as run:
+        run("CREATE TABLE t (a INTEGER)")
+
+    def fail() -> None:
+        with sql.transaction() as run:
+            run("INSERT INTO t VALUES (?)", (1,))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with sql.transaction() as run:
+        assert run("SELECT count(*) FROM t").fetchone() == (0,)
+    sql.close()

@@ -13,6 +13,7 @@ from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
 from train_distributed.__main__ import MENU
 from train_distributed.commands.federation import Init
+from train_distributed.commands.federation.collecting import MakeWindow
 
 ROOT = Path(__file__).parents[3]
 HEAVY = [
@@ -115,8 +116,9 @@ def test_a_federation_s_commands_load_torch_for_rows_and_sums_alone(tmp_path: Pa
     )
     PublicTransform.fit(rows, clip_norm=1.5).save(tmp_path / "public.safetensors")
     fed = tmp_path / "fed"
-    made = ("window", "--folder", fed, "--aggregators", "h:1", "h:2", "--out", tmp_path / "window")
-    after = [made, *(("status", "--folder", folder) for folder in (fed, tmp_path / "a"))]
+    after: list[tuple[str | Path, ...]] = [
+        ("status", "--folder", folder) for folder in (fed, tmp_path / "a")
+    ]
     after.append(("renew", "--folder", fed))
     joined = json.loads(_run(PROGRAM, json.dumps(parties)))
     Init(
@@ -127,6 +129,7 @@ def test_a_federation_s_commands_load_torch_for_rows_and_sums_alone(tmp_path: Pa
         num_classes=2,
         protocol="shares",
     ).run()
+    MakeWindow(fed, ("h:1", "h:2"), tmp_path / "window").run()  # computes noise and lengths
     typed = [("train_distributed", "federation", *map(str, line)) for line in after]
     ran = json.loads(_run(PROGRAM, json.dumps(typed)))
     assert _heavy(_run(FEDERATION).split()) == {"scipy"}

@@ -104,7 +104,7 @@ class Init:
     protocol: ProtocolName = "secagg"
     """`secagg`: one server; users who are all there at once add the noise. `shares`: two servers
     that do not collude add it; users report when they like, and prove the length of what they send.
-    The protocol decides on --privacy.noise-by."""
+    The protocol decides on --noise-by."""
     method: OneSumMethodName = "discriminant"
     """Method: statistic that every user sends, and estimator."""
     options: MethodOptions = field(default_factory=MethodOptions)

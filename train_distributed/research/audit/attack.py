@@ -173,7 +173,7 @@ def _direction(first: Tensor, second: Tensor, shift: Tensor) -> tuple[Tensor, fl
     tried = []
     for difference in (shift, first[:half].mean(0) - second[:half].mean(0)):
         tried.append(difference / (variance + floor))
-        if len(noise) >= 4 * noise.shape[1]:
+        if variance.max() > 0 and len(noise) >= 4 * noise.shape[1]:
             covariance = noise.mT @ noise / len(noise) + torch.eye(len(variance)) * floor
             tried.append(torch.linalg.solve(covariance.double(), difference))
     separations = [_separation(first[half:] @ d, second[half:] @ d) for d in tried]

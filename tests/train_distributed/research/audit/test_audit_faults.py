@@ -9,6 +9,7 @@ to lie five standard deviations beyond the promise.
 import math
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -47,6 +48,11 @@ def half_the_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         summation, "add_noise", lambda words, stds, draw: right_discrete(words, stds / 2, draw)
     )
+
+
+def no_honest_server(patch: pytest.MonkeyPatch) -> None:
+    """The noise of both servers is known: that of the honest one was left out."""
+    patch.setattr(WorstCase, "known_noise", property(lambda self: range(2)))
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
@@ -138,6 +144,13 @@ ANSWERS = AnswersCase(1, 2, 1, 2, PROMISE)
 SHORT_BATCH = {"solver": "sgd", "epochs": 1, "batch_size": 8, "l2_reg": 20.0}
 CLIPPED = WorstCase(1, 3, 2, 2, Privacy(8.0, 1e-6, unit="user"))
 FAULTS = {
+    "the honest server's noise left out": Fault(
+        no_honest_server,
+        Target(
+            "class-sums", WorstCase(6, 1, 1, 2, replace(PROMISE, noise_by="servers")), "discrete"
+        ),
+        250,
+    ),
     "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 500),
     "no clip": Fault(no_clip, Target("class-sums", federation(), "float"), 150),
     "short batch over its own size": Fault(

@@ -18,7 +18,6 @@ from pretrain import check
 from train_distributed.secure_sum.errors import MalformedMessage
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.prg import WORD
 
 if TYPE_CHECKING:
     from train_distributed.secure_sum.window import Window, WindowWithKeys
@@ -55,11 +54,6 @@ class Session:
             raise ValueError(f"servers must be numbered from 2^31 on, got {sorted(self.servers)}")
         object.__setattr__(self, "users", MappingProxyType(dict(self.users)))
         object.__setattr__(self, "servers", MappingProxyType(dict(self.servers)))
-
-    @property
-    def word(self) -> np.dtype:
-        """64 bits."""
-        return WORD
 
     @cached_property
     def digest(self) -> bytes:

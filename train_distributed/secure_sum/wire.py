@@ -164,11 +164,6 @@ def sender_of(message: bytes) -> int:
     return _claimed(message)[4]
 
 
-def receiver_of(message: bytes) -> int:
-    """Receiver that a message claims, by which a relay delivers; raises as `sender_of`."""
-    return _claimed(message)[5]
-
-
 def kind_of(message: bytes) -> str:
     """Kind that a message claims, in lower case.
 
@@ -194,15 +189,15 @@ def words_to_bytes(words: NDArray[np.unsignedinteger]) -> bytes:
     return words.astype(words.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def bytes_to_words(payload: Octets, count: int, word: np.dtype = WORD) -> NDArray[np.uint64]:
+def bytes_to_words(payload: Octets, count: int) -> NDArray[np.uint64]:
     """The inverse of `words_to_bytes`; the result is read-only.
 
     Raises:
         MalformedMessage: not `count` words long.
     """
-    if len(payload) != count * word.itemsize:
+    if len(payload) != count * WORD.itemsize:
         raise MalformedMessage(f"vector must be {count} words, got {len(payload)} bytes")
-    return np.frombuffer(payload, word)
+    return np.frombuffer(payload, WORD)
 
 
 def check_vector(vector: NDArray[np.uint64], dimension: int) -> None:

@@ -98,6 +98,11 @@ class Aggregators:
         asked = {a: self._ordered(a, STATUS, "", (), keys) for a in (LEADER, HELPER)}
         return {a: "; ".join(map(safe, answer.split(b"\n"))) for a, answer in asked.items()}
 
+    def decided(self, keys: PrivateKeys) -> int:
+        """Users whose reports the leader has added or refused; `keys` are the operator's."""
+        words = self._ordered(LEADER, STATUS, "", (), keys).decode().replace(",", "").split()
+        return int(words[0]) + int(words[words.index("refused") - 1])
+
     def open(self, keys: PrivateKeys) -> Opened:
         """Closes the window and opens its sum; again, and it is the same.
 

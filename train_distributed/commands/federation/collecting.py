@@ -24,6 +24,8 @@ from train_distributed.secure_sum.keys import KEY_BYTES
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import report_bytes
 
+LOOK_SECONDS = 1.0  # between looks for reports
+
 
 @dataclass(frozen=True)
 class MakeWindow:
@@ -84,6 +86,8 @@ class Collect:
     """Seconds after which an aggregator that is gone is an error; then collect again."""
     status: bool = False
     """Only say how many reports each aggregator holds; nothing is closed."""
+    wait: bool = False
+    """Wait until all users' reports are decided, or the window's time is over."""
 
     def run(self) -> None:
         """Opens the sum and writes the model, or says how many reports there are.
@@ -109,6 +113,10 @@ class Collect:
         with Aggregators(
             window, file.addresses, authorities(self.ca), self.patience
         ) as aggregators:
+            while self.wait and not self.status and time.time() < window.closes:
+                if aggregators.decided(keys) == window.enrolled:
+                    break
+                time.sleep(LOOK_SECONDS)
             for aggregator, words in aggregators.status(keys).items():
                 print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
             if self.status:

@@ -13,7 +13,7 @@ import pytest
 
 from embed import EmbeddingSet
 from tests.train_distributed.flower.folders.windows import SETTINGS, Home, running
-from train_distributed.commands.federation import Status, aggregating, reporting
+from train_distributed.commands.federation import Status, aggregating, collecting, reporting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.documents.party import read_private
@@ -21,6 +21,7 @@ from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.sum_task import Facts
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import FILE
+from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.store.store import read_store
 
@@ -147,6 +148,23 @@ def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:
     home.collect("again").run()  # the same sum
     models = [(home.home / name / "model.safetensors").read_bytes() for name in ("model", "again")]
     assert models[0] == models[1]
+
+
+def test_a_window_that_all_have_reported_to_closes_by_itself(opened, monkeypatch, capsys) -> None:
+    home = opened()
+    left = [2, 1, 0]
+    monkeypatch.setattr(collecting, "LOOK_SECONDS", 0.0)
+    decided = Aggregators.decided
+
+    def one_more(self: Aggregators, keys: PrivateKeys) -> int:
+        if left:
+            home.report(left.pop()).run()
+        return decided(self, keys)
+
+    monkeypatch.setattr(Aggregators, "decided", one_more)
+    home.collect(wait=True).run()
+    assert left == []
+    assert "3 of 3 users in" in capsys.readouterr().out
 
 
 def test_a_report_whose_drawing_was_killed_is_drawn_in_the_same_session(

@@ -122,7 +122,7 @@ class EvaluationTask(SumTask):
 
     @property
     def submission(self) -> Evaluation:
-        """What is submitted."""
+        """The statistic that every user computes of its evaluation rows and submits."""
         return self.method
 
     @property

@@ -125,7 +125,7 @@ class ModelTask(SumTask):
 
     @property
     def submission(self) -> Statistic:
-        """What is submitted first."""
+        """The statistic that every user computes of its rows and submits in the first sum."""
         return self.method.statistic
 
     @property

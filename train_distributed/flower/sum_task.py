@@ -63,7 +63,7 @@ class SumTask(ABC):
     @property
     @abstractmethod
     def submission(self) -> Submission:
-        """What is submitted first."""
+        """The statistic that every user submits in the first sum, with its sensitivity."""
 
     @property
     def norm_bounds(self) -> list[int]:

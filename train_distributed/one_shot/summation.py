@@ -211,10 +211,11 @@ class IntegerSum(IntegerEncoder):
     sampler: NoiseSampler = discrete_gaussian
     bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows
     _sum: np.ndarray = field(init=False)
-    _added: int = field(default=0, init=False)
+    _added: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self._sum = np.zeros(self.plan.dimension, np.uint64)
+        self._added = np.zeros(self.parties, bool)
 
     @classmethod
     def of(
@@ -230,12 +231,20 @@ class IntegerSum(IntegerEncoder):
         return super().of(method, guarantee, sizes, zeta, **own)
 
     def add(self, users: Tensor, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions of these (u,) users, each of them once."""
+        """Takes (u, D) float64 scaled submissions of these (u,) users.
+
+        Raises:
+            ValueError: a user that is none of the parties, or was added before: its records would
+                move the sum by more than their sensitivity.
+        """
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
+            check.within(f"[0, {self.parties - 1}]", user=user)
+            if self._added[user]:
+                raise ValueError(f"user must be added once, got {user} again")
+            self._added[user] = True
             words = self.encode(submission)
             own = not self.servers and user not in self.bare
             self._sum += self.noised(words, self.sampler) if own else words
-        self._added += len(users)
 
     def total(self) -> Tensor:
         """(D,) float64 sum with the noise of those who are not bare.
@@ -243,7 +252,7 @@ class IntegerSum(IntegerEncoder):
         Raises:
             ValueError: fewer users than are ever to be opened.
         """
-        check.at_least(self.minimum, users=self._added)
+        check.at_least(self.minimum, users=int(self._added.sum()))
         noised = self._sum
         for _ in range(self.servers - len(self.bare) if self.servers else 0):
             noised = self.noised(noised, self.sampler)

@@ -67,7 +67,7 @@ Send = Callable[[bytes], bytes]  # a job to the helper -> its verdicts
 
 
 class Aggregator:
-    """What both aggregators do: the operator's orders.
+    """Base of both aggregators of a window: checks and carries out the operator's signed orders.
 
     Args:
         window: what was agreed, with its roll.

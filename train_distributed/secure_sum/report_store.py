@@ -41,7 +41,7 @@ _TABLES = (
 
 @dataclass(frozen=True)
 class Line:
-    """What is kept of a report."""
+    """The row of one report in an aggregator's database."""
 
     digest: bytes  # SHA-256 of the report, or of the helper's message
     state: int
@@ -102,7 +102,7 @@ class ReportStore:
         return {user: bytes(why).decode() for user, why in found}
 
     def lines(self, users: Sequence[int]) -> dict[int, Line]:
-        """What is kept of the reports of these users, where there is any."""
+        """User -> row of its report, of those of these users whose reports are known."""
         with self._sql.transaction() as run:
             return self._lines(run, users)
 

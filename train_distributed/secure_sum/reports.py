@@ -182,7 +182,7 @@ def write_job(items: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def read_job(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What `write_job` wrote.
+    """(The helper's message, the leader's prepare share) of each report in a job's payload.
 
     Raises:
         MalformedMessage: cut off.
@@ -200,7 +200,7 @@ def write_verdicts(job: bytes, verdicts: Sequence[Verdict]) -> bytes:
 
 
 def read_verdicts(payload: bytes, job: bytes, count: int) -> list[Verdict]:
-    """What `write_verdicts` wrote of this job of so many reports.
+    """The helper's verdicts in the answer to this job of `count` reports, in their order.
 
     Raises:
         MalformedMessage: of another job, or not one verdict for each report.

@@ -185,6 +185,17 @@ def test_integers_alone_report_no_sum():
         summation.total()
 
 
+def test_a_user_is_added_once():
+    """Twice, its records would move the sum by twice their sensitivity."""
+    method, guarantee, sizes = parts("softmax")
+    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    zeros = torch.zeros(1, method.dimension, dtype=torch.float64)
+    summation.add(torch.tensor([2]), zeros)
+    for user, words in ((2, "user must be added once, got 2 again"), (USERS, "user must be in")):
+        with pytest.raises(ValueError, match=words):
+            summation.add(torch.tensor([user]), zeros)
+
+
 @pytest.mark.parametrize("name", ["discriminant", "class-sums", "softmax", "svm"])
 @pytest.mark.parametrize("clip", [{}, {"user_clip": 0.5}], ids=["whole", "clipped"])
 def test_servers_add_all_the_noise_each_and_every_length_can_be_proved(name, clip) -> None:

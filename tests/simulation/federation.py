@@ -6,7 +6,6 @@ second draw. From its seed alone a run decides who acts next, which messages are
 come late, and at which commit of a transaction an aggregator is killed, just before or just after.
 """
 
-import hashlib
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.train_distributed.secure_sum.window.conftest import window_of
 from train_distributed.secure_sum import aggregator as machines
 from train_distributed.secure_sum.aggregator import (
     AGGREGATORS,
@@ -31,7 +31,7 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import combine
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Preparer, check_acknowledgement, make_report
-from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys, make_roll
+from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys, make_roll
 from train_distributed.store.sql import Run, Sql
 
 USERS, MINIMUM, CLOSES = 5, 2, 100
@@ -95,17 +95,7 @@ def parties() -> tuple[WindowWithKeys, dict[int, PrivateKeys], tuple[bytes, ...]
     users = [PrivateKeys.generate() for _ in range(USERS)]
     keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
     roll = make_roll([own.public.verifying for own in users], [2] * USERS)
-    window = Window(
-        nonce=bytes(32),
-        dimension=USERS,
-        minimum=MINIMUM,
-        enrolled=USERS,
-        roll=hashlib.sha256(roll.view(np.uint8).data).digest(),
-        servers={number: own.public for number, own in keys.items()},
-        noise_std=4.0,
-        opens=0,
-        closes=CLOSES,
-    )
+    window = window_of(roll, keys, USERS, MINIMUM, (0, CLOSES))
     one_hot = np.eye(USERS, dtype=np.int64)
     reports = [make_report(window, i, own, one_hot[i], 2) for i, own in enumerate(users)]
     return WindowWithKeys(window, roll), keys, tuple(reports)

@@ -17,6 +17,7 @@ same; another set is refused for ever (`Opening`).
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -66,7 +67,7 @@ Noise = Callable[[float, int], NDArray[np.int64]]  # (σ in steps, d) -> (d,)
 Send = Callable[[bytes], bytes]  # a job to the helper -> its verdicts
 
 
-class Aggregator:
+class Aggregator(ABC):
     """Base of both aggregators of a window: checks and carries out the operator's signed orders.
 
     Args:
@@ -127,8 +128,9 @@ class Aggregator:
         lines += [f"{user}: {why}" for user, why in list(self._store.refused().items())[:SHOWN]]
         return "\n".join(lines)
 
+    @abstractmethod
     def _commit(self, commits: dict[int, Envelope]) -> bytes:
-        raise NotImplementedError
+        """Signs the set to be opened, and closes the window."""
 
     def _opening(self) -> Opening:
         return Opening(self.window, self.number, self._keys, ResumedJournal(self._store))
@@ -156,8 +158,9 @@ class Aggregator:
 
         return self._store.noised(draw)
 
+    @abstractmethod
     def _taken_back(self, user: int, line: Line) -> Elements:
-        raise NotImplementedError
+        """The out share (d,) of a report that is held and not in the set."""
 
 
 class Leader(Aggregator):

@@ -29,6 +29,27 @@ from train_distributed.store.sql import open_sql
 OPENS, CLOSES, BOUND = 1000, 2000, 5000
 
 
+def window_of(
+    roll: NDArray[np.void],
+    keys: dict[int, PrivateKeys],
+    dimension: int,
+    minimum: int,
+    times: tuple[int, int],
+) -> Window:
+    return Window(
+        nonce=bytes(32),
+        dimension=dimension,
+        minimum=minimum,
+        enrolled=len(roll),
+        roll=hashlib.sha256(roll.view(np.uint8).data).digest(),
+        servers={number: own.public for number, own in keys.items()},
+        noise_std=100.0,
+        opens=times[0],
+        closes=times[1],
+        context=b"a test",
+    )
+
+
 def no_noise(std: float, d: int) -> NDArray[np.int64]:
     return np.zeros(d, np.int64)
 
@@ -117,18 +138,7 @@ def make_service(tmp_path: Path) -> Callable[..., Service]:
         keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
         bounds = [BOUND + 7 * user for user in range(w)]
         roll = make_roll([own.public.verifying for own in users], bounds)
-        window = Window(
-            nonce=bytes(32),
-            dimension=d,
-            minimum=minimum,
-            enrolled=w,
-            roll=hashlib.sha256(roll.view(np.uint8).data).digest(),
-            servers={number: own.public for number, own in keys.items()},
-            noise_std=100.0,
-            opens=OPENS,
-            closes=CLOSES,
-            context=b"a test",
-        )
+        window = window_of(roll, keys, d, minimum, (OPENS, CLOSES))
         service = Service(window, WindowWithKeys(window, roll), users, keys, tmp_path / folder)
         for number in keys:
             service.start(number)

@@ -1,6 +1,10 @@
 """The privacy curve as a command, in any of its three directions."""
 
+import math
 from dataclasses import dataclass
+from typing import Literal
+
+from pretrain import check
 
 
 @dataclass(frozen=True)
@@ -12,12 +16,20 @@ class Account:
     delta: float | None = None
     """δ in (0, 1)."""
     noise_multiplier: float | None = None
-    """Standard deviation of the noise divided by the sensitivity of one composition."""
+    """Standard deviation of the noise that is certain, divided by the sensitivity of one
+    composition: of all honest users together, or of one honest server."""
     compositions: int = 1
     """Number of compositions: 1 for softmax and statistics, K for one-vs-rest heads."""
 
+    users: int | None = None
+    """Number of users; also prints whom the promise needs, and the noise of each and of the sum."""
+    noise_by: Literal["users", "servers"] = "users"
+    """Who adds the noise, with --users: users a share each, or either of two servers all of it."""
+    honest_fraction: float | None = None
+    """Share of honest users, where users add the noise (default: 0.5, for a single user 1)."""
+
     def run(self) -> None:
-        """Prints the three numbers, one of them computed.
+        """Prints the three numbers, one of them computed; with `users`, the noise of each party.
 
         Raises:
             ValueError: not exactly two are given, or one is out of range.
@@ -40,3 +52,23 @@ class Account:
         for name in given:
             print(f"{name:17} {known.get(name, solved):.10g}")
         print(f"{'compositions':17} {self.compositions}")
+        numbers = known | {missing[0]: solved}
+        if self.users is None:
+            check.left_out("without users", honest_fraction=self.honest_fraction)
+        else:
+            self._print_parties(self.users, numbers)
+
+    def _print_parties(self, users: int, numbers: dict[str, float]) -> None:
+        from train_distributed.privacy.promise import Privacy
+
+        check.at_least(1, users=users)
+        promise = Privacy(
+            numbers["epsilon"], numbers["delta"], self.honest_fraction, noise_by=self.noise_by
+        )
+        promise.validate()
+        honest = promise.certain_shares(users)
+        each = numbers["noise_multiplier"] / math.sqrt(honest)
+        adders = promise.noise_shares(users)
+        print(f"{'holds if':17} {honest} of {adders} {self.noise_by} are honest")
+        print(f"{'noise of each':17} {each:.10g} times the sensitivity")
+        print(f"{'noise in the sum':17} {each * math.sqrt(adders):.10g} times the sensitivity")

@@ -97,9 +97,11 @@ class Reserve(Place):
     delta: float
     """Promised delta; 0 for pure epsilon."""
     sigma: float | None = None
-    """Standard deviation of the noise of honest users."""
+    """Standard deviation of the noise that is certain: of all honest users, or of one server."""
     sensitivity: float | None = None
     """L2 sensitivity for --unit and --group-size."""
+    noise_by: Literal["users", "servers", "not stated"] = "not stated"
+    """Who adds the noise: users a share each, or every server all of it."""
     compositions: int = 1
     """Number of releases of that sensitivity and noise."""
     unit: Unit = "record"
@@ -134,6 +136,7 @@ class Reserve(Place):
             group_size=self.group_size,
             epsilon=self.epsilon,
             delta=self.delta,
+            noise_by=self.noise_by,
             sigma=self.sigma,
             sensitivity=self.sensitivity,
             compositions=self.compositions,
@@ -257,6 +260,7 @@ def _entry_line(record: "Record") -> str:
     if entry.gaussian:
         noise += f", sigma {entry.sigma:.6g}, sensitivity {entry.sensitivity:.6g}"
         noise += f", {entry.compositions} compositions" if entry.compositions > 1 else ""
+    noise += "" if entry.noise_by == "not stated" else f", noise by {entry.noise_by}"
     what = f"{entry.group_size} {entry.unit}s" if entry.group_size > 1 else f"one {entry.unit}"
     simulated = ", a simulation" if entry.noise == "float" else ""
     done = "torn" if record.torn else "spent" if record.spent else "reserved"

@@ -3,13 +3,13 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pretrain import check
 from train_distributed import accounting
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
-from train_distributed.privacy.promise import Privacy, Unit
+from train_distributed.privacy.promise import NoiseBy, Privacy, Unit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Reserve = Callable[[Mapping[str, Any]], None]  # of fields of an entry; raises to stop a release
 Kind = Literal["release", "evaluation", "re-release"]
+NOT_STATED = "not stated"
+Adder = Literal[NoiseBy, "not stated"]
 PARTS = ("", "train", "test", "evaluation")  # of the rows of a set; "": all of them
 TEXTS = (
     *("kind", "data", "part", "split", "users", "images"),
@@ -49,6 +51,7 @@ class Entry:
     group_size: int = 1
     epsilon: float  # as promised, at
     delta: float
+    noise_by: Adder = NOT_STATED  # who adds it; older ledgers do not say
     sigma: float | None = None  # std of the noise that is certain; None: not Gaussian
     sensitivity: float | None = None  # L2, of one of
     compositions: int = 1
@@ -61,6 +64,7 @@ class Entry:
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be text, got {getattr(self, name)!r}")
         check.one_of(get_args(Kind), kind=self.kind)
+        check.one_of(get_args(Adder), noise_by=self.noise_by)
         if not self.data:
             raise ValueError("data must name the rows that are used, got none")
         if not self.gaussian and self.delta == 0 and self.epsilon > 0:
@@ -96,9 +100,18 @@ class Entry:
         """
         given: dict[str, Any] = {"unit": privacy.unit, "group_size": privacy.group_size}
         given |= {"epsilon": privacy.epsilon, "delta": privacy.delta}
+        given |= {"noise_by": privacy.noise_by}
         for each in (*fields, more):
             given |= each
         return cls(**given)
+
+    def same_sum(self, asked: "Entry") -> bool:
+        """Whether this entry is of the sum that is asked for again, with the same noise.
+
+        Its kind and result may be other ones, and an older entry does not say who adds the noise.
+        """
+        by = asked.noise_by if self.noise_by == NOT_STATED else self.noise_by
+        return replace(self, kind=asked.kind, result=asked.result, noise_by=by) == asked
 
     @property
     def gaussian(self) -> bool:

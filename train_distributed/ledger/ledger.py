@@ -10,7 +10,6 @@ commands run with `--ledger none`, of simulations that say so, or of its own end
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class Ledger:
         state = self._read(writer.lines)
         for record in state.records:
             if entry.reference and record.entry.reference == entry.reference:
-                if replace(record.entry, kind=entry.kind, result=entry.result) != entry:
+                if not record.entry.same_sum(entry):
                     raise ValueError(f"reference {entry.reference} must be of the same entry")
                 return record.id
         self._afford(state, entry, at_most)

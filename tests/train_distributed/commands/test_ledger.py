@@ -9,14 +9,16 @@ def test_show_tells_entries_totals_limit_and_head(run, call, sets, tmp_path, led
     where = ["--embeddings", sets[0]]
     assert call("ledger", "show", *where)[0] == 2
     run("--out", "one")
-    run("--out", "two", "--unit", "user")
+    run("--out", "two", "--unit", "user", "--noise-by", "servers")
     promise = ["--epsilon", "2", "--delta", "1e-5"]
     code, printed, _ = call("ledger", "limit", *where, *promise)
     assert code == 0
     assert "limit: epsilon 2 at delta 1e-05 for one record, 1.46" in printed
     code, printed, error = call("ledger", "show", *where, "--reports", "one", "two/report.json")
     assert (code, error) == (0, "")
-    assert "-> one" in printed
+    one, two = (next(x for x in printed.splitlines() if f"-> {n}" in x) for n in ("one", "two"))
+    assert ", noise by users -> one" in one
+    assert ", noise by servers -> two" in two
     assert "one record: epsilon 1.46" in printed
     assert "one user: nothing promised by 1 of 2 entries" in printed
     assert f"head {ledger.state().head}, 5 lines" in printed

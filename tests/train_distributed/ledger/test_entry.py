@@ -9,6 +9,7 @@ import pytest
 from embed import EmbeddingSet
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed.ledger.entry import Entry, Limit, read_fields, row_fields, to_words
+from train_distributed.privacy.promise import Privacy
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,7 @@ from train_distributed.ledger.entry import Entry, Limit, read_fields, row_fields
         ({"data": ""}, "data must name the rows"),
         ({"method": 3}, "method must be text"),
         ({"compositions": 0}, "compositions must be finite and > 0"),
+        ({"noise_by": "nobody"}, "noise_by must be one of users, servers, not stated"),
     ],
 )
 def test_an_entry_that_cannot_be_is_refused(change, message) -> None:
@@ -41,6 +43,18 @@ def test_an_entry_that_cannot_be_is_refused(change, message) -> None:
 def test_entries_come_back_from_json(entry) -> None:
     named = replace(entry, result="inf", method="inf")
     assert read_fields(Entry, to_words(named)) == named
+
+
+def test_an_entry_says_who_adds_the_noise_and_one_of_an_older_ledger_does_not() -> None:
+    noise = {"noise": "discrete", "sigma": 3.7307, "sensitivity": 1.0}
+    by = Privacy(1.0, 1e-5, noise_by="servers")
+    entry = Entry.of(by, noise, kind="release", data="d", method="class-sums")
+    assert entry.noise_by == "servers"
+    stored = to_words(entry)
+    del stored["noise_by"]
+    older = read_fields(Entry, stored)
+    assert older.noise_by == "not stated"
+    assert older.cost == entry.cost
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,16 @@ def test_a_reference_is_counted_once(ledger) -> None:
     assert ledger.state().length == 2
 
 
+def test_a_reference_of_an_older_version_is_of_whoever_adds_the_noise(ledger) -> None:
+    older = replace(GAUSSIAN, reference="federation/session0")
+    stated = replace(older, noise_by="servers")
+    assert ledger.reserve(older) == ledger.reserve(stated)
+    other = replace(stated, reference="federation/session1")
+    ledger.reserve(other)
+    with pytest.raises(ValueError, match="must be of the same entry"):
+        ledger.reserve(replace(other, noise_by="users"))
+
+
 def test_a_limit_is_not_passed(ledger) -> None:
     ledger.limit(LIMIT)
     ledger.reserve(GAUSSIAN)

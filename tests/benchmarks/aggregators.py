@@ -1,6 +1,5 @@
 """Aggregators of a window in processes of their own, for benchmarks: killed, and started again."""
 
-import hashlib
 import os
 import secrets
 import subprocess
@@ -9,14 +8,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from train_distributed.flower.documents.certificates import write_certificates
 from train_distributed.flower.documents.party import write_party
-from train_distributed.flower.documents.window_file import ROLL, WINDOW, WindowFile
+from train_distributed.flower.documents.place import ROLL
+from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.window import HELPER, LEADER, Window, make_roll
+from train_distributed.secure_sum.roll import make_roll
+from train_distributed.secure_sum.window import HELPER, LEADER, Window
 
 
 @dataclass
@@ -70,13 +69,13 @@ def set_up(
     """A window of these users, its aggregators' commands, and the operator's keys."""
     folders = {LEADER: folder / "aggregator0", HELPER: folder / "aggregator1"}
     keys = {number: write_party(path) for number, path in folders.items()}
-    roll = make_roll([own.public.verifying for own in users], [norm_bound] * len(users))
+    roll = make_roll([own.public.verifying for own in users], [1] * len(users))
     window = Window(
         nonce=secrets.token_bytes(32),
         dimension=dimension,
         minimum=max(1, len(users) // 2),
-        enrolled=len(users),
-        roll=hashlib.sha256(roll.view(np.uint8).data).digest(),
+        roll=roll.root,
+        sizes={1: (len(users), norm_bound)},
         servers={number: pair.public for number, pair in keys.items()},
         noise_std=100.0,
         opens=int(time.time()) - 60,
@@ -85,7 +84,7 @@ def set_up(
     addresses = {number: ("127.0.0.1", free_port()) for number in folders}
     file = WindowFile(window=window, addresses=addresses)
     file.save(folder / WINDOW)
-    (folder / ROLL).write_bytes(roll.tobytes())
+    (folder / ROLL).write_bytes(roll.lines.tobytes())
     if tls:
         (folder / "tls").mkdir()
         write_certificates(folder / "tls", ["127.0.0.1"])

@@ -31,7 +31,8 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import combine
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Preparer, check_acknowledgement, make_report
-from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys, make_roll
+from train_distributed.secure_sum.roll import make_roll
+from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys
 from train_distributed.store.sql import Run, Sql
 
 USERS, MINIMUM, CLOSES = 5, 2, 100
@@ -94,8 +95,8 @@ def parties() -> tuple[WindowWithKeys, dict[int, PrivateKeys], tuple[bytes, ...]
     """The window, the aggregators' keys and everybody's report: the same for all seeds."""
     users = [PrivateKeys.generate() for _ in range(USERS)]
     keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
-    roll = make_roll([own.public.verifying for own in users], [2] * USERS)
-    window = window_of(roll, keys, USERS, MINIMUM, (0, CLOSES))
+    roll = make_roll([own.public.verifying for own in users], [1] * USERS)
+    window = window_of(roll, keys, USERS, MINIMUM, (0, CLOSES), bound=2)
     one_hot = np.eye(USERS, dtype=np.int64)
     reports = [make_report(window, i, own, one_hot[i], 2) for i, own in enumerate(users)]
     return WindowWithKeys(window, roll), keys, tuple(reports)

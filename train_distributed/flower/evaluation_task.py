@@ -17,7 +17,7 @@ from train_distributed.flower.documents.evaluation_terms import KIND, Evaluation
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.transform import transform_hash
 from train_distributed.flower.model_task import ModelTask
-from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by
+from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import MADE_WITH, suitability
@@ -76,8 +76,7 @@ class EvaluationTask(SumTask):
         Raises:
             ValueError: a field missing or out of range, or another model than was agreed.
         """
-        users = sorted(federation.users)
-        terms = EvaluationTerms.read(federation.task, set(users), Path("federation"))
+        terms = EvaluationTerms.read(federation.task, set(federation.users), Path("federation"))
         if (found := transform_hash(model)) != terms.model:
             raise ValueError(
                 f"model must have SHA-256 {terms.model} as the federation says, got {found}: "
@@ -92,7 +91,7 @@ class EvaluationTask(SumTask):
                 f"dimension must be the evaluation's {method.dimension}, got {federation.dimension}"
             )
         check_noise_by(federation, terms.privacy)
-        sizes = torch.tensor([terms.sizes[user] for user in users])
+        sizes = sizes_of(federation, terms.sizes)
         guarantee = Guarantee.of(sizes, method, terms.privacy, federation.certain)
         integers = IntegerEncoder.of(method, guarantee, sizes)
         return EvaluationTask(federation, terms, release, method, guarantee, integers)
@@ -104,8 +103,7 @@ class EvaluationTask(SumTask):
             ValueError: not as many evaluation rows as the federation says, or what `held_out`
                 refuses: training rows among them, rows that are not finite, another encoder.
         """
-        self._check_user(identity)
-        rows, agreed = held_out(embeddings, self.model), self.sizes[identity]
+        agreed, rows = int(self.rows_of([identity])), held_out(embeddings, self.model)
         refuse_seeded_split(embeddings)
         if len(rows) != agreed:
             raise ValueError(f"evaluation rows must be {agreed} as agreed, got {len(rows)}")
@@ -117,7 +115,7 @@ class EvaluationTask(SumTask):
 
     @property
     def sizes(self) -> dict[int, int]:
-        """User -> rows, as agreed."""
+        """User -> rows, as the terms list them; empty where the users are on a roll."""
         return self.terms.sizes
 
     @property
@@ -132,7 +130,7 @@ class EvaluationTask(SumTask):
 
     def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Answer:
         """Estimates with their intervals, from the sum of the survivors; there are no rounds."""
-        sizes = torch.tensor([self.sizes[user] for user in sorted(opened.users)])
+        sizes = self.rows_of(opened.users)
         read = estimate(
             self.method,
             self.integers.decode(opened.total),

@@ -17,7 +17,7 @@ from train_distributed.flower.documents.terms import Terms
 from train_distributed.flower.documents.transform import check_transform, read_transform
 from train_distributed.flower.endpoint import Submission
 from train_distributed.flower.round_endpoint import WORD, Rounds
-from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by
+from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.method import Method
@@ -106,12 +106,11 @@ class ModelTask(SumTask):
         return at
 
     def _rows(self, identity: int, embeddings: EmbeddingSet) -> Chunk:
-        self._check_user(identity)
+        agreed = int(self.rows_of([identity]))
         train, names = embeddings.split == TRAIN, self.terms.class_names
         validate(
             embeddings, self.transform, self.method.num_classes, discrete=True, class_names=names
         )
-        agreed = self.sizes[identity]
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
         partition = split(torch.from_numpy(embeddings.labels[train]), 1)
@@ -120,7 +119,7 @@ class ModelTask(SumTask):
 
     @property
     def sizes(self) -> dict[int, int]:
-        """User -> rows, as agreed."""
+        """User -> rows, as the terms list them; empty where the users are on a roll."""
         return self.terms.sizes
 
     @property
@@ -149,7 +148,7 @@ class ModelTask(SumTask):
         return descent
 
     def _decoded(self, integers: IntegerEncoder, opened: Opened) -> tuple[Tensor, int, float]:
-        rows = sum(self.sizes[user] for user in opened.users)
+        rows = int(self.rows_of(opened.users).sum())
         std = integers.noise_std(len(opened.users))
         return integers.decode(opened.total), rows, std
 
@@ -196,7 +195,7 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     if agreed != (found := (method.rounds, round_dimension(method))):
         raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
     check_noise_by(federation, terms.privacy)
-    sizes = torch.tensor([terms.sizes[user] for user in sorted(federation.users)])
+    sizes = sizes_of(federation, terms.sizes)
     rounds = rounds_of(method, sizes, terms.privacy, federation.certain)
     zeta = zeta_of(rounds, sizes)
     integers = [IntegerEncoder.of(each.submission, each.guarantee, sizes, zeta) for each in rounds]

@@ -1,7 +1,7 @@
 """Base of a federation's tasks: one noised sum and its part of the report."""
 
-import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.one_shot.reachable import unreachable
@@ -21,8 +22,10 @@ from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.window import Window, make_roll
+from train_distributed.secure_sum.roll import Roll
+from train_distributed.secure_sum.window import Window
 
+MOST_NAMED = 1000  # users in a report
 SUMS = {
     "secagg": "SecAgg+ among the users, one server",
     "shares": "additive shares at two servers, with proofs of length",
@@ -48,6 +51,22 @@ def check_noise_by(federation: Federation, privacy: Privacy) -> None:
         )
 
 
+def sizes_of(federation: Federation, sizes: Mapping[int, int]) -> Tensor:
+    """(w,) rows of all users, as agreed: those of a list, or of a roll by rising rows.
+
+    Noise and promise do not depend on which user has how many.
+    """
+    if federation.roll is None:
+        return torch.tensor([sizes[user] for user in sorted(federation.users)])
+    return repeated(federation.roll.sizes)
+
+
+def repeated(sizes: Mapping[int, int]) -> Tensor:
+    """(w,) rows of users, from rows and the number of users that have so many, by rising rows."""
+    rows, users = torch.tensor(sorted(sizes.items())).unbind(1)
+    return rows.repeat_interleave(users)
+
+
 class SumTask(ABC):
     """Noise and report of a sum, for both kinds of tasks."""
 
@@ -58,35 +77,46 @@ class SumTask(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[int, int]:
-        """User -> rows, as agreed."""
+        """User -> rows, as the terms list them; empty where the users are on a roll."""
+
+    def rows_of(self, users: Iterable[int]) -> Tensor:
+        """(m,) rows of these users, as agreed, in the order of their numbers.
+
+        Raises:
+            ValueError: a number that is none of the users', or whose line of the roll is not here.
+        """
+        federation, sizes = self.federation, self.sizes
+        if isinstance(federation.known, Roll):
+            return torch.from_numpy(federation.known.rows_of(users))
+        if federation.roll:
+            sizes = {user: line.rows for user, line in federation.known.items()}
+        found = []
+        for user in sorted(users):
+            if user not in sizes:
+                raise ValueError(f"identity must be one of {sorted(sizes)}, got {user}")
+            found.append(sizes[user])
+        return torch.tensor(found)
 
     @property
     @abstractmethod
     def submission(self) -> Submission:
         """The statistic that every user submits in the first sum, with its sensitivity."""
 
-    @property
-    def norm_bounds(self) -> list[int]:
-        """Length in steps that the vector of each user may have, in the order of their numbers."""
-        sizes = torch.tensor([self.sizes[user] for user in sorted(self.sizes)])
-        return self.integers.norm_bounds(self.submission, sizes)
+    @cached_property
+    def norm_bounds(self) -> dict[int, int]:
+        """Rows -> length in steps that the vector of a user with so many rows may have.
+
+        A user's bound depends on its own rows and on which sizes there are, not on how many users
+        have them.
+        """
+        sizes = sizes_of(self.federation, self.sizes).unique()
+        bounds = self.integers.norm_bounds(self.submission, sizes)
+        return dict(zip(sizes.tolist(), bounds, strict=True))
 
     @property
     @abstractmethod
     def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
         """Every sum that one session takes."""
-
-    @cached_property
-    def roll(self) -> NDArray[np.void]:
-        """The users' keys, and how long their vectors may be.
-
-        Raises:
-            ValueError: users that are not numbered from 0.
-        """
-        keys = self.federation.users
-        if set(keys) != set(range(len(keys))):
-            raise ValueError(f"users must be numbered from 0 to {len(keys) - 1}, are not")
-        return make_roll([bytes.fromhex(keys[user]) for user in sorted(keys)], self.norm_bounds)
 
     def window(self, nonce: bytes, opens: int, closes: int) -> Window:
         """The window in which the sum is taken: all else follows from what was agreed.
@@ -100,15 +130,16 @@ class SumTask(ABC):
             ValueError: another protocol.
         """
         federation = self.federation
-        if federation.protocol != "shares":
+        if federation.roll is None:
             raise ValueError(f"a window must be of protocol shares, got {federation.protocol}")
+        bounds = self.norm_bounds
         return Window(
             nonce=nonce,
             dimension=federation.dimension,
             minimum=federation.certain,
-            enrolled=len(federation.users),
-            roll=hashlib.sha256(self.roll.view(np.uint8).data).digest(),
-            servers=federation.session(nonce).servers,
+            roll=bytes.fromhex(federation.roll.root),
+            sizes={rows: (users, bounds[rows]) for rows, users in federation.roll.sizes.items()},
+            servers=federation.server_keys,
             noise_std=float(self.integers.plan.stds_in_steps),
             opens=opens,
             closes=closes,
@@ -138,27 +169,23 @@ class SumTask(ABC):
         """A submission with this user's fresh share of the noise."""
         return self.integers.noised(encoded, sampler)
 
-    def _check_user(self, identity: int) -> None:
-        """Raises ValueError for a number that is none of the users'."""
-        if identity not in self.federation.users:
-            raise ValueError(
-                f"identity must be one of {sorted(self.federation.users)}, got {identity}"
-            )
-
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
         """Part of the report: users in the sum, protocol, and bytes per user."""
         federation = self.federation
+        missing, survivors = sorted(facts.missing.items()), sorted(opened.users)
+        named = {federation.display_name(u): step for u, step in missing[:MOST_NAMED]}
+        if len(missing) > MOST_NAMED:
+            named[f"{len(missing) - MOST_NAMED} other users"] = "not named here"
+        few = len(survivors) <= MOST_NAMED
         return {
             "protocol": federation.protocol,
             "secure_sum": SUMS[federation.protocol],
             "federation": federation.digest.hex(),
             "session": facts.session,
-            "users": len(federation.users),
+            "users": federation.enrolled,
             "survivors": len(opened.users),
-            "surviving_users": [federation.display_name(user) for user in sorted(opened.users)],
-            "missing": {
-                federation.display_name(u): step for u, step in sorted(facts.missing.items())
-            },
+            **({"surviving_users": [*map(federation.display_name, survivors)]} if few else {}),
+            "missing": named,
             "bytes_per_user": facts.bytes_per_user,
         }
 
@@ -166,7 +193,7 @@ class SumTask(ABC):
         self, opened: Opened, submission: Submission, integers: IntegerEncoder
     ) -> list[str]:
         """Why honest users cannot have made a sum, if so."""
-        sizes = torch.tensor([self.sizes[user] for user in sorted(opened.users)])
+        sizes = self.rows_of(opened.users)
         found = unreachable(integers.decode(opened.total), submission, integers, sizes)
         return [] if found is None else [found]
 

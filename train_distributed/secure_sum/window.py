@@ -1,30 +1,26 @@
 """A sum over the reports of a time, one per user of a roll, by two aggregators.
 
-A `Window` is what all parties agree on: the aggregators' keys, the digest of the roll of users, how
+A `Window` is what all parties agree on: the aggregators' keys, the hash of the roll of users, how
 few reports may be opened, how much noise either aggregator adds, and from when to when reports are
 taken. A report's id is its user's number on the roll, whose key signs it: so a user counts once
-however often it sends, and nobody counts whom the roll does not hold. The roll also says how long a
-user's vector may be. Whoever writes the roll decides who the users are, as in a federation.
+however often it sends, and nobody counts whom the roll does not hold. How long a user's vector may
+be follows from its rows, which the roll states. Whoever writes the roll decides who the users are.
 """
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pretrain import check
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
+from train_distributed.secure_sum.keys import PublicKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.roll import Roll
 
 AGGREGATORS = 2
 LEADER, HELPER = FIRST_SERVER, FIRST_SERVER + 1  # the operator's is the leader
-USER = np.dtype([("key", np.uint8, KEY_BYTES), ("norm_bound", "<u4")])  # a line of the roll
 LATEST = 2**40  # seconds
 
 
@@ -39,8 +35,8 @@ class Window:
     nonce: bytes  # 32 bytes, fresh for every window
     dimension: int  # d, numbers in a report
     minimum: int  # m_min, fewest reports whose sum may be opened: those that were promised
-    enrolled: int  # w, users on the roll, numbered from 0
-    roll: bytes  # SHA-256 of the roll
+    roll: bytes  # hash of the roll, see `Roll.root`
+    sizes: Mapping[int, tuple[int, int]]  # rows -> users on the roll, and steps of their vectors
     servers: Mapping[int, PublicKeys]  # the aggregators: LEADER and HELPER
     noise_std: float  # σ of the discrete Gaussian that either of them adds, in steps
     opens: int  # seconds since 1970, UTC
@@ -49,6 +45,10 @@ class Window:
 
     def __post_init__(self) -> None:
         check.byte_length(32, nonce=self.nonce, roll=self.roll)
+        for rows, numbers in self.sizes.items():
+            check.within("[1, 2^40]", **{"rows in sizes": rows})
+            for number in numbers:
+                check.within("[1, 2^31]", **{"users and steps in sizes": number})
         check.within("[1, 2^28]", dimension=self.dimension)
         check.within("[1, 2^31]", enrolled=self.enrolled)
         check.within(f"[1, {self.enrolled}]", minimum=self.minimum)
@@ -59,7 +59,13 @@ class Window:
             raise ValueError(f"aggregators must be 2^31 and 2^31 + 1, got {sorted(self.servers)}")
         if len(set(self.servers.values())) != len(self.servers):
             raise ValueError("aggregators must have keys of their own, two share some")
-        object.__setattr__(self, "servers", MappingProxyType(dict(self.servers)))
+        for name in ("servers", "sizes"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    @cached_property
+    def enrolled(self) -> int:
+        """w, users on the roll, numbered from 0."""
+        return sum(users for users, _ in self.sizes.values())
 
     @cached_property
     def digest(self) -> bytes:
@@ -69,8 +75,10 @@ class Window:
             keys.verifying + keys.sealing for _, keys in sorted(self.servers.items())
         )
         packed = struct.pack(">5Qd", *numbers, self.noise_std)
-        head = b"window, version 2" + self.nonce + packed + self.roll
-        return hashlib.sha256(head + aggregators + self.context).digest()
+        head = b"window, version 3" + self.nonce + packed + self.roll
+        sizes = [struct.pack(">3Q", rows, *self.sizes[rows]) for rows in sorted(self.sizes)]
+        count = struct.pack(">Q", len(sizes))
+        return hashlib.sha256(b"".join((head, aggregators, count, *sizes, self.context))).digest()
 
     def state(self, now: float, *, closed: bool) -> str:
         """State of the window in words, `now` seconds after 1970; closed: a set was signed."""
@@ -97,55 +105,21 @@ class WindowWithKeys:
         ValueError: not the window's roll, or a key that is on it twice.
     """
 
-    def __init__(self, window: Window, roll: NDArray[np.void]) -> None:
-        check.shape((window.enrolled,), roll=roll)
-        if hashlib.sha256(roll.view(np.uint8).data).digest() != window.roll:
-            raise ValueError(f"roll must have SHA-256 {window.roll.hex()}, has another")
-        check_distinct(roll["key"])
-        self.window, self._roll = window, roll
+    def __init__(self, window: Window, roll: Roll) -> None:
+        check.equal(window.enrolled, **{"users on the roll": len(roll)})
+        users = {rows: users for rows, (users, _) in window.sizes.items()}
+        roll.check(window.roll, users, [keys.verifying for keys in window.servers.values()])
+        self.window, self.roll = window, roll
         self.digest, self.dimension, self.minimum = window.digest, window.dimension, window.minimum
         self.users, self.order, self.servers = window.users, window.order, window.servers
-        self.longest = int(roll["norm_bound"].max())  # bound of the user with the longest vector
+        self.longest = max(steps for _, steps in window.sizes.values())
 
     def verifying_key(self, party: int) -> bytes | None:
         """The key that must have signed a party's messages; None for a stranger."""
         if party in self.users:
-            return self._roll[party]["key"].tobytes()
+            return self.roll.lines[party]["key"].tobytes()
         return self.window.verifying_key(party)
 
     def norm_bound(self, user: int) -> int:
         """Length in steps that a user's vector may have."""
-        return int(self._roll[user]["norm_bound"])
-
-
-def make_roll(keys: Sequence[bytes], norm_bounds: Sequence[int]) -> NDArray[np.void]:
-    """(w,) lines of the roll, of users in the order of their numbers."""
-    roll = np.zeros(len(keys), USER)
-    roll["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
-    roll["norm_bound"] = norm_bounds
-    return roll
-
-
-def read_roll(path: Path) -> NDArray[np.void]:
-    """(w,) lines; mapped, not read.
-
-    Raises:
-        ValueError: not a whole number of lines.
-    """
-    size = path.stat().st_size
-    if not size or size % USER.itemsize:
-        raise ValueError(f"{path} must hold lines of {USER.itemsize} bytes, got {size} bytes")
-    return np.memmap(path, USER, "r")
-
-
-def check_distinct(user_keys: NDArray[np.uint8]) -> None:
-    """Raises ValueError where a key occurs twice, which would count one user twice."""
-    heads = np.ascontiguousarray(user_keys[:, :8]).view(np.uint64).ravel()
-    rising = np.sort(heads)
-    alike = np.unique(rising[1:][rising[1:] == rising[:-1]])  # of honest keys none: 2^-64 a pair
-    places = np.flatnonzero(np.isin(heads, alike))
-    first: dict[bytes, int] = {}
-    for place in places.tolist():
-        other = first.setdefault(user_keys[place].tobytes(), place)
-        if other != place:
-            raise ValueError(f"every user must have a key of its own, {other} and {place} share it")
+        return self.window.sizes[int(self.roll.lines[user]["rows"])][1]

@@ -90,7 +90,8 @@ class Init:
     folder: Path
     """New folder of the operator: its keys, certificates, journal and runs stay there."""
     parties: tuple[Path, ...]
-    """NAME.party.json of every party; users are numbered in this order."""
+    """NAME.party.json of every party, folders of such files, tables (NAME.csv) with their fields as
+    columns, or - for a table on standard input; users are numbered in this order."""
     transform: Path | None = None
     """Public transform of `embed fit-transform`, to train a model."""
     hosts: tuple[str, ...] = ()
@@ -113,10 +114,13 @@ class Init:
     """Fewest users whose sum may be opened (default: four fifths of all, rounded up)."""
     sessions: int = 1
     """Number of sessions that users agree to, retries included; each spends epsilon again."""
-    corrupt_fraction: float = 0.1
-    """Share of users that may collude with the server (`secagg`)."""
-    dropout_fraction: float = 0.2
-    """Share of users that may drop out (`secagg`)."""
+    corrupt_fraction: float | None = None
+    """Share of users that may collude with the server, `secagg` only (default: 0.1)."""
+    dropout_fraction: float | None = None
+    """Share of users that may drop out, `secagg` only (default: 0.2)."""
+    places: int = 1000
+    """Up to so many users of `shares`, the invitation holds a file for each of them with its place
+    on the roll; others get theirs from a link."""
     model: Path | None = None
     """Released model to evaluate, instead of --transform: on the rows that parties held out and
     counted with `join --held-out`."""
@@ -133,11 +137,14 @@ class Init:
 
         check.given(hosts=self.hosts or None)
         check.within("[1, 65535]", port=self.port)
+        if self.protocol == "shares":
+            of_secagg = {n: getattr(self, n) for n in ("corrupt_fraction", "dropout_fraction")}
+            check.left_out("with protocol shares", **of_secagg)
         with new_directory(self.folder) as partial:
             partial.chmod(0o700)
             task = fill(partial, self)
         federation, delta = task.federation, task.guarantee.privacy.delta
-        print(f"{len(federation.users)} users, sums of {federation.minimum} and more")
+        print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
         print(
             f"all agreed sums: epsilon {rounded_up(task.epsilon_of_all_sessions)} at delta "
             f"{delta:g}, {rounded_up(task.epsilon_if_all_others_collude)} if all others collude"

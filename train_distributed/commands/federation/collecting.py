@@ -1,6 +1,7 @@
 """`federation window` and `federation collect`: the operator's side of a window."""
 
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from train_distributed.commands.federation.reporting import agreed, authorities
 from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
+from train_distributed.flower.documents.place import ROLL, with_roll
 from train_distributed.flower.documents.window_file import (
-    ROLL,
     WINDOW,
     WindowFile,
     keep_opened,
@@ -48,7 +49,7 @@ class MakeWindow:
         """
         from train_distributed.flower.evaluation_task import task_of
 
-        federation = Federation.load(self.folder / FEDERATION)
+        federation = with_roll(Federation.load(self.folder / FEDERATION), self.folder)
         check.within("(0, 100000)", hours=self.hours)
         now = time.time()
         opens, closes = int(now), int(now + 3600 * self.hours) + 1
@@ -59,9 +60,9 @@ class MakeWindow:
         with new_directory(self.out) as partial:
             made = WindowFile(window=window, addresses=addresses)
             made.save(partial / WINDOW)
-            (partial / ROLL).write_bytes(task.roll.tobytes())
+            shutil.copyfile(self.folder / ROLL, partial / ROLL)
             keep_window(self.folder, made)
-        longest = report_bytes(window, max(task.norm_bounds))
+        longest = report_bytes(window, max(task.norm_bounds.values()))
         print(
             f"{window.enrolled} users, sums of {window.minimum} and more, {longest} bytes a report"
         )
@@ -103,7 +104,7 @@ class Collect:
         from train_distributed.flower.aggregator_client import Aggregators
 
         folder = self.folder.resolve()
-        federation = Federation.load(folder / FEDERATION)
+        federation = with_roll(Federation.load(folder / FEDERATION), folder)
         keys, file = own_keys(folder, federation), WindowFile.load(self.window / WINDOW)
         from train_distributed.flower.evaluation_task import task_of
         from train_distributed.flower.sum_task import Facts
@@ -127,7 +128,7 @@ class Collect:
                 opened = aggregators.open(keys)
                 keep_opened(folder, window)
                 missing = dict.fromkeys(set(window.users) - opened.users, "report")
-                sent = report_bytes(window, max(task.norm_bounds))
+                sent = report_bytes(window, max(task.norm_bounds.values()))
                 facts = Facts(session=window.digest.hex(), bytes_per_user=sent, missing=missing)
                 released = task.released(opened, facts).with_report(ledger=entry.report())
                 released.write(partial)

@@ -42,7 +42,7 @@ def lines_of(folder: Path) -> Iterator[str]:
 def _of_operator(folder: Path) -> Iterator[str]:
     federation = Federation.load(folder / FEDERATION)
     yield f"federation {federation.digest.hex()}, {federation.protocol}"
-    yield f"{len(federation.users)} users, sums of {federation.minimum} and more"
+    yield f"{federation.enrolled} users, sums of {federation.minimum} and more"
     yield f"certificate valid until {valid_until(folder / TLS / SERVER):%Y-%m-%d}"
     for window, opened in kept_windows(folder):
         times = [datetime.fromtimestamp(t, UTC) for t in (window.opens, window.closes)]

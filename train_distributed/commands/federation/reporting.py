@@ -60,8 +60,9 @@ class Report:
         check.installed("httpx", "a report", extra="flower")
         from train_distributed.flower.aggregator_client import Aggregators
 
-        invitation = Invitation.read(self.invitation, self.accept)
-        federation, keys = invitation.federation, read_private(self.folder)
+        keys = read_private(self.folder)
+        invitation = Invitation.read(self.invitation, self.accept).placed(keys)
+        federation = invitation.federation
         user = invitation.identify(keys, self.folder)
         rows = OwnRows.of(self.embeddings, self.ledger, invitation, user)
         file = WindowFile.load(self.window)
@@ -80,7 +81,7 @@ class Report:
                 encoded = rows.task.encoded(user, rows.rows)
                 aggregators.connect()
                 spend_session(journal, federation, window.digest, resume=True)
-                norm_bound = rows.task.norm_bounds[user]
+                norm_bound = rows.task.norm_bounds[federation.known[user].rows]
                 made = make_report(window, user, keys, encoded.view(np.int64), norm_bound)
                 journal.claim(window.digest, KEPT, made)
             kept = journal.detail(window.digest, KEPT) or b""

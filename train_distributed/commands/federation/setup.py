@@ -5,16 +5,17 @@
 | private.json | the operator's keys |
 | tls/ | the authority, its key, the operator's certificate |
 | federation.json, transform.safetensors or model.safetensors | what was agreed on |
-| nodes/ | keys of the nodes that may connect |
+| nodes/ | `secagg`: keys of the nodes that may connect |
+| roll | `shares`: all users |
 | invitation/ | what every party gets |
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pretrain import check
+from train_distributed.commands.federation.enrolling import enrolled, listed
 from train_distributed.flower.documents.certificates import CA, write_certificates
 from train_distributed.flower.documents.document import LARGE, read_file
 from train_distributed.flower.documents.evaluation_terms import (
@@ -23,10 +24,11 @@ from train_distributed.flower.documents.evaluation_terms import (
     EvaluationTerms,
     agreed_file,
 )
-from train_distributed.flower.documents.federation import ROUNDS, SERVERS, Federation
+from train_distributed.flower.documents.federation import ROUNDS, Enrolment, Federation
 from train_distributed.flower.documents.invitation import FEDERATION, Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, public_keys, write_party
+from train_distributed.flower.documents.place import PLACES, ROLL, place_path, write_place
 from train_distributed.flower.documents.terms import Terms
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
@@ -48,81 +50,67 @@ def fill(folder: Path, init: "Init") -> "SumTask":
     Raises:
         ValueError: a party file that is bad or given twice, or a setting out of range.
     """
+    roll, users = None, list[Party]()
     if init.protocol == "shares":
         init = replace(init, privacy=replace(init.privacy, noise_by="servers"))
-    users, servers = read_parties(init.parties, init.protocol)
-    terms, dimension, *rounds = _agreed(folder, init, users)
+        roll, servers = enrolled(init.parties, folder / ROLL)
+    else:
+        users, servers = listed(init.parties)
+    sizes = {i: party.rows for i, party in enumerate(users)}
+    terms, dimension, *rounds = _agreed(folder, init, sizes, roll.sizes if roll else None)
     keys = write_party(folder).public
-    numbered = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
-    count = len(users)
+    named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
+    nodes = {} if roll else named
+    count = len(roll) if roll else len(users)
     federation = Federation(
         protocol=init.protocol,
         dimension=dimension,
         minimum=-(-4 * count // 5) if init.minimum is None else init.minimum,
         users={i: party.verifying for i, party in enumerate(users)},
+        roll=Enrolment(roll.root.hex(), roll.sizes) if roll else None,
         servers=(public_keys(keys), *(_keys(party) for party in servers)),
         sessions=init.sessions,
-        corrupt_fraction=init.corrupt_fraction,
-        dropout_fraction=init.dropout_fraction,
         task=terms.as_task(),
-        nodes={number: fingerprint(party.node) for number, party in numbered.items()},
-        names={number: party.name for number, party in numbered.items()},
+        nodes={number: fingerprint(party.node) for number, party in nodes.items()},
+        names={number: party.name for number, party in named.items()},
+        known={} if roll is None else roll,
+        **check.present(
+            corrupt_fraction=init.corrupt_fraction, dropout_fraction=init.dropout_fraction
+        ),
         **dict(zip(ROUNDS, rounds, strict=True)),
     )
     task = _checked(folder, federation)
     federation.save(folder / FEDERATION)
     (folder / NODES).mkdir()
-    for party in numbered.values():
+    for party in nodes.values():
         (folder / NODES / f"{party.name}.pub").write_text(party.node + "\n")
     (folder / TLS).mkdir()
     write_certificates(folder / TLS, list(init.hosts))
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]
     invitation = Invitation(folder / INVITATION, federation, f"{host}:{init.port}")
     invitation.write(folder / TLS / CA, folder / agreed_file(federation.task))
+    if roll is not None and count <= init.places:
+        (invitation.folder / PLACES).mkdir()
+        for number in roll:
+            user = roll.placed(number)
+            write_place(place_path(invitation.folder / PLACES, user.key), number, user)
     return task
 
 
-def read_parties(paths: Sequence[Path], protocol: ProtocolName) -> tuple[list[Party], list[Party]]:
-    """Users and computation servers, in the order given.
-
-    Raises:
-        ValueError: a bad file, two that share a key or a name, too few or too many servers.
-    """
-    parties = {path: Party.read(path) for path in paths}
-    for what in ("verifying", "sealing", "node", "name"):
-        first: dict[str, Path] = {}
-        for path, party in parties.items():
-            other = first.setdefault(getattr(party, what), path)
-            if other != path:
-                kind = what if what == "name" else f"{what} key"
-                raise ValueError(
-                    f"every party must have a {kind} of its own, {other} and {path} share one"
-                )
-    if len(parties) != len(paths):
-        raise ValueError("parties must be given once each, got a file twice")
-    users = [party for party in parties.values() if party.role == "user"]
-    servers = [party for party in parties.values() if party.role == "server"]
-    check.equal(
-        SERVERS[protocol] - 1, **{f"servers beside the operator, of {protocol},": len(servers)}
-    )
-    if not users:
-        raise ValueError("parties must hold users, got none")
-    return users, servers
-
-
 def _agreed(
-    folder: Path, init: "Init", users: list[Party]
+    folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None
 ) -> tuple[Terms | EvaluationTerms, int, int, int]:
     """Terms, numbers of a submission, count of further rounds and numbers of each.
 
-    Writes the file that all need for it.
+    Writes the file that all need for it. The sizes are those of users who are listed; a roll has
+    rows and the number of users that have so many.
     """
     check.exactly_one(transform=init.transform, model=init.model)
     if init.transform is not None:
         from train_distributed.one_shot.rounds import round_dimension
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
-        terms = _terms(folder, init, users)
+        terms = _terms(folder, init, sizes, roll)
         method = _method(folder, terms)
         return terms, method.statistic.dimension, method.rounds, round_dimension(method)
     assert init.model is not None
@@ -132,11 +120,11 @@ def _agreed(
         num_classes=init.num_classes,
         options=tuple(init.options.given()),
     )
-    return *_evaluation(folder, init, users, init.model), 0, 0
+    return *_evaluation(folder, init, sizes, init.model), 0, 0
 
 
 def _evaluation(
-    folder: Path, init: "Init", users: list[Party], model: Path
+    folder: Path, init: "Init", sizes: dict[int, int], model: Path
 ) -> tuple[EvaluationTerms, int]:
     from train_distributed.flower.documents.transform import transform_hash
     from train_distributed.flower.evaluation_task import read_model
@@ -152,17 +140,18 @@ def _evaluation(
         model=transform_hash(place),
         bins=init.bins,
         class_names=names,
-        sizes={i: party.rows for i, party in enumerate(users)},
+        sizes=sizes,
         privacy=init.privacy,
     )
     read = EvaluationTerms.read(terms.as_task(), set(terms.sizes), Path("federation"))
     return read, method.dimension
 
 
-def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
+def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None) -> Terms:
     import torch
 
     from train_distributed.flower.documents.transform import transform_hash
+    from train_distributed.flower.sum_task import repeated
     from train_distributed.one_shot.class_prior import with_shares
     from train_distributed.one_shot.defaults import PublicFacts
     from train_distributed.one_shot.report import class_names
@@ -170,10 +159,8 @@ def _terms(folder: Path, init: "Init", users: list[Party]) -> Terms:
     check.exactly_one(class_names=init.class_names, num_classes=init.num_classes)
     init.privacy.validate()
     classes = init.num_classes or len(init.class_names)
-    sizes = {i: party.rows for i, party in enumerate(users)}
-    known = PublicFacts(
-        sizes=torch.tensor(list(sizes.values())), num_classes=classes, privacy=init.privacy
-    )
+    rows = torch.tensor(list(sizes.values())) if roll is None else repeated(roll)
+    known = PublicFacts(sizes=rows, num_classes=classes, privacy=init.privacy)
     options = with_shares(init.options.given(), class_names(init.class_names, classes))
     options = known.options(init.method, options)
     if isinstance(options.get("prior"), tuple):
@@ -208,7 +195,10 @@ def _checked(folder: Path, federation: Federation) -> "SumTask":
     from train_distributed.flower.evaluation_task import task_of
 
     task = task_of(federation, folder / agreed_file(federation.task))
-    federation.session(bytes(32))
+    if federation.roll is None:
+        federation.session(bytes(32))
+    else:
+        task.window(bytes(32), 0, 1)
     return task
 
 

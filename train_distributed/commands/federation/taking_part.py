@@ -47,12 +47,12 @@ def take_part(start: "Start") -> int:
     _check_options(start)
     invitation = Invitation.read(start.invitation, start.accept)
     federation, keys = invitation.federation, read_private(start.folder)
-    party = invitation.identify(keys, start.folder)
     if federation.protocol == "shares":
         raise ValueError(
             "start must be of protocol secagg; of shares, a user reports, and a server is an "
             "aggregator"
         )
+    party = invitation.identify(keys, start.folder)
     user = OwnRows.of(start.embeddings, start.ledger, invitation, party)
     account = user.account(start.folder, federation, start.limits)
     consent(user.task, invitation, party, account, start.accept)

@@ -77,10 +77,14 @@ class Document:
         return Document(self.path, values, f"{self.inside}{name}.")
 
     def identities(self) -> Iterator[tuple[int, str]]:
-        """Number and field of every field; numbers below 2^32, written in one way only."""
+        """Number and field of every field that is a party's."""
+        return self.numbers(2**32 - 1, "the number of a party")
+
+    def numbers(self, most: int, rule: str = "") -> Iterator[tuple[int, str]]:
+        """Number and field of every field; numbers of at most `most`, written in one way only."""
         for name in self.values:
-            if not re.fullmatch("0|[1-9][0-9]{0,9}", name) or int(name) >= 2**32:
-                self.refuse(name, "the number of a party", name)
+            if not re.fullmatch(f"0|[1-9][0-9]{{0,{DIGITS}}}", name) or int(name) > most:
+                self.refuse(name, rule or f"a number of at most {most}", name)
             yield int(name), name
 
     def refuse(self, name: str, rule: str, value: object) -> NoReturn:

@@ -10,11 +10,13 @@ from train_distributed.flower.documents.terms import (
     ASSUMED,
     HASH,
     MOST_CLASSES,
+    SIZES,
     Terms,
     privacy_fields,
     read_class_names,
     read_privacy,
     read_sizes,
+    sizes_field,
 )
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluation_bounds import MOST_BINS
@@ -22,7 +24,7 @@ from train_distributed.released.evaluation_bounds import MOST_BINS
 KIND = "evaluation"
 MODEL, TRANSFORM = "model.safetensors", "transform.safetensors"
 _REQUIRED = (
-    *("kind", "model", "bins", "num_classes", "class_names", "sizes"),
+    *("kind", "model", "bins", "num_classes", "class_names"),
     *("epsilon", "delta", "unit", "group_size"),
 )
 
@@ -34,7 +36,7 @@ class EvaluationTerms:
     model: str  # SHA-256 of the released model's file, hexadecimal
     bins: int  # of confidence
     class_names: tuple[str, ...]  # of the model
-    sizes: dict[int, int]  # user -> evaluation rows
+    sizes: dict[int, int]  # user -> evaluation rows; empty where a roll states them
     privacy: Privacy
     method: Literal["confusion-matrix"] = "confusion-matrix"
 
@@ -51,7 +53,7 @@ class EvaluationTerms:
             "bins": self.bins,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
-            "sizes": {str(user): size for user, size in self.sizes.items()},
+            **sizes_field(self.sizes),
             **privacy_fields(self.privacy, len(self.sizes)),
         }
 
@@ -63,7 +65,7 @@ class EvaluationTerms:
             ValueError: naming file, field, rule and value.
         """
         document = Document(path, task, "task.")
-        document.only(_REQUIRED, ASSUMED)
+        document.only(_REQUIRED, [*ASSUMED, SIZES])
         document.text("kind", re.compile(KIND), f'"{KIND}"')
         names = read_class_names(document, document.whole("num_classes", 2, MOST_CLASSES))
         return EvaluationTerms(

@@ -1,19 +1,27 @@
-"""Agreement of all parties of a federation: one JSON file, the same copy at every party."""
+"""Agreement of all parties of a federation: one JSON file, the same copy at every party.
+
+With protocol `secagg` it names every user. With `shares` there may be very many: it has the hash of
+their roll and how many have how many rows, which is all that noise and promise depend on. A user
+has its own line of the roll with a proof of its place, the operator and the aggregators all lines.
+"""
 
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pretrain import check
 from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import LARGE, Document, read_document
-from train_distributed.flower.documents.party import KEY, KEY_RULE, NAME, NAME_RULE
+from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS, NAME, NAME_RULE
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER, name_of
+from train_distributed.secure_sum.roll import User
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import Session
 
@@ -22,7 +30,16 @@ __all__ = ["Federation", "name_of"]
 SERVERS = {"shares": 2, "secagg": 1}  # of each protocol, the operator's among them
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
 ROUNDS = ("rounds", "round_dimension")
+OF_SECAGG = ("users", "nodes", "corrupt_fraction", "dropout_fraction")
 _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """Users of protocol `shares`, whom the roll names."""
+
+    root: str  # hash of the roll, see `secure_sum.roll`, hexadecimal
+    sizes: dict[int, int]  # rows -> number of users that have so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +53,9 @@ class Federation:
     protocol: Literal["shares", "secagg"]
     dimension: int  # d, numbers that every user submits
     minimum: int  # m_min, fewest users whose sum may be opened
-    users: dict[int, str]  # identity -> Ed25519 public key, hexadecimal
     servers: tuple[dict[str, str], ...]  # "verifying" and "sealing" keys; the operator's first
+    users: dict[int, str] = field(default_factory=dict)  # `secagg`: identity -> Ed25519 public key
+    roll: Enrolment | None = None  # `shares`
     sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
     corrupt_fraction: float = 0.1  # protocol "secagg"
     dropout_fraction: float = 0.2  # protocol "secagg"
@@ -46,6 +64,8 @@ class Federation:
     names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
     rounds: int = 0  # T further sums that belong to every session
     round_dimension: int = 0  # numbers that every user submits in one of them
+    known: Mapping[int, User] = field(default_factory=dict, compare=False, repr=False)
+    """Lines of the roll that are at hand; no part of what was agreed on."""
 
     def __post_init__(self) -> None:
         if self.protocol not in SERVERS:
@@ -63,6 +83,10 @@ class Federation:
             )
         if self.protocol == "shares" and self.rounds:
             raise ValueError(f"rounds must be 0 with protocol shares, got {self.rounds}")
+        on_a_roll = self.roll is not None
+        if (self.protocol == "shares") != on_a_roll or bool(self.users) == on_a_roll:
+            raise ValueError("users must be on a roll with protocol shares, listed with secagg")
+        check.at_most(self.enrolled, minimum=self.minimum)
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
@@ -94,13 +118,20 @@ class Federation:
         servers = enumerate(self.servers)
         return self.users | {FIRST_SERVER + j: keys["verifying"] for j, keys in servers}
 
+    @property
+    def enrolled(self) -> int:
+        """Number of users."""
+        return sum(self.roll.sizes.values()) if self.roll else len(self.users)
+
     def holder(self, verifying: str) -> int | None:
-        """The party with this key; None for a stranger."""
-        return next((party for party, key in self.verifying.items() if key == verifying), None)
+        """The party with this key, of those that are known here; None for a stranger."""
+        known = {user: line.key.hex() for user, line in self.known.items()}
+        every = self.verifying | known
+        return next((party for party, key in every.items() if key == verifying), None)
 
     def display_name(self, party: int) -> str:
         """A party as people know it: "user 3 (hospital-a)"."""
-        name = self.names.get(party)
+        name = self.known[party].name if party in self.known else self.names.get(party)
         return name_of(party) + (f" ({name})" if name else "")
 
     @staticmethod
@@ -111,28 +142,26 @@ class Federation:
             ValueError: naming file, field, rule and value.
         """
         document = read_document(path, LARGE)
-        document.only([f.name for f in fields(Federation) if f.name not in ROUNDS], ROUNDS)
-        users, servers = document.part("users"), document.list("servers", SERVERS["shares"])
+        protocol = document.text("protocol", re.compile("|".join(SERVERS)), f"one of {[*SERVERS]}")
+        others = (*ROUNDS, "known", *(OF_SECAGG if protocol == "shares" else ("roll",)))
+        document.only([f.name for f in fields(Federation) if f.name not in others], ROUNDS)
+        servers = document.list("servers", SERVERS["shares"])
+        given = _enrolment(document.part("roll")) if protocol == "shares" else _listed(document)
+        rounds = [name for name in ROUNDS if name in document.values]
+        given |= {name: document.whole(name, 1, MOST_NUMBERS) for name in rounds}
         try:
             federation = Federation(
-                protocol=document.text("protocol"),  # pyright: ignore[reportArgumentType]
+                protocol=protocol,  # pyright: ignore[reportArgumentType]
                 dimension=document.whole("dimension", 1, MOST_NUMBERS),
                 minimum=document.whole("minimum", 1, FIRST_SERVER),
-                users=_by_party(users, KEY, KEY_RULE),
                 servers=tuple(_server(servers.part(place)) for place in servers.values),
                 sessions=document.whole("sessions", 1, 2**31),
                 task=document.part("task").values,
-                corrupt_fraction=document.number("corrupt_fraction", -1.0, 1.0),
-                dropout_fraction=document.number("dropout_fraction", -1.0, 1.0),
-                nodes=_by_party(document.part("nodes"), _PRINT, _PRINT_RULE),
                 names=_by_party(document.part("names"), NAME, NAME_RULE),
-                **{
-                    name: document.whole(name, 1, MOST_NUMBERS)
-                    for name in ROUNDS
-                    if name in document.values
-                },
+                **given,
             )
-            federation.session(bytes(32))
+            if protocol == "secagg":
+                federation.session(bytes(32))
             return federation
         except ValueError as error:
             if str(error).startswith(str(path)):
@@ -167,9 +196,11 @@ class Federation:
         )
 
     def _stated(self) -> dict[str, Any]:
-        """All fields; without rounds as before there were any."""
-        left_out = () if self.rounds else ROUNDS
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        """All that was agreed on; without rounds as before there were any."""
+        left_out = {"known", *(() if self.rounds else ROUNDS)}
+        left_out |= {*OF_SECAGG} if self.roll else {"roll"}
+        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        return stated | ({"roll": asdict(self.roll)} if self.roll else {})
 
     @property
     def largest_frame(self) -> int:
@@ -205,14 +236,17 @@ class Federation:
         return self.secagg(bytes(32)).graph.certain if self.protocol == "secagg" else self.minimum
 
     def session(self, nonce: bytes) -> Session:
-        """The session with this nonce.
+        """The session of `secagg` with this nonce; `shares` are summed in windows.
 
         Raises:
             ValueError: keys or numbers that no session can have.
         """
-        if self.protocol == "secagg":
-            return self.secagg(nonce).session
-        return self._shares(nonce)
+        return self.secagg(nonce).session
+
+    @property
+    def server_keys(self) -> dict[int, PublicKeys]:
+        """Computation server -> its keys."""
+        return {FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)}
 
     def secagg(self, nonce: bytes) -> SecAgg:
         """The session of protocol B with this nonce."""
@@ -227,19 +261,31 @@ class Federation:
             context=self.digest,
         )
 
-    def _shares(self, nonce: bytes) -> Session:
-        return Session(
-            nonce=nonce,
-            dimension=self.dimension,
-            minimum=self.minimum,
-            users={user: bytes.fromhex(key) for user, key in self.users.items()},
-            servers={FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)},
-            context=b"shares" + self.digest,
-        )
-
 
 def _by_party(part: Document, pattern: re.Pattern[str], rule: str) -> dict[int, str]:
     return {party: part.text(name, pattern, rule) for party, name in part.identities()}
+
+
+def _listed(document: Document) -> dict[str, Any]:
+    """Fields of protocol `secagg`."""
+    return {
+        "users": _by_party(document.part("users"), KEY, KEY_RULE),
+        "nodes": _by_party(document.part("nodes"), _PRINT, _PRINT_RULE),
+        "corrupt_fraction": document.number("corrupt_fraction", -1.0, 1.0),
+        "dropout_fraction": document.number("dropout_fraction", -1.0, 1.0),
+    }
+
+
+def _enrolment(part: Document) -> dict[str, Any]:
+    """Field of protocol `shares`."""
+    part.only(["root", "sizes"])
+    sizes = part.part("sizes")
+    return {
+        "roll": Enrolment(
+            part.text("root", KEY, KEY_RULE),
+            {rows: sizes.whole(n, 1, FIRST_SERVER) for rows, n in sizes.numbers(MOST_ROWS)},
+        )
+    }
 
 
 def _server(keys: Document) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train_distributed.flower.documents.certificates import CA, read_authority
@@ -12,6 +12,7 @@ from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import KEY, NODE_KEY, node_key
+from train_distributed.flower.documents.place import PLACES, at_place, place_path
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
@@ -71,6 +72,17 @@ class Invitation:
         read_authority(folder / CA)
         superlink = document.text("superlink", ADDRESS, "HOST:PORT")
         return Invitation(folder, federation, superlink)
+
+    def placed(self, keys: PrivateKeys) -> "Invitation":
+        """Invitation whose federation knows the user with these keys, if its place is here.
+
+        Raises:
+            ValueError: a place that is not proved.
+        """
+        path = place_path(self.folder / PLACES, key := keys.public.verifying)
+        if self.federation.roll is None or not path.exists():
+            return self
+        return replace(self, federation=at_place(self.federation, path, key))
 
     def identify(self, keys: PrivateKeys, folder: Path) -> int:
         """Number of the party that has these keys.

@@ -24,6 +24,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.documents.place import PLACE, at_place, write_place
 from train_distributed.flower.documents.sessions import SESSION, sessions_used
 from train_distributed.flower.documents.state import party_state
 from train_distributed.ledger.entry import Entry
@@ -83,6 +84,8 @@ def remember(folder: Path, federation: Federation, party: int) -> Path:
     state.mkdir(parents=True, exist_ok=True)
     path = state / FEDERATION
     if not path.exists():
+        if party in federation.known:
+            write_place(state / PLACE, party, federation.known[party])
         federation.save(path)
     elif (found := Federation.load(path).digest) != federation.digest:
         raise ValueError(
@@ -102,11 +105,13 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     Raises:
         ValueError: naming a file that was changed.
     """
-    verifying, found = read_private(folder).public.verifying.hex(), []
+    key, found = read_private(folder).public.verifying, []
     for path in sorted((folder.resolve() / STATE).glob(f"*/{FEDERATION}")):
         federation = Federation.load(path)
         terms = read_terms(federation.task, set(federation.users), path)
-        party = federation.holder(verifying)
+        if (place := path.parent / PLACE).exists():
+            federation = at_place(federation, place, key)
+        party = federation.holder(key.hex())
         if party is None:
             raise ValueError(f"{path} must list the keys in {folder}, does not")
         used = sessions_used(path.parent, federation)

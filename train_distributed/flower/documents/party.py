@@ -20,8 +20,7 @@ from train_distributed.secure_sum.keys import (
     SIGNATURE_BYTES,
     PrivateKeys,
     PublicKeys,
-    agree,
-    exchange_key,
+    check_order,
     sign,
     verify,
 )
@@ -57,6 +56,20 @@ class Party:
             ValueError: naming file, field, rule and value.
         """
         document = read_document(path)
+        party = Party.of(document)
+        try:
+            fingerprint(party.node)
+        except ValueError as error:
+            document.refuse("node", NODE_RULE, str(error))
+        return party
+
+    @staticmethod
+    def of(document: Document) -> "Party":
+        """Reads the fields of a party file, but for what is in its node key, which is one of SSH.
+
+        Raises:
+            ValueError: naming file, field, rule and value.
+        """
         document.only([*Party.__dataclass_fields__, "signature"])
         role = document.text("role", re.compile("user|server"), '"user" or "server"')
         party = Party(
@@ -73,11 +86,7 @@ class Party:
             "signature", _SIGNATURE, f"{SIGNATURE_BYTES} bytes in hexadecimal"
         )
         try:
-            fingerprint(party.node)
-        except ValueError as error:
-            document.refuse("node", NODE_RULE, str(error))
-        try:
-            agree(exchange_key(bytes(range(KEY_BYTES))), bytes.fromhex(party.sealing))
+            check_order(bytes.fromhex(party.sealing))
         except BadSeal as error:
             document.refuse("sealing", "a key of full order", str(error))
         try:

@@ -17,10 +17,11 @@ LONGEST_NAME = 100
 HASH = re.compile("[0-9a-f]{64}")
 _CLASS = re.compile(f".{{1,{LONGEST_NAME}}}")
 _REQUIRED = (
-    *("method", "options", "num_classes", "sizes", "transform"),
+    *("method", "options", "num_classes", "transform"),
     *("epsilon", "delta", "unit", "group_size"),
 )
 ASSUMED = ("honest_fraction", "noise_by")  # one of them
+SIZES = "sizes"  # of users who are not on a roll, which states them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Terms:
     method: str  # one of the registry's METHODS
     options: dict[str, Any]  # those of `MethodOptions` that were set
     num_classes: int  # K
-    sizes: dict[int, int]  # user -> training rows
+    sizes: dict[int, int]  # user -> training rows; empty where a roll states them
     privacy: Privacy
     transform: str  # SHA-256 of the public transform's file, hexadecimal
     class_names: tuple[str, ...] = ()
@@ -42,8 +43,8 @@ class Terms:
             "method": self.method,
             "options": self.options,
             "num_classes": self.num_classes,
-            "sizes": {str(user): size for user, size in self.sizes.items()},
             "transform": self.transform,
+            **sizes_field(self.sizes),
             **privacy_fields(privacy, len(self.sizes)),
         }
         return task | ({"class_names": list(self.class_names)} if self.class_names else {})
@@ -54,14 +55,14 @@ class Terms:
 
         Args:
             task: of a federation.
-            users: whose sizes it must hold.
+            users: whose sizes it must hold; none where they are on a roll.
             path: of the federation, for errors.
 
         Raises:
             ValueError: naming file, field, rule and value.
         """
         document = Document(path, task, "task.")
-        document.only(_REQUIRED, ["class_names", *ASSUMED])
+        document.only(_REQUIRED, ["class_names", *ASSUMED, SIZES])
         classes = document.whole("num_classes", 2, MOST_CLASSES)
         rows = read_sizes(document, users)
         return Terms(
@@ -75,9 +76,16 @@ class Terms:
         )
 
 
+def sizes_field(sizes: dict[int, int]) -> dict[str, Any]:
+    """The users' sizes as `read_sizes` reads them."""
+    return {SIZES: {str(user): size for user, size in sizes.items()}} if sizes else {}
+
+
 def read_sizes(document: Document, users: set[int]) -> dict[int, int]:
     """User -> rows, of just these users, in their order."""
-    sizes = document.part("sizes")
+    if not users and SIZES not in document.values:
+        return {}
+    sizes = document.part(SIZES)
     rows = {user: sizes.whole(name, 1, MOST_ROWS) for user, name in sizes.identities()}
     if rows.keys() != users:
         odd = sorted(rows.keys() ^ users)[:10]

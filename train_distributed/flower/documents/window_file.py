@@ -1,6 +1,6 @@
 """A window as a file: what aggregators need to serve, and users and the operator to reach them.
 
-An aggregator gets `window.json` and `roll` (the users' keys and lengths); a user the first.
+An aggregator gets `window.json` and `roll` (all users' keys, rows and names); a user the first.
 """
 
 import json
@@ -11,26 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.cli.output import new_file
-from train_distributed.flower.documents.document import Document, read_document
+from train_distributed.flower.documents.document import LARGE, Document, read_document
 from train_distributed.flower.documents.invitation import ADDRESS
-from train_distributed.flower.documents.party import KEY, KEY_RULE
+from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS
+from train_distributed.flower.documents.place import ROLL
 from train_distributed.secure_sum.keys import PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.window import (
-    AGGREGATORS,
-    LATEST,
-    Window,
-    WindowWithKeys,
-    read_roll,
-)
+from train_distributed.secure_sum.roll import Roll
+from train_distributed.secure_sum.window import AGGREGATORS, LATEST, Window, WindowWithKeys
 
-WINDOW, ROLL = "window.json", "roll"
+WINDOW = "window.json"
 WINDOWS = "windows"  # where the operator's folder keeps what it has handed out
 OPENED = ".opened"  # replaces the suffix of one whose sum was opened
 _NUMBERS = {
     "dimension": 2**28,
     "minimum": FIRST_SERVER,
-    "enrolled": FIRST_SERVER,
     "opens": LATEST,
     "closes": LATEST,
 }
@@ -52,8 +47,8 @@ class WindowFile:
         Raises:
             ValueError: naming file, field, rule and value.
         """
-        document = read_document(path)
-        document.only([*_NUMBERS, "noise_std", "nonce", "roll", "context", "aggregators"])
+        document = read_document(path, LARGE)
+        document.only([*_NUMBERS, "noise_std", "nonce", "roll", "sizes", "context", "aggregators"])
         aggregators = document.list("aggregators", AGGREGATORS)
         parts = [aggregators.part(place) for place in aggregators.values]
         try:
@@ -62,6 +57,7 @@ class WindowFile:
                 noise_std=document.number("noise_std", 0, math.inf),
                 nonce=bytes.fromhex(document.text("nonce", KEY, KEY_RULE)),
                 roll=bytes.fromhex(document.text("roll", KEY, KEY_RULE)),
+                sizes=_sizes(document.part("sizes")),
                 servers=dict(enumerate(map(_keys, parts), FIRST_SERVER)),
                 context=bytes.fromhex(document.text("context", _CONTEXT, "hexadecimal")),
             )
@@ -86,6 +82,7 @@ class WindowFile:
         ]
         stated = {name: getattr(window, name) for name in (*_NUMBERS, "noise_std")}
         stated |= {name: getattr(window, name).hex() for name in ("nonce", "roll", "context")}
+        stated |= {"sizes": {rows: list(of) for rows, of in window.sizes.items()}}
         with new_file(path) as partial:
             partial.write_text(json.dumps(stated | {"aggregators": aggregators}, indent=1) + "\n")
 
@@ -95,7 +92,7 @@ class WindowFile:
         Raises:
             ValueError: another roll, or none.
         """
-        return WindowWithKeys(self.window, read_roll(folder / ROLL))
+        return WindowWithKeys(self.window, Roll.read(folder / ROLL))
 
 
 def keep_window(folder: Path, file: WindowFile) -> None:
@@ -130,6 +127,15 @@ def split_address(text: str) -> Address:
 
 def _kept(folder: Path, window: Window) -> Path:
     return folder / WINDOWS / f"{window.digest.hex()[:16]}.json"
+
+
+def _sizes(part: Document) -> dict[int, tuple[int, int]]:
+    found = dict[int, tuple[int, int]]()
+    for rows, name in part.numbers(MOST_ROWS):
+        pair = part.list(name, 2)
+        pair.only(["0", "1"])
+        found[rows] = pair.whole("0", 1, FIRST_SERVER), pair.whole("1", 1, FIRST_SERVER)
+    return found
 
 
 def _address(part: Document) -> Address:

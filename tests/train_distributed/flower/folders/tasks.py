@@ -6,6 +6,7 @@ from pathlib import Path
 
 from embed import EmbeddingSet
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts
 from train_distributed.privacy.promise import Privacy
@@ -22,7 +23,7 @@ def agreed_task(
     promise = replace(PROMISE, honest_fraction=None) if settings.get("servers") else PROMISE
     fixed = {"privacy": promise, "minimum": 3, "method": method} | settings
     folder = initiated(W, **fixed) / "fed"
-    federation = Federation.load(folder / "federation.json")
+    federation = with_roll(Federation.load(folder / "federation.json"), folder)
     return ModelTask.of(federation, folder / "transform.safetensors")
 
 

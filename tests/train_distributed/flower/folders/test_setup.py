@@ -77,7 +77,7 @@ def test_nobody_changes_or_borrows_a_party_file(field: str, tmp_path: Path) -> N
 
 
 def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> None:
-    home = initiated(users=3, servers=1)
+    home = initiated()
     fed = home / "fed"
     federation = Federation.load(fed / "federation.json")
     invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:12])
@@ -85,12 +85,9 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     assert invitation.superlink == "127.0.0.1:9092"
     assert invitation.agreed.read_bytes() == (home / "public.safetensors").read_bytes()
     assert federation.display_name(1) == "user 1 (hospital-1)"
-    assert federation.display_name(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
     assert federation.display_name(FIRST_SERVER) == "operator"
     for number, folder in enumerate(["user0", "user1", "user2"]):
         assert invitation.identify(read_private(home / folder), home / folder) == number
-    server = home / "server1"
-    assert invitation.identify(read_private(server), server) == FIRST_SERVER + 1
     keys = {path.stem: path.read_text().strip() for path in (fed / "nodes").iterdir()}
     assert {federation.names[p]: print_ for p, print_ in federation.nodes.items()} == {
         name: fingerprint(key) for name, key in keys.items()
@@ -100,6 +97,35 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     assert stat.S_IMODE(fed.stat().st_mode) == 0o700
     told = sorted(path.name for path in (fed / "invitation").iterdir())
     assert told == ["ca.pem", "federation.json", "operator.json", "transform.safetensors"]
+
+
+def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]) -> None:
+    """No user is named in what all get."""
+    home = initiated(users=3, servers=1)
+    fed = home / "fed"
+    federation = Federation.load(fed / "federation.json")
+    assert (federation.enrolled, federation.users, federation.nodes) == (3, {}, {})
+    assert federation.display_name(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
+    text = (fed / "invitation" / "federation.json").read_text()
+    assert "hospital" not in text
+    invitation = Invitation.read(fed / "invitation")
+    for number in range(3):
+        folder = home / f"user{number}"
+        keys = read_private(folder)
+        assert keys.public.verifying.hex() not in text
+        own = invitation.placed(keys)
+        assert own.identify(keys, folder) == number
+        assert own.federation.digest == federation.digest
+        assert own.federation.display_name(number) == f"user {number} (hospital-{number})"
+    server = home / "server1"
+    assert invitation.placed(read_private(server)).identify(read_private(server), server) == (
+        FIRST_SERVER + 1
+    )
+    told = sorted(path.name for path in (fed / "invitation").iterdir())
+    assert told == [
+        *("ca.pem", "federation.json", "operator.json", "places", "transform.safetensors")
+    ]
+    assert not list((fed / "nodes").iterdir())
 
 
 def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path], tmp_path: Path) -> None:

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from embed import PublicTransform
 from tests.train_distributed.flower.folders.tasks import FACTS, PROMISE, ROWS, K, W, embeddings_of
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import ModelTask
+from train_distributed.flower.sum_task import repeated
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.summation import IntegerEncoder
+from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -88,3 +94,27 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
             replace(task.federation, task=task.federation.task | {"options": {"user_clip": -1}}),
             tmp_path / "public.safetensors",
         )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("unit", "group"), [("record", 1), ("record", 40), ("user", 3)])
+def test_noise_and_bounds_depend_on_how_many_users_have_how_many_rows_alone(
+    method: str, unit: str, group: int
+) -> None:
+    """Whoever has the numbers of a roll computes what whoever has its lines does, to the bit."""
+    sizes = torch.tensor([7, 1, 12, 12, 3, 7, 40, 1, 5, 3, 12])
+    counts = {rows: int((sizes == rows).sum()) for rows in sizes.unique().tolist()}
+    privacy = Privacy(1.0, 1e-5, unit=unit, group_size=group, noise_by="servers")  # pyright: ignore[reportArgumentType]
+    transform = PublicTransform.identity(4)
+    for options in ({}, {"user_clip": 2.0}):
+        statistic = build_method(method, transform, 3, options).statistic
+        (listed, of_list), (_, counted) = (
+            (guarantee, IntegerEncoder.of(statistic, guarantee, rows))
+            for rows in (sizes, repeated(counts))
+            for guarantee in [Guarantee.of(rows, statistic, privacy, 9)]
+        )
+        assert listed == Guarantee.of(repeated(counts), statistic, privacy, 9)
+        assert of_list.plan == counted.plan
+        distinct = repeated(counts).unique()
+        bounds = dict(zip(distinct.tolist(), counted.norm_bounds(statistic, distinct), strict=True))
+        assert [bounds[n] for n in sizes.tolist()] == of_list.norm_bounds(statistic, sizes)

@@ -33,11 +33,11 @@ def test_what_does_not_fit_is_refused_in_one_line(initiated, tmp_path) -> None:
         with pytest.raises(ValueError, match=words):
             replace(made, **given).run()
         assert not (tmp_path / "no").exists()
-    (home.window / "roll").write_bytes(bytes(108))
-    with pytest.raises(ValueError, match="roll must have SHA-256"):
+    (home.window / "roll").write_bytes(bytes(240))
+    with pytest.raises(ValueError, match="roll must have the hash"):
         Aggregate(home.home / "server1", home.window).run()
-    (home.window / "roll").write_bytes(bytes(107))
-    with pytest.raises(ValueError, match="must hold lines of 36 bytes"):
+    (home.window / "roll").write_bytes(bytes(239))
+    with pytest.raises(ValueError, match="must hold lines of 80 bytes"):
         Aggregate(home.home / "server1", home.window).run()
 
 
@@ -77,6 +77,11 @@ def test_a_window_is_of_shares(initiated) -> None:
         ("closes", 1),
         ("nonce", "00"),
         ("roll", None),
+        ("sizes", {}),
+        ("sizes", {"12": [3]}),
+        ("sizes", {"12": [3, 2**32]}),
+        ("sizes", {"012": [3, 9]}),
+        ("sizes", {"12": [1, 9]}),
         ("context", "0"),
         ("aggregators", []),
         ("dimension", 2**40),

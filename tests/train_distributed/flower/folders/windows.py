@@ -19,6 +19,7 @@ from train_distributed.flower import aggregator_server
 from train_distributed.flower.aggregator_server import serve
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import read_ledger
+from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.evaluation_task import task_of
 from train_distributed.flower.model_task import ModelTask
@@ -111,7 +112,8 @@ class Home:
 
     def task(self) -> ModelTask:
         fed = self.home / "fed"
-        task = task_of(Federation.load(fed / "federation.json"), fed / "transform.safetensors")
+        federation = with_roll(Federation.load(fed / "federation.json"), fed)
+        task = task_of(federation, fed / "transform.safetensors")
         assert isinstance(task, ModelTask)
         return task
 

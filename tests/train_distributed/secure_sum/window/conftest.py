@@ -1,6 +1,5 @@
 """Small windows whose aggregators live in this process, each with its database."""
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,25 +22,28 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import check_acknowledgement, make_report
-from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys, make_roll
+from train_distributed.secure_sum.roll import Roll, make_roll
+from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys
 from train_distributed.store.sql import open_sql
 
 OPENS, CLOSES, BOUND = 1000, 2000, 5000
 
 
 def window_of(
-    roll: NDArray[np.void],
+    roll: Roll,
     keys: dict[int, PrivateKeys],
     dimension: int,
     minimum: int,
     times: tuple[int, int],
+    bound: int = BOUND,
 ) -> Window:
+    """A user of r rows may send a vector as long as `bound` + 7 (r - 1)."""
     return Window(
         nonce=bytes(32),
         dimension=dimension,
         minimum=minimum,
-        enrolled=len(roll),
-        roll=hashlib.sha256(roll.view(np.uint8).data).digest(),
+        roll=roll.root,
+        sizes={rows: (count, bound + 7 * (rows - 1)) for rows, count in roll.sizes.items()},
         servers={number: own.public for number, own in keys.items()},
         noise_std=100.0,
         opens=times[0],
@@ -136,8 +138,7 @@ def make_service(tmp_path: Path) -> Callable[..., Service]:
     def make(w: int = 4, d: int = 5, *, minimum: int = 2, folder: str = "0") -> Service:
         users = [PrivateKeys.generate() for _ in range(w)]
         keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
-        bounds = [BOUND + 7 * user for user in range(w)]
-        roll = make_roll([own.public.verifying for own in users], bounds)
+        roll = make_roll([own.public.verifying for own in users], range(1, w + 1))
         window = window_of(roll, keys, d, minimum, (OPENS, CLOSES))
         service = Service(window, WindowWithKeys(window, roll), users, keys, tmp_path / folder)
         for number in keys:

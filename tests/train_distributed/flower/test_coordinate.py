@@ -1,5 +1,6 @@
 """A session over a relay that loses, garbles and invents: the exact sum, or nothing."""
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.coordinator import Log, coordinate
-from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.federation import Enrolment, Federation
 from train_distributed.flower.endpoint import DONE, Endpoint, Request, UserEndpoint
 from train_distributed.flower.orders import write_order
 from train_distributed.secure_sum.errors import (
@@ -176,6 +177,30 @@ def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path, fake: Modul
             {"protocol": "shares", "servers": (operator, second)},
             "sealing key of computation server 1 must fit: .* small order",
         ),
+        ({"users": {}}, "users must be on a roll with protocol shares, listed with secagg"),
+        ({"roll": Enrolment("00" * 32, {3: 5})}, "users must be on a roll with protocol shares"),
+        ({"minimum": 99}, "minimum must be <= "),
     ]:
         with pytest.raises(ValueError, match=message):
             replace(federation, **changes)
+
+
+def test_a_federation_of_an_earlier_version_has_the_same_digest(tmp_path: Path) -> None:
+    def public(number: int):
+        seeds = [hashlib.sha256(b"%s%d" % (label, number)).digest() for label in (b"", b"s")]
+        return PrivateKeys(*seeds).public
+
+    server = public(9)
+    federation = Federation(
+        protocol="secagg",
+        dimension=7,
+        minimum=2,
+        users={i: public(i).verifying.hex() for i in range(3)},
+        servers=({"verifying": server.verifying.hex(), "sealing": server.sealing.hex()},),
+        nodes={0: "ab" * 32},
+        names={0: "hospital-a"},
+        task={"method": "x", "sizes": {"0": 3}},
+    )
+    federation.save(tmp_path / "federation.json")
+    digest = Federation.load(tmp_path / "federation.json").digest.hex()
+    assert digest == "3c69677ab0ae5f1629846450432c7e21415d9b060ba2442ad17924a6021bb6a8"

@@ -83,10 +83,6 @@ class Federation:
             )
         if self.protocol == "shares" and self.rounds:
             raise ValueError(f"rounds must be 0 with protocol shares, got {self.rounds}")
-        on_a_roll = self.roll is not None
-        if (self.protocol == "shares") != on_a_roll or bool(self.users) == on_a_roll:
-            raise ValueError("users must be on a roll with protocol shares, listed with secagg")
-        check.at_most(self.enrolled, minimum=self.minimum)
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
@@ -95,6 +91,10 @@ class Federation:
                 check_order(bytes.fromhex(keys["sealing"]))
             except BadSeal as error:
                 raise ValueError(f"sealing key of {name_of(server)} must fit: {error}") from error
+        on_a_roll = self.roll is not None
+        if (self.protocol == "shares") != on_a_roll or bool(self.users) == on_a_roll:
+            raise ValueError("users must be on a roll with protocol shares, listed with secagg")
+        check.at_most(self.enrolled, minimum=self.minimum)
         self._check_distinct()
 
     def _check_distinct(self) -> None:

@@ -57,18 +57,14 @@ class Process:
         return next(int(line.split()[1]) for line in lines if what in line)
 
 
-def set_up(
-    folder: Path,
-    users: list[PrivateKeys],
-    dimension: int,
-    norm_bound: int,
-    *,
-    tls: bool = False,
-    store: str | None = None,
-) -> tuple[WindowFile, list[Process], PrivateKeys]:
-    """A window of these users, its aggregators' commands, and the operator's keys."""
-    folders = {LEADER: folder / "aggregator0", HELPER: folder / "aggregator1"}
-    keys = {number: write_party(path) for number, path in folders.items()}
+FOLDERS = {LEADER: "aggregator0", HELPER: "aggregator1"}
+
+
+def make_window(
+    folder: Path, users: list[PrivateKeys], dimension: int, norm_bound: int
+) -> WindowFile:
+    """A window of these users in a folder, and the folders of its aggregators."""
+    keys = {number: write_party(folder / name) for number, name in FOLDERS.items()}
     roll = make_roll([own.public.verifying for own in users], [1] * len(users))
     window = Window(
         nonce=secrets.token_bytes(32),
@@ -81,18 +77,25 @@ def set_up(
         opens=int(time.time()) - 60,
         closes=int(time.time()) + 10**6,
     )
-    addresses = {number: ("127.0.0.1", free_port()) for number in folders}
+    addresses = {number: ("127.0.0.1", free_port()) for number in FOLDERS}
     file = WindowFile(window=window, addresses=addresses)
     file.save(folder / WINDOW)
     (folder / ROLL).write_bytes(roll.lines.tobytes())
+    return file
+
+
+def commands(
+    folder: Path, *, tls: bool = False, store: str | None = None, workers: int = 1, more: str = ""
+) -> list[Process]:
+    """The aggregators of a window that `make_window` has made: so many workers of each."""
     if tls:
         (folder / "tls").mkdir()
         write_certificates(folder / "tls", ["127.0.0.1"])
     processes = []
-    for path in folders.values():
-        words = f"federation aggregator --folder {path} --window {folder}"
+    for name in FOLDERS.values():
+        words = f"federation aggregator --folder {folder / name} --window {folder} {more}"
         words += f" --tls {folder / 'tls'} --ca {folder / 'tls' / 'ca.pem'}" if tls else ""
         words += f" --store {store}" if store else ""
         command = [sys.executable, "-m", "train_distributed", *words.split()]
-        processes.append(Process(command, folder / f"{path.name}.log"))
-    return file, processes, keys[LEADER]
+        processes += [Process(command, folder / f"{name}-{i}.log") for i in range(workers)]
+    return processes

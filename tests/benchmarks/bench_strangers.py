@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from aggregators import Process, set_up
+from aggregators import Process, commands, make_window
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
@@ -145,7 +145,8 @@ def main() -> int:
     users = [PrivateKeys.generate() for _ in range(100)]
     keys = iter(enumerate(users))
     with tempfile.TemporaryDirectory() as folder:
-        file, processes, _ = set_up(Path(folder), users, 9546, BOUND, tls=options.tls)
+        file = make_window(Path(folder), users, 9546, BOUND)
+        processes = commands(Path(folder), tls=options.tls)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, most))
         for process in processes:

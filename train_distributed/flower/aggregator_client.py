@@ -3,6 +3,7 @@
 Whatever breaks on the way is sent again, the same bytes, until it is answered or patience is over.
 """
 
+import base64
 import hashlib
 import ssl
 import time
@@ -10,14 +11,15 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
-from train_distributed.flower.aggregator_app import OCTETS
+from train_distributed.flower.aggregator_app import OCTETS, SUMMARY
 from train_distributed.flower.escape import safe
 from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.errors import BadSignature, ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
-from train_distributed.secure_sum.reports import check_acknowledgement
+from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, check_acknowledgement
 from train_distributed.secure_sum.window import HELPER, LEADER, Window
+from train_distributed.secure_sum.wire import summary
 
 SECONDS = 60.0  # for one answer
 PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)  # before it is tried again; the last one from then on
@@ -75,7 +77,8 @@ class Aggregators:
             ConnectionError: the leader is gone for too long.
             Refused: it does not take the report, or somebody else has answered.
         """
-        answer = self._ask(LEADER, "POST", f"{self._task}/reports", report)
+        shown = summary(report[:-HELPER_MESSAGE_BYTES])
+        answer = self._ask(LEADER, "POST", f"{self._task}/reports", report, shown)
         try:
             check_acknowledgement(self._window, user, report, answer)
         except BadSignature as error:
@@ -89,7 +92,8 @@ class Aggregators:
         """
         name = hashlib.sha256(message).hexdigest()[:32]
         try:
-            return self._ask(HELPER, "PUT", f"{self._task}/aggregation_jobs/{name}", message)
+            path = f"{self._task}/aggregation_jobs/{name}"
+            return self._ask(HELPER, "PUT", path, message, summary(message))
         except Refused as error:
             raise OSError(str(error)) from error
 
@@ -129,20 +133,22 @@ class Aggregators:
         self, aggregator: int, what: bytes, path: str, commits: Sequence[bytes], keys: PrivateKeys
     ) -> bytes:
         order = write_order(self._window, what, commits, keys)
-        return self._ask(aggregator, "POST", self._task + path, order)
+        return self._ask(aggregator, "POST", self._task + path, order, summary(order))
 
     @property
     def _task(self) -> str:
         return f"/tasks/{self._window.digest.hex()}"
 
-    def _ask(self, aggregator: int, method: str, path: str, body: bytes) -> bytes:
-        """The answer, whatever happens on the way."""
+    def _ask(
+        self, aggregator: int, method: str, path: str, body: bytes, shown: bytes = b""
+    ) -> bytes:
+        """The answer, whatever happens on the way; `shown`: the summary of what was signed."""
         host, port = self._addresses[aggregator]
         at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         start, tries = time.monotonic(), 0
         while True:
             try:
-                status, answer = self._sent(method, f"{self._scheme}://{at}{path}", body)
+                status, answer = self._sent(method, f"{self._scheme}://{at}{path}", body, shown)
                 if status < 300:
                     return answer
                 why = safe(answer)
@@ -156,9 +162,10 @@ class Aggregators:
             time.sleep(pause)
             tries += 1
 
-    def _sent(self, method: str, url: str, body: bytes) -> tuple[int, bytes]:
+    def _sent(self, method: str, url: str, body: bytes, shown: bytes) -> tuple[int, bytes]:
         """Status and answer; of a refusal, its first words."""
-        with self._http.stream(method, url, content=body) as response:
+        headers = {SUMMARY: base64.b64encode(shown).decode()} if shown else None
+        with self._http.stream(method, url, content=body, headers=headers) as response:
             good = response.status_code < 300
             most, answer = MOST_ANSWER if good else MOST_WORDS, bytearray()
             for piece in response.iter_raw():

@@ -2,7 +2,8 @@
 
 When there are more connections than files may be open, the address with most of them loses its most
 idle one; so does one without a whole request for long. Behind a proxy the proxy bounds them, and
-any ASGI server will do.
+any ASGI server will do: requests then count for the address that a proxy names, if the operator
+names that proxy.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,6 +21,9 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from train_distributed.flower.aggregator_limits import owner_of
+from train_distributed.flower.aggregator_watch import Watch
 
 MOST_LINES = 4096  # connections at once, if the process may open as many files
 MOST_TLS_LINES = 256  # of which each has a buffer of 256 KiB in asyncio
@@ -35,6 +39,10 @@ async def serve(
     port: int,
     tls: ssl.SSLContext | None,
     ready: Callable[[int], None],
+    *,
+    proxies: Sequence[str] = (),
+    shared: bool = False,
+    watch: Watch | None = None,
 ) -> None:
     """Serves until it is cancelled.
 
@@ -43,7 +51,10 @@ async def serve(
         host: address to listen on.
         port: port; 0: any.
         tls: its certificate, if it has one.
-        ready: told the port.
+        ready: is given the port.
+        proxies: addresses whose X-Forwarded-For is believed.
+        shared: other processes may listen on the same port, and have a part of its connections.
+        watch: counts connections and bytes.
 
     Raises:
         OSError: the address is taken.
@@ -57,15 +68,19 @@ async def serve(
         log_level="critical",  # what strangers send is not worth a line
         access_log=False,
         server_header=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
         timeout_keep_alive=int(IDLE_SECONDS),
         h11_max_incomplete_event_size=HEAD_BYTES,
     )
     config.load()
-    lines = Lines(config, tls)
+    lines = Lines(config, tls, Watch() if watch is None else watch)
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     with ExitStack() as stack:
         listeners = [
-            stack.enter_context(socket.create_server(address, family=family, backlog=1024))
+            stack.enter_context(
+                socket.create_server(address, family=family, backlog=1024, reuse_port=shared)
+            )
             for family, address in dict.fromkeys((each[0], each[4]) for each in found)
         ]
         async with app.router.lifespan_context(app):
@@ -78,16 +93,17 @@ async def serve(
                 for task in tasks:
                     task.cancel()
                 for line in list(lines.open):
-                    line.close()
+                    line.close("end")
                 await asyncio.gather(*tasks, return_exceptions=True)  # listeners close after them
 
 
 class Lines:
     """All connections."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, watch: Watch) -> None:
         self._config, self._tls, self._state = config, tls, ServerState()
-        self.open: set[Line] = set()
+        self.watch, self.open = watch, set[Line]()
+        watch.connections.set_function(lambda: len(self.open))
 
     async def accept(self, listener: socket.socket) -> None:
         """Accepts all connections; closes another one when there are too many."""
@@ -99,11 +115,11 @@ class Lines:
             except OSError:  # hung up already, or no more files
                 await asyncio.sleep(0.1)
                 continue
-            line = Line(self, str(address[0]), self._config, self._state)
+            line = Line(self, owner_of(str(address[0])), self._config, self._state)
             self.open.add(line)
             line.begin(connection, self._tls)
             if len(self.open) > self._most():
-                self._crowded_out().close()
+                self._crowded_out().close("crowded")
             await asyncio.sleep(0)  # so that whoever leaves is gone before the next one comes
 
     async def sweep(self) -> None:
@@ -112,7 +128,7 @@ class Lines:
             await asyncio.sleep(IDLE_SECONDS / 4)
             before = time.monotonic() - IDLE_SECONDS
             for line in [line for line in self.open if line.last < before]:
-                line.close()
+                line.close("idle")
 
     def _most(self) -> int:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -151,13 +167,15 @@ class Line(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes what arrives; requests that come before the last one was answered are few."""
+        self._lines.watch.received.inc(len(data))
         super().data_received(data)
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) > HEAD_BYTES:
-            self.close()
+            self.close("pipelined")
 
     def on_response_complete(self) -> None:
         """Notes that a whole request was answered: this is not an idle connection."""
         self.last = time.monotonic()
+        self._lines.watch.responses.inc()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,8 +183,9 @@ class Line(H11Protocol):
         self._lines.open.discard(self)
         super().connection_lost(exc)
 
-    def close(self) -> None:
+    def close(self, why: str) -> None:
         """Closes the connection at once."""
+        self._lines.watch.closed.labels(why).inc()
         self._lines.open.discard(self)
         transport: Any = self.transport
         if transport is None:

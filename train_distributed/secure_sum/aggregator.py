@@ -58,7 +58,7 @@ from train_distributed.secure_sum.reports import (
 )
 from train_distributed.secure_sum.session import count_in, set_bytes
 from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys
-from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, read, write
+from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, check_summary, read, write
 
 STATUS, COMMIT, OPEN = b"s", b"c", b"o"
 MESSAGE_BYTES = 64  # of a prepare message
@@ -97,7 +97,22 @@ class Aggregator(ABC):
 
     def check(self) -> None:
         """Raises OSError if the state cannot be reached."""
-        self._store.counts()
+        self._store.detail(self.window.digest, "commit")
+
+    def counts(self) -> dict[int, int]:
+        """Reports by their state (`WAITING`, `ADDED`, `REFUSED`)."""
+        return self._store.counts()
+
+    def sender(self, summary: bytes) -> int:
+        """Party that has signed the request, or its first message, of which this is the summary.
+
+        Raises:
+            ProtocolError: nobody whose requests this aggregator takes.
+        """
+        first = Kind.SHARE if self.number == LEADER else Kind.JOB
+        most = request_bytes(self.window, self.number)
+        limits = {first: most, Kind.ORDER: most}
+        return check_summary(self.window, summary, self.number, limits)
 
     def order(self, message: bytes) -> bytes:
         """Does what the operator has signed, and returns the answer.

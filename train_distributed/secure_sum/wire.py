@@ -41,6 +41,7 @@ _DOMAIN = b"secure sum, version 1"
 OVERHEAD = _HEADER.size + SIGNATURE_BYTES
 STATEMENT_BYTES = 32
 WITNESS_BYTES = 32 + SIGNATURE_BYTES
+SUMMARY_BYTES = OVERHEAD + 32
 Octets = bytes | memoryview
 
 
@@ -112,33 +113,48 @@ def read(
     Raises:
         ProtocolError: the subclass that names what is wrong; the session is left as it was.
     """
-    magic, version, kind, digest, sender, to, length = _claimed(message)
-    if (magic, version) != (MAGIC, VERSION):
-        raise MalformedMessage(
-            f"message must be {MAGIC!r} version {VERSION}, got {magic!r} {version}"
-        )
-    if kind not in largest:
-        expected = ", ".join(k.name for k in largest)
-        raise MalformedMessage(f"kind must be one of {expected}, got {kind}")
-    if digest != session.digest:
-        raise WrongSession(f"session must be {session.digest.hex()}, got {digest.hex()}")
-    limit = largest[Kind(kind)]
+    kind, sender, length = _checked(session, message, receiver, largest)
+    limit = largest[kind]
     if len(message) > OVERHEAD + min(length, limit):
         raise OversizedMessage(
-            f"{Kind(kind).name} payload must be <= {limit} bytes and {length} as its header says, "
+            f"{kind.name} payload must be <= {limit} bytes and {length} as its header says, "
             f"got {len(message) - OVERHEAD}"
         )
     if len(message) < OVERHEAD + length:
         raise TruncatedMessage(f"payload must be {length} bytes, got {len(message) - OVERHEAD}")
-    if to not in (receiver, EVERYONE):
-        raise WrongReceiver(f"receiver must be {receiver}, got {to}")
-    key = session.verifying_key(sender)
-    if key is None or sender == receiver:
-        raise WrongSender(f"sender must be another party of the session, got {sender}")
+    key = _key(session, sender, receiver)
     content = memoryview(message)[_HEADER.size : -SIGNATURE_BYTES]
     shown, rest = _digest(kind, content)
     verify(key, message[-SIGNATURE_BYTES:], _signed(message[: _HEADER.size], shown, rest))
-    return Envelope(Kind(kind), sender, content, rest)
+    return Envelope(kind, sender, content, rest)
+
+
+def summary(message: bytes) -> bytes:
+    """Header, SHA-256 of the payload and signature: they show who has signed a message.
+
+    Not of MASKED, whose signature is over two parts.
+    """
+    payload = hashlib.sha256(memoryview(message)[_HEADER.size : -SIGNATURE_BYTES]).digest()
+    return message[: _HEADER.size] + payload + message[-SIGNATURE_BYTES:]
+
+
+def check_summary(
+    session: Agreement, shown: bytes, receiver: int, largest: Mapping[Kind, int]
+) -> int:
+    """Sender that has signed the message of which this is the `summary`.
+
+    Raises:
+        ProtocolError: nobody has, or not a message that `read` would take.
+    """
+    if len(shown) != SUMMARY_BYTES:
+        raise MalformedMessage(f"summary must be {SUMMARY_BYTES} bytes, got {len(shown)}")
+    kind, sender, length = _checked(session, shown, receiver, largest)
+    if length > largest[kind]:
+        raise OversizedMessage(f"payload must be <= {largest[kind]} bytes, got {length}")
+    key = _key(session, sender, receiver)
+    statement = _DOMAIN + shown[:-SIGNATURE_BYTES]
+    verify(key, shown[-SIGNATURE_BYTES:], statement)
+    return sender
 
 
 def reassemble(
@@ -182,6 +198,32 @@ def _claimed(message: bytes) -> tuple[Any, ...]:
     if len(message) < OVERHEAD:
         raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
     return _HEADER.unpack_from(message)
+
+
+def _checked(
+    session: Agreement, message: bytes, receiver: int, largest: Mapping[Kind, int]
+) -> tuple[Kind, int, int]:
+    """Kind, sender and length of payload that a header claims, if such a message may come here."""
+    magic, version, kind, digest, sender, to, length = _claimed(message)
+    if (magic, version) != (MAGIC, VERSION):
+        raise MalformedMessage(
+            f"message must be {MAGIC!r} version {VERSION}, got {magic!r} {version}"
+        )
+    if kind not in largest:
+        expected = ", ".join(k.name for k in largest)
+        raise MalformedMessage(f"kind must be one of {expected}, got {kind}")
+    if digest != session.digest:
+        raise WrongSession(f"session must be {session.digest.hex()}, got {digest.hex()}")
+    if to not in (receiver, EVERYONE):
+        raise WrongReceiver(f"receiver must be {receiver}, got {to}")
+    return Kind(kind), sender, length
+
+
+def _key(session: Agreement, sender: int, receiver: int) -> bytes:
+    key = session.verifying_key(sender)
+    if key is None or sender == receiver:
+        raise WrongSender(f"sender must be another party of the session, got {sender}")
+    return key
 
 
 def words_to_bytes(words: NDArray[np.unsignedinteger]) -> bytes:

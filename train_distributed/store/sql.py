@@ -9,7 +9,7 @@ import errno
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,10 +105,15 @@ class Postgresql(Sql):
 
     @contextmanager
     def transaction(self) -> Iterator[Run]:
-        """See `Sql.transaction`; inside `held` it is part of that block."""
+        """See `Sql.transaction`; inside `held` it is part of that block.
+
+        A connection that was lost before the transaction began is made again, once.
+        """
+        depth = getattr(self._own, "depth", 0)
+        self._own.depth = depth + 1
         try:
-            connection = self._connection()
-            with connection.transaction():
+            with ExitStack() as stack:
+                connection = self._begun(stack, depth > 0)
 
                 def run(statement: str, values: Sequence[Any] = ()) -> Any:
                     return connection.execute(statement.replace("?", "%s"), values)
@@ -117,6 +122,24 @@ class Postgresql(Sql):
         except (self._driver.OperationalError, self._driver.InterfaceError) as error:
             self.close()
             raise OSError(errno.EIO, f"database must answer: {error}") from error
+        finally:
+            self._own.depth = depth
+
+    def _begun(self, stack: ExitStack, inside: bool) -> Any:
+        """A connection that has begun a transaction, which ends with the stack."""
+        known = getattr(self._own, "connection", None)
+        if inside and known is None:  # with it went what the block has locked
+            raise self._driver.OperationalError("the connection of this block was lost")
+        try:
+            connection = self._connection()
+            stack.enter_context(connection.transaction())
+        except (self._driver.OperationalError, self._driver.InterfaceError):
+            if inside or known is None:
+                raise
+            self.close()
+            connection = self._connection()
+            stack.enter_context(connection.transaction())
+        return connection
 
     def held(self) -> AbstractContextManager[Any]:
         """A transaction around those of the block."""

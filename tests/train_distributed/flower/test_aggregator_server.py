@@ -17,20 +17,25 @@ from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
     make_service,
     vector,
 )
-from train_distributed.flower import aggregator_app, aggregator_server
+from train_distributed.flower import aggregator_app, aggregator_limits, aggregator_server
+from train_distributed.flower.aggregator_app import Service as AggregatorService
 from train_distributed.flower.aggregator_app import application
 from train_distributed.flower.aggregator_client import Aggregators, Refused
+from train_distributed.flower.aggregator_limits import Credit, Limits
 from train_distributed.flower.aggregator_server import serve
+from train_distributed.flower.aggregator_watch import Watch
 from train_distributed.secure_sum.aggregator import Send, request_bytes
-from train_distributed.secure_sum.reports import acknowledge
+from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, acknowledge
 from train_distributed.secure_sum.window import HELPER, LEADER
+from train_distributed.secure_sum.wire import summary
 
 
 class Hall:
     """Both aggregators of a window, served by threads of this process."""
 
-    def __init__(self, service: Service) -> None:
-        self.service, self.ports = service, dict[int, int]()
+    def __init__(self, service: Service, proxies: tuple[str, ...] = ()) -> None:
+        self.service, self.ports, self.proxies = service, dict[int, int](), proxies
+        self.watches, self.apps = dict[int, Watch](), dict[int, AggregatorService]()
         self._ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Task, threading.Thread]] = []
         self._serve(HELPER, None)
         self._jobs = self.client()
@@ -45,14 +50,17 @@ class Hall:
         return f"http://127.0.0.1:{self.ports[number]}{task}{path}"
 
     def _serve(self, number: int, send: Send | None) -> None:
-        app, ready = application(self.service.machines[number], send), threading.Event()
+        watch, ready = self.watches.setdefault(number, Watch()), threading.Event()
+        app = application(self.service.machines[number], send, watch)
+        self.apps[number] = app.state.service
 
         def listening(port: int) -> None:
             self.ports[number] = port
             ready.set()
 
         async def run() -> None:
-            task = asyncio.ensure_future(serve(app, "127.0.0.1", 0, None, listening))
+            serving = serve(app, "127.0.0.1", 0, None, listening, proxies=self.proxies, watch=watch)
+            task = asyncio.ensure_future(serving)
             self._ends.append((asyncio.get_running_loop(), task, thread))
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -127,6 +135,113 @@ def test_a_body_that_comes_too_slowly_is_not_waited_for(hall: Hall, monkeypatch)
         path = hall.url("/reports").partition(f":{hall.ports[LEADER]}")[2]
         line.sendall(f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nx".encode())
         assert line.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def slow_bodies(hall: Hall, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
+    """Bodies of strangers that begin and do not go on."""
+    size = request_bytes(hall.service.enrolled, LEADER)
+    path = hall.url("/reports").partition(f":{hall.ports[LEADER]}")[2]
+    request = f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: {size}\r\n\r\nx".encode()
+    lines = list[socket.socket]()
+    for _ in range(count):
+        address = "127.0.0.1", hall.ports[LEADER]
+        lines.append(socket.create_connection(address, 10, (source, 0)))
+        lines[-1].sendall(request)
+    return lines
+
+
+def test_slow_bodies_of_strangers_do_not_keep_a_user_waiting(hall: Hall, vector) -> None:  # noqa: F811
+    lines = slow_bodies(hall, 40) + slow_bodies(hall, 40, "127.0.0.2")
+    time.sleep(0.3)
+    start = time.monotonic()
+    with hall.client() as client:
+        client.report(0, hall.service.report(0, vector(0)))
+    assert time.monotonic() - start < 2
+    refused = httpx.post(hall.url("/reports"), content=hall.service.report(1, vector(1)))
+    assert (refused.status_code, refused.json()["title"]) == (429, "NoRoom")
+    assert refused.headers["retry-after"] == "1"
+    time.sleep(aggregator_limits.SLOW_SECONDS)
+    taken = httpx.post(hall.url("/reports"), content=hall.service.report(2, vector(2)))
+    assert taken.status_code == 201  # of nobody known, in the room of one that was too slow
+    for line in lines:
+        line.close()
+
+
+def test_strangers_spend_their_own_credit_and_users_go_on(
+    hall: Hall,
+    vector,  # noqa: F811
+    monkeypatch,
+) -> None:
+    limits = Limits()
+    limits._credit = Credit(20, 0.0)
+    monkeypatch.setattr(hall.apps[LEADER], "_limits", limits)
+    with httpx.Client() as stranger:
+        statuses = [
+            stranger.post(hall.url("/reports"), content=b"x").status_code for _ in range(30)
+        ]
+    assert statuses == [400] * 20 + [429] * 10
+    report = hall.service.report(0, vector(0))
+    assert httpx.post(hall.url("/reports"), content=report).status_code == 429
+    with hall.client() as client:
+        for _ in range(3):
+            client.report(0, report)
+        impostor = Service.report(hall.service, 1, vector(1))
+        shown = bytearray(summary(impostor[:-HELPER_MESSAGE_BYTES]))
+        shown[-1] ^= 1
+        status, words = client._sent("POST", hall.url("/reports"), impostor, bytes(shown))
+        assert (status, words[:6]) == (429, b"NoRoom")
+    watch = hall.watches[LEADER]
+    count = watch.registry.get_sample_value
+    assert count("aggregator_reports_received_total", {"answer": "acknowledged"}) == 3
+    assert count("aggregator_reports_received_total", {"answer": "TruncatedMessage"}) == 20
+    labels = {"request": "report", "status": "429"}
+    assert count("aggregator_request_seconds_count", labels) == 12
+    assert (count("aggregator_received_bytes_total") or 0) > 3 * len(report)
+
+
+def test_a_user_who_floods_spends_its_own_credit(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811
+    limits = Limits()
+    limits._credit = Credit(5, 0.0)
+    monkeypatch.setattr(hall.apps[LEADER], "_limits", limits)
+    report = hall.service.report(0, vector(0))
+    shown = summary(report[:-HELPER_MESSAGE_BYTES])
+    with hall.client() as client:
+        sent = [client._sent("POST", hall.url("/reports"), report, shown) for _ in range(6)]
+        assert [status for status, _ in sent] == [201] * 4 + [429] * 2
+        client.report(1, hall.service.report(1, vector(1)))
+
+
+@pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)])
+def test_an_address_behind_a_proxy_counts_if_the_operator_names_the_proxy(
+    make_service,  # noqa: F811
+    monkeypatch,
+    proxies: tuple[str, ...],
+) -> None:
+    hall = Hall(make_service(2), proxies)
+    try:
+        seen = list[str]()
+        plain = Limits.stranger
+
+        def stranger(self: Limits, host: str, *rest):
+            seen.append(host)
+            return plain(self, host, *rest)
+
+        monkeypatch.setattr(Limits, "stranger", stranger)
+        forged = {"x-forwarded-for": "198.51.100.9, 203.0.113.5"}
+        assert httpx.post(hall.url("/reports"), content=b"x", headers=forged).status_code == 400
+        assert seen == ["203.0.113.5" if proxies else "127.0.0.1"]
+    finally:
+        hall.end()
+
+
+def test_questions_without_a_body_ask_the_database_once_a_second(hall: Hall, monkeypatch) -> None:
+    asked = list[int]()
+    plain = hall.service.leader.check_open
+    monkeypatch.setattr(hall.apps[LEADER]._taking, "_ask", lambda: (asked.append(1), plain()))
+    with httpx.Client() as client:
+        for _ in range(20):
+            assert client.get(hall.url("")).status_code == 204
+    assert len(asked) <= 3
 
 
 def test_connections_that_do_nothing_make_room(hall: Hall, monkeypatch, vector) -> None:  # noqa: F811

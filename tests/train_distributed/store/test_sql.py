@@ -1,16 +1,14 @@
 """The same aggregators on PostgreSQL: several workers, kills of workers and of the database."""
 
 import os
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.benchmarks.postgresql import BINARIES, Server, running
 from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
     Service,
     make_service,
@@ -22,56 +20,14 @@ from train_distributed.secure_sum.report_store import ADDED, ReportStore
 from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.store.sql import Postgresql, Sqlite, open_sql
 
-BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-
-
-@dataclass
-class Server:
-    """A real server of PostgreSQL in a directory."""
-
-    directory: Path
-    port: int
-
-    def _as(self, *command: object) -> None:
-        user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-        words = [*user, *map(str, command)]
-        subprocess.run(words, check=True, capture_output=True, cwd=self.directory)
-
-    def initialise(self) -> None:
-        if os.geteuid() == 0:
-            shutil.chown(self.directory, "postgres")
-        binary = BINARIES[-1]
-        self._as(binary, "-D", self.directory / "data", "-U", "postgres", "-A", "trust")
-
-    def start(self) -> None:
-        options = f"-p {self.port} -h 127.0.0.1 -k {self.directory}"
-        control = BINARIES[-1].with_name("pg_ctl")
-        log = self.directory / "log"
-        self._as(control, "-D", self.directory / "data", "-w", "-l", log, "-o", options, "start")
-
-    def kill(self) -> None:
-        """As a power cut; the next start recovers."""
-        control = BINARIES[-1].with_name("pg_ctl")
-        self._as(control, "-D", self.directory / "data", "-m", "immediate", "stop")
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pytest.importorskip("psycopg")
     if not BINARIES:
         pytest.skip("needs PostgreSQL")
-    directory = Path("/tmp") / f"pg-{os.getpid()}"  # the server's user may not read pytest's
-    directory.mkdir(mode=0o755)
-    made = Server(directory, free_port())
-    made.initialise()
-    made.start()
-    yield made
-    made.kill()
-    shutil.rmtree(directory)
+    with running(Path("/tmp")) as made:  # the server's user may not read pytest's
+        yield made
 
 
 def stores(server: Server, service: Service, count: int) -> dict[int, list[ReportStore]]:
@@ -120,11 +76,35 @@ def test_a_database_that_is_gone_loses_nothing(server, make_service, vector) -> 
         with pytest.raises(OSError, match="database must answer"):
             service.leader.work(service.helper.prepare)
     server.start()
-    with pytest.raises(OSError, match="database must answer"):  # the helper's connection
-        service.leader.work(service.helper.prepare)
+    assert service.leader.work(service.helper.prepare) == 1  # over connections made again
     service.taken(1, report)
     opened = service.opened()
     np.testing.assert_array_equal(opened.total.view(np.int64), vector(0) + vector(1))
+    closed(service)
+
+
+def test_a_connection_that_breaks_inside_a_block_is_not_made_again_in_it(
+    server,
+    make_service,  # noqa: F811
+    vector,  # noqa: F811
+) -> None:
+    """Its locks are gone: other workers may have taken its reports."""
+    service = make_service()
+    moved(server, service)
+    service.send(0, vector(0))
+
+    def restart(job: bytes) -> bytes:
+        server.kill()
+        server.start()
+        return service.helper.prepare(job)
+
+    with pytest.raises(OSError, match="database must answer"):
+        service.leader.work(restart)
+    assert service.stores[LEADER].counts()[ADDED] == 0
+    assert service.leader.work(service.helper.prepare) == 1
+    service.send(1, vector(1))
+    total = service.opened().total.view(np.int64)
+    np.testing.assert_array_equal(total, vector(0) + vector(1))
     closed(service)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,12 @@ class Aggregate:
     sealed all the same."""
     ca: Path | None = None
     """Certificates of the authorities of the other aggregator, where it has TLS."""
+    proxies: tuple[str, ...] = ()
+    """Addresses of your reverse proxies, whose X-Forwarded-For is believed; of nobody if left out.
+    Limits then count for the address that the proxy names."""
+    metrics: str | None = None
+    """HOST:PORT for your Prometheus, such as 127.0.0.1:9200; not served if left out. Never an
+    address that strangers reach."""
 
     def run(self) -> None:
         """Serves until it is ended.
@@ -50,6 +56,7 @@ class Aggregate:
         from train_distributed.flower.aggregator_app import application
         from train_distributed.flower.aggregator_client import Aggregators
         from train_distributed.flower.aggregator_server import serve
+        from train_distributed.flower.aggregator_watch import Watch, logged
 
         folder = self.folder.resolve()
         file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
@@ -72,14 +79,18 @@ class Aggregate:
         place, name = (state, "reports") if self.store is None else (self.store, schema)
         log = RunLog.begin(folder, called)
         others = Aggregators(window, file.addresses, authorities(self.ca), 0.0)
-        with log.told(), others:
+        with log.told(), logged(log.directory), others, ExitStack() as stack:
             store = ReportStore(open_sql(place, name, "reports"), enrolled, number)
             aggregator = AGGREGATORS[number](enrolled, keys, store, discrete_gaussian)
-            held = store.counts()[ADDED]
+            held, watch = store.counts()[ADDED], Watch()
             log.say(f"{called} of window {window.digest.hex()[:16]}, {held} reports")
-            app = application(aggregator, others.job)
+            if self.metrics is not None:
+                stack.callback(watch.serve(*split_address(self.metrics)))
+            app = application(aggregator, others.job, watch)
+            shared = self.store is not None
+            serving = partial(serve, proxies=self.proxies, shared=shared, watch=watch)
             with suppress(KeyboardInterrupt):
-                asyncio.run(serve(app, host, port, tls, partial(_ready, log)))
+                asyncio.run(serving(app, host, port, tls, partial(_ready, log)))
             log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")
 
 

@@ -21,13 +21,14 @@ import binascii
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from train_distributed.flower.aggregator_limits import Asked, Body, Limits, NoRoom
 from train_distributed.flower.aggregator_watch import LOG, Watch
@@ -58,7 +59,10 @@ class Unread(Exception):
 
 
 def application(
-    aggregator: Aggregator, send: Send | None = None, watch: Watch | None = None
+    aggregator: Aggregator,
+    send: Send | None = None,
+    watch: Watch | None = None,
+    proxies: Sequence[str] = (),
 ) -> Starlette:
     """The service of one aggregator.
 
@@ -66,6 +70,7 @@ def application(
         aggregator: what answers.
         send: how a leader sends a job to the helper.
         watch: counts what happens.
+        proxies: addresses whose X-Forwarded-For is believed; nobody's otherwise.
     """
     watch = Watch() if watch is None else watch
     watch.count_reports(aggregator.counts)
@@ -98,7 +103,9 @@ def application(
             working.join()
 
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.state.service = service
+    app.state.service, app.state.watch = service, watch
+    if proxies:
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(proxies))
     return app
 
 

@@ -2,8 +2,7 @@
 
 When there are more connections than files may be open, the address with most of them loses its most
 idle one; so does one without a whole request for long. Behind a proxy the proxy bounds them, and
-any ASGI server will do: requests then count for the address that a proxy names, if the operator
-names that proxy.
+any ASGI server will do.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,21 +39,17 @@ async def serve(
     tls: ssl.SSLContext | None,
     ready: Callable[[int], None],
     *,
-    proxies: Sequence[str] = (),
     shared: bool = False,
-    watch: Watch | None = None,
 ) -> None:
     """Serves until it is cancelled.
 
     Args:
-        app: what answers.
+        app: what answers, as `aggregator_app.application` makes it.
         host: address to listen on.
         port: port; 0: any.
         tls: its certificate, if it has one.
         ready: is given the port.
-        proxies: addresses whose X-Forwarded-For is believed.
         shared: other processes may listen on the same port, and have a part of its connections.
-        watch: counts connections and bytes.
 
     Raises:
         OSError: the address is taken.
@@ -68,13 +63,12 @@ async def serve(
         log_level="critical",  # what strangers send is not worth a line
         access_log=False,
         server_header=False,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
+        proxy_headers=False,
         timeout_keep_alive=int(IDLE_SECONDS),
         h11_max_incomplete_event_size=HEAD_BYTES,
     )
     config.load()
-    lines = Lines(config, tls, Watch() if watch is None else watch)
+    lines = Lines(config, tls, app.state.watch)
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     with ExitStack() as stack:
         listeners = [

@@ -51,7 +51,7 @@ class Hall:
 
     def _serve(self, number: int, send: Send | None) -> None:
         watch, ready = self.watches.setdefault(number, Watch()), threading.Event()
-        app = application(self.service.machines[number], send, watch)
+        app = application(self.service.machines[number], send, watch, self.proxies)
         self.apps[number] = app.state.service
 
         def listening(port: int) -> None:
@@ -59,8 +59,7 @@ class Hall:
             ready.set()
 
         async def run() -> None:
-            serving = serve(app, "127.0.0.1", 0, None, listening, proxies=self.proxies, watch=watch)
-            task = asyncio.ensure_future(serving)
+            task = asyncio.ensure_future(serve(app, "127.0.0.1", 0, None, listening))
             self._ends.append((asyncio.get_running_loop(), task, thread))
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -150,18 +149,22 @@ def slow_bodies(hall: Hall, count: int, source: str = "127.0.0.1") -> list[socke
     return lines
 
 
-def test_slow_bodies_of_strangers_do_not_keep_a_user_waiting(hall: Hall, vector) -> None:  # noqa: F811
-    lines = slow_bodies(hall, 40) + slow_bodies(hall, 40, "127.0.0.2")
-    time.sleep(0.3)
-    start = time.monotonic()
-    with hall.client() as client:
-        client.report(0, hall.service.report(0, vector(0)))
-    assert time.monotonic() - start < 2
-    refused = httpx.post(hall.url("/reports"), content=hall.service.report(1, vector(1)))
+def test_slow_bodies_of_strangers_do_not_keep_a_user_waiting(
+    hall: Hall,
+    vector,  # noqa: F811
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(aggregator_limits, "SLOW_SECONDS", 60.0)
+    lines = slow_bodies(hall, 20) + slow_bodies(hall, 20, "127.0.0.2")
+    reports = [hall.service.report(user, vector(user)) for user in range(3)]
+    time.sleep(0.5)
+    with hall.client(patience=0.0) as client:
+        client.report(0, reports[0])
+    refused = httpx.post(hall.url("/reports"), content=reports[1])
     assert (refused.status_code, refused.json()["title"]) == (429, "NoRoom")
     assert refused.headers["retry-after"] == "1"
-    time.sleep(aggregator_limits.SLOW_SECONDS)
-    taken = httpx.post(hall.url("/reports"), content=hall.service.report(2, vector(2)))
+    monkeypatch.setattr(aggregator_limits, "SLOW_SECONDS", 0.0)
+    taken = httpx.post(hall.url("/reports"), content=reports[2])
     assert taken.status_code == 201  # of nobody known, in the room of one that was too slow
     for line in lines:
         line.close()
@@ -176,10 +179,10 @@ def test_strangers_spend_their_own_credit_and_users_go_on(
     limits._credit = Credit(20, 0.0)
     monkeypatch.setattr(hall.apps[LEADER], "_limits", limits)
     with httpx.Client() as stranger:
-        statuses = [
-            stranger.post(hall.url("/reports"), content=b"x").status_code for _ in range(30)
-        ]
-    assert statuses == [400] * 20 + [429] * 10
+        answers = [stranger.post(hall.url("/reports"), content=b"x") for _ in range(30)]
+    read = sum(answer.status_code == 400 for answer in answers)
+    assert 10 <= read <= 20  # the seconds that they took count as well
+    assert [answer.status_code for answer in answers] == [400] * read + [429] * (30 - read)
     report = hall.service.report(0, vector(0))
     assert httpx.post(hall.url("/reports"), content=report).status_code == 429
     with hall.client() as client:
@@ -193,9 +196,9 @@ def test_strangers_spend_their_own_credit_and_users_go_on(
     watch = hall.watches[LEADER]
     count = watch.registry.get_sample_value
     assert count("aggregator_reports_received_total", {"answer": "acknowledged"}) == 3
-    assert count("aggregator_reports_received_total", {"answer": "TruncatedMessage"}) == 20
+    assert count("aggregator_reports_received_total", {"answer": "TruncatedMessage"}) == read
     labels = {"request": "report", "status": "429"}
-    assert count("aggregator_request_seconds_count", labels) == 12
+    assert count("aggregator_request_seconds_count", labels) == 30 - read + 2
     assert (count("aggregator_received_bytes_total") or 0) > 3 * len(report)
 
 

@@ -86,9 +86,8 @@ class Aggregate:
             log.say(f"{called} of window {window.digest.hex()[:16]}, {held} reports")
             if self.metrics is not None:
                 stack.callback(watch.serve(*split_address(self.metrics)))
-            app = application(aggregator, others.job, watch)
-            shared = self.store is not None
-            serving = partial(serve, proxies=self.proxies, shared=shared, watch=watch)
+            app = application(aggregator, others.job, watch, self.proxies)
+            serving = serve if self.store is None else partial(serve, shared=True)
             with suppress(KeyboardInterrupt):
                 asyncio.run(serving(app, host, port, tls, partial(_ready, log)))
             log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")

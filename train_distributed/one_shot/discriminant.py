@@ -108,6 +108,7 @@ def build(
     *,
     moments: Moments = "all",
     alpha: float | None = None,
+    class_code: float = 1.0,
     prior: ClassPrior = "empirical",
     rounds: int = 0,
 ) -> Method:
@@ -118,7 +119,11 @@ def build(
     check.one_of(get_args(Moments), moments=moments)
     if moments == "none" and alpha is not None:
         raise ValueError(f"alpha must be left out without moments, got {alpha}")
-    known: dict[str, Any] = {"num_classes": num_classes, "transform": transform}
+    known: dict[str, Any] = {
+        "num_classes": num_classes,
+        "transform": transform,
+        "shared": class_code,
+    }
     statistic = ClassSums(**known) if moments == "none" else ClassMoments(**known, alpha=alpha)
     estimator = Discriminant(statistic=statistic, prior=prior)
     gradient = ClippedGradient(

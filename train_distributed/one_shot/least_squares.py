@@ -7,13 +7,8 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from heads import (
-    least_squares_norm,
-    least_squares_sensitivity,
-    second_moments,
-    svec_scale,
-    symmetric,
-)
+from heads import second_moments, svec_scale, symmetric
+from heads.ranges import require_scale
 from pretrain import check
 from train_distributed.one_shot.class_prior import ClassPrior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
@@ -29,12 +24,16 @@ LEAST_RIDGE = 1e-12  # per row, for features of length about 1: rows that are al
 class ClassMoments(ClassSums):
     """Class sums, and second moments of the features alone.
 
-    What the moments share with the constant is Σ_k of the class sums, and N is public. The pair's
-    sensitivity is `heads.least_squares_sensitivity` with the constant, which for a² + α²r⁴ ≤ r² and
-    αr ≤ 1/√2 is that of the class sums alone.
+    What the moments share with the constant is Σ_k of the class sums, and N is public.
+    `heads.ClassCode` proves the pair's sensitivity, by default that of the class sums alone.
     """
 
     alpha: float | None = None  # weight of the moments in the joint noise; None: 1/(√2 r)
+
+    def validate(self) -> None:
+        """Checks α as well."""
+        super().validate()
+        require_scale("alpha", self.weight)
 
     @property
     def features(self) -> int:
@@ -43,7 +42,10 @@ class ClassMoments(ClassSums):
 
     @property
     def weight(self) -> float:
-        """α as given, or 1/(√2 r), with which the moments cost nothing."""
+        """α as given, or 1/(√2 r), with which moments of plain sums cost nothing.
+
+        With a code, the noise of both then falls by the factor (1 + A)/2.
+        """
         if self.alpha is not None:
             return self.alpha
         reach2 = self.transform.clip_norm**2 - self.transform.constant**2
@@ -52,12 +54,13 @@ class ClassMoments(ClassSums):
     @property
     def dimension(self) -> int:
         """d K + q(q + 1)/2: the class sums, and the triangle of the moments."""
-        return self.transform.dim * self.num_classes + self.features * (self.features + 1) // 2
+        return super().dimension + self.features * (self.features + 1) // 2
 
     @property
     def scale(self) -> Tensor:
-        """(dimension,) factors of a submission: 1 for the sums, α·svec for the raw triangle."""
-        sums = torch.ones(self.transform.dim * self.num_classes, dtype=torch.float64)
+        """(dimension,) factors of a submission: those of the sums, α·svec for the raw triangle."""
+        size = self.transform.dim * self.num_classes
+        sums = super().scale * torch.ones(size, dtype=torch.float64)
         return torch.cat([sums, svec_scale(self.features, self.weight)])
 
     @property
@@ -71,15 +74,6 @@ class ClassMoments(ClassSums):
         """n rows, each entry at most c, or α√2 c² after scaling."""
         c = self.transform.clip_norm
         return n * max(c, math.sqrt(2) * self.weight * c**2)
-
-    def record_sensitivity(self, sizes: Tensor) -> float:
-        """Joint sensitivity of the scaled submission; `heads.least_squares_sensitivity`."""
-        transform = self.transform
-        return least_squares_sensitivity(transform.clip_norm, self.weight, transform.constant)
-
-    def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """Joint norm of what a record adds to the scaled submission."""
-        return least_squares_norm(self.transform.clip_norm, self.weight, self.transform.constant)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, dimension) float64 class sums and moments of every user, unscaled."""
@@ -164,12 +158,15 @@ def build(
     num_classes: int,
     *,
     alpha: float | None = None,
+    class_code: float = 1.0,
     ridge: float | None = None,
     public_share: float = 0.0,
     prior: ClassPrior = "empirical",
 ) -> Method:
     """Method `least-squares`."""
-    statistic = ClassMoments(num_classes=num_classes, transform=transform, alpha=alpha)
+    statistic = ClassMoments(
+        num_classes=num_classes, transform=transform, shared=class_code, alpha=alpha
+    )
     estimator = RidgeRegression(
         statistic=statistic, ridge=ridge, public_share=public_share, prior=prior
     )

@@ -113,6 +113,7 @@ class Report(Mapping[str, Any]):
     method: str | None = None
     noise: str | None = None
     user_clip: float | None = None
+    class_code: float | None = None  # β; None: class sums as they are, or none
     class_prior: dict[str, float] | None = None
     rounds: Count = 1
     share_per_round: list[float] | None = None

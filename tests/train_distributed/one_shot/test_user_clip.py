@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("class-sums", {}),
     ("least-squares", {}),
     ("least-squares", {"alpha": 3.0}),
+    ("least-squares", {"class_code": 0.45}),
     ("softmax", {"l2_reg": 0.3}),
     ("svm", {"l2_reg": 30.0}),
     ("logistic", {"l2_reg": 0.3}),

@@ -27,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("class-sums", {}),
     ("least-squares", {}),
     ("least-squares", {"alpha": 3.0}),
+    ("least-squares", {"class_code": 0.45}),
     *((name, {"l2_reg": 30.0}) for name in ("softmax", "svm", "logistic")),
     ("softmax", {"l2_reg": 30.0, "solver": "sgd", "epochs": 3, "batch_size": 4}),
     ("softmax", {"l2_reg": 0.05}),

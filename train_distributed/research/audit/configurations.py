@@ -17,6 +17,7 @@ EVERY = (
     ("svm", SVM),
     ("logistic", SVM),
 )
+CODE = {"class_code": 0.45}
 CLIP = {"user_clip": 0.5}  # of users whose sums are several times as long
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 
@@ -46,6 +47,11 @@ def standing() -> tuple[Target | EvaluationTarget, ...]:
         Target("logistic", single, "discrete", SVM | {"prior": "equal"}),
         # an unusual weight of the second moments: the worst angle is neither 0 nor 180 degrees
         Target("least-squares", WorstCase(1, 2, 2, 2, tight), "float", {"alpha": 1.5}),
+        # coded classes: the worst record changes its label, or its features turn
+        Target("discriminant", pair, "float", CODE),
+        Target("class-sums", single, "discrete", CODE),
+        Target("least-squares", WorstCase(1, 2, 2, 3, tight), "float", CODE | {"alpha": 1.5}),
+        Target("discriminant", WorstCase(1, 3, 2, 2, by_user), "discrete", CODE | CLIP),
         # many classes, many users, more of them dishonest, all of them honest
         Target("svm", WorstCase(1, 2, 1, 10, tight), "float", SVM),
         Target("class-sums", WorstCase(40, 1, 2, 3, tight), "float"),

@@ -121,9 +121,7 @@ def test_a_sensitivity_of_half_is_found(
     monkeypatch.setattr(neighbours, "SOURCES", {})
     monkeypatch.setattr(neighbours, "COMPUTED", ())
     monkeypatch.setattr(neighbours, "METHODS", (("class-sums", {}),))
-    monkeypatch.setattr(
-        "train_distributed.one_shot.class_sums.class_sums_sensitivity", lambda *_: 1.0
-    )
+    monkeypatch.setattr("heads.class_codes.ClassCode.sensitivity", lambda *_: 1.0)
     found = [check for check in checks(pipeline) if check.command == "run"]
     assert any(check.broken for check in found)
 

@@ -51,6 +51,7 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("softmax", {"l2_reg": 0.3, "prior": "equal"}),
     ("svm", {"l2_reg": 0.3, "radius": 0.05}),
     ("discriminant", {"user_clip": 0.5}),
+    ("discriminant", {"class_code": 0.45}),
 )
 
 

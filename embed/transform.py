@@ -13,6 +13,7 @@ from embed.clip import add_constant_and_clip, check_bounds, check_finite
 from embed.directions import Directions, fitted_directions, moments, norm_quantile, scatter_of
 from embed.encoding import Encoding
 from embed.identity import known_rows
+from embed.known_classes import KnownClasses
 from embed.project import in_blocks, project
 from embed.public_rows import checked_blocks, content_hash
 from embed.store import EmbeddingSet
@@ -51,6 +52,7 @@ class PublicTransform:
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # private rows that an earlier version has taken out of the public set
     encoding: Encoding | None = None  # encoder of the public rows; None: unknown
+    known: KnownClasses | None = None  # public guesses of the private classes' means
 
     def __post_init__(self) -> None:
         check_bounds(self.clip_norm, self.constant)
@@ -84,7 +86,7 @@ class PublicTransform:
         unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
         centred = not (self.mean.any() or self.row_mean.any())
         white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
-        return centred and white and not self._rotates and not self._scatter
+        return centred and white and not (self._rotates or self._scatter or self.known)
 
     def same_rows(self, other: "PublicTransform") -> bool:
         """Whether both map every row alike; the rows they were fitted on may differ."""
@@ -92,8 +94,10 @@ class PublicTransform:
         return self is other or all(torch.equal(ours[name], theirs[name]) for name in ours)
 
     def same_scatter(self, other: "PublicTransform") -> bool:
-        """Whether both have the same class scatter, or none."""
-        ours, theirs = self._scatter, other._scatter
+        """Whether both have the same class scatter and the same guesses of classes, or none."""
+        ours, theirs = (
+            each._scatter | (each.known.tensors() if each.known else {}) for each in (self, other)
+        )
         return ours.keys() == theirs.keys() and all(
             torch.equal(ours[name], theirs[name]) for name in ours
         )
@@ -229,6 +233,9 @@ class PublicTransform:
         metadata = {"fitted_on": self.fitted_on, "dropped": str(self.dropped)}
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
+        if self.known is not None:
+            tensors |= {k: v.contiguous() for k, v in self.known.tensors().items()}
+            metadata |= self.known.metadata()
         with new_file(path) as partial:
             write_tensors(partial, tensors, metadata)
 
@@ -250,7 +257,7 @@ class PublicTransform:
 
         Args:
             tensors: by name.
-            **provenance: `fitted_on`, `seen`, `dropped` and `encoding`, where known.
+            **provenance: `fitted_on`, `seen`, `dropped`, `encoding` and `known`, where there.
 
         Raises:
             ValueError: a tensor is missing or the shapes do not fit together.

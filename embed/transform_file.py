@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embed.encoding import Encoding
+from embed.known_classes import KnownClasses
 from pretrain.tensor_file import read_tensors
 
 
@@ -15,7 +16,7 @@ def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by name, and their provenance.
 
     Returns:
-        Tensors, and `fitted_on`, `seen`, `dropped` and `encoding`; an older file lacks some.
+        Tensors, and `fitted_on`, `seen`, `dropped`, `encoding` and `known`; older files lack some.
 
     Raises:
         ValueError: missing, damaged or something else.
@@ -32,4 +33,5 @@ def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "seen": None if seen is None else seen.numpy().view(np.uint64),
         "dropped": int(dropped),
         "encoding": Encoding.in_metadata(metadata, path),
+        "known": KnownClasses.taken_from(tensors, metadata, path),
     }

@@ -1,8 +1,8 @@
-"""Gaussian classes from noised sums: posterior means and covariance under a public prior.
+"""Gaussian classes from noised sums: their common covariance, and Bayes' rule.
 
-Features u | class k ~ N(μ_k, W) and μ_k ~ N(g, t B): an empirical-Bayes model (Efron and Morris
-1973) whose B and a first guess of W come from public data, while t, and how far W is moved, come
+Features u | class k ~ N(μ_k, W): a first guess of W comes from public data, how far it is moved
 from the noised sums. All of it is post-processing of sums that are private already.
+`class_posterior` has the means.
 """
 
 import math
@@ -11,11 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-DECADES = 6.0  # scales t are sought between 10⁻⁶ and 10⁶
-LEAST_SCALE = 0.02  # of t: with few classes the evidence can vanish by chance
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
 LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
-CACHED = 1 << 16  # numbers of an array that stays in the cache
 SCORING_STEPS, CONVERGED = 50, 1e-12
 SURE = 2.0  # standard deviations that a variance must be above 0
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
@@ -23,86 +20,10 @@ LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Class means given noisy ones, less their common centre: N(mean_k, V_k)."""
+    """Class means given noised ones: N(mean_k, V_k)."""
 
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
-
-
-@dataclass(frozen=True)
-class Prior:
-    """N(g, t B) of class means, B = U diag(b) Uᵀ."""
-
-    values: Tensor  # (q,) b >= 0
-    vectors: Tensor  # (q, q) U
-
-    @classmethod
-    def of(cls, covariance: Tensor) -> "Prior":
-        """Prior of a (q, q) covariance B; negative eigenvalues, which rounding leaves, become 0."""
-        values, vectors = torch.linalg.eigh(covariance.double())
-        return cls(values.clamp(min=0), vectors)
-
-    def evidence(self, deviations: Tensor, noise: Tensor, scales: Tensor) -> Tensor:
-        """(m,) log marginal likelihood of noisy class means under each scale t, less a constant.
-
-        The mean g of the prior is not known: it is integrated out under a flat prior (restricted
-        maximum likelihood), so that K − 1 degrees of freedom are left.
-
-        Args:
-            deviations: (q, K) noisy class means less any common point.
-            noise: (K,) standard deviation τ_k of an entry of a noisy mean.
-            scales: (m,) t.
-        """
-        noisy = self.vectors.T @ deviations
-        together = max(1, CACHED // noisy.numel())
-        return torch.cat([self._evidence(noisy, noise, each) for each in scales.split(together)])
-
-    def _evidence(self, noisy: Tensor, noise: Tensor, scales: Tensor) -> Tensor:
-        variance = scales[:, None, None] * self.values[:, None] + noise.square()
-        variance = variance.clamp(min=torch.finfo(torch.float64).tiny)
-        centre, spread = weighted_mean(noisy, variance)
-        squares = (noisy - centre[..., None]).square()
-        per_class = (variance.log() + squares / variance).sum((1, 2))
-        return -0.5 * (per_class - spread.log().sum(1))
-
-    def fitted(self, deviations: Tensor, noise: Tensor) -> tuple[float, float]:
-        """The scale t of most evidence, at least `LEAST_SCALE`, and its evidence.
-
-        Sought on a grid of a tenth of a decade, then between the neighbours of its best point.
-        """
-        low, high = -DECADES, DECADES
-        for points in (121, 41, 41):
-            scales = torch.logspace(low, high, points, dtype=torch.float64)
-            found = self.evidence(deviations, noise, scales)
-            best, step = int(found.argmax()), (high - low) / (points - 1)
-            centre = low + best * step
-            low, high = centre - step, centre + step
-        return max(float(scales[best]), LEAST_SCALE), float(found[best])
-
-    def posterior(
-        self, deviations: Tensor, noise: Tensor, scale: float, shares: Tensor
-    ) -> Posterior:
-        """Class means that are moved towards their common centre as far as noise asks.
-
-        In a direction of eigenvalue b a noisy mean d_k ~ N(g, tb + τ_k²), so g is the mean of all
-        with weights 1/(tb + τ_k²), of variance s². The mean is g + k (d_k − g) with
-        k = tb/(tb + τ_k²), its variance k τ_k² + (1 − k)² s².
-
-        Args:
-            deviations: (q, K) d, noisy class means less any common point.
-            noise: (K,) τ_k.
-            scale: t; infinite: no prior.
-            shares: (K,) n_k/N.
-        """
-        noisy, variance = self.vectors.T @ deviations, noise.square()
-        prior = scale * self.values[:, None].expand(-1, len(noise))
-        total = (prior + variance).clamp(min=1e-300)
-        kept = torch.where(prior.isinf(), 1.0, prior / total)
-        centre, spread = weighted_mean(noisy, total)
-        means = centre[:, None] + kept * (noisy - centre[:, None])
-        common = torch.where(kept == 1, 0.0, (1 - kept).square() * spread[:, None])
-        left = (kept * variance + common) @ shares
-        return Posterior(self.vectors @ means, self.vectors * left @ self.vectors.T)
 
 
 @dataclass(frozen=True)
@@ -125,25 +46,12 @@ class Gaussians:
         return self.means.mT[classes] + white @ torch.linalg.cholesky(self.covariance).mT
 
 
-def weighted_mean(values: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., q) mean over the last dimension with weights 1/variance, and its own variance.
+def within_class(moments: Tensor, posterior: Posterior, shares: Tensor) -> Tensor:
+    """(q, q) W_priv = M/N − Σ (n_k/N) μ_k μ_kᵀ − Σ (n_k/N) V_k.
 
-    Where all variances are infinite all weigh alike.
+    M/N are the noised (q, q) `moments`, n_k/N the (K,) `shares`.
     """
-    weights = variance.amin(-1, keepdim=True) / variance
-    weights = torch.where(weights.isnan(), 1.0, weights)
-    total = weights.sum(-1)
-    return (weights * values).sum(-1) / total, variance.amin(-1) / total
-
-
-def within_class(moments: Tensor, centre: Tensor, posterior: Posterior, shares: Tensor) -> Tensor:
-    """(q, q) W_priv = M/N − g gᵀ − Σ (n_k/N)(μ_k − g)(μ_k − g)ᵀ − Σ (n_k/N) V_k.
-
-    M/N are the noised (q, q) `moments`, g is the (q,) `centre` of all rows, n_k/N the (K,)
-    `shares`.
-    """
-    between = posterior.means * shares @ posterior.means.T
-    return moments - torch.outer(centre, centre) - between - posterior.covariance
+    return moments - posterior.means * shares @ posterior.means.mT - posterior.covariance
 
 
 def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:

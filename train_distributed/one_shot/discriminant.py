@@ -12,10 +12,17 @@ from pretrain import check
 from train_distributed.one_shot.class_gaussians import (
     Gaussians,
     Posterior,
-    Prior,
     conditioned,
     moved_covariance,
     within_class,
+)
+from train_distributed.one_shot.class_posterior import (
+    FREE_SHIFT,
+    Guess,
+    NoisyMeans,
+    believed,
+    scales_about_one,
+    scales_from,
 )
 from train_distributed.one_shot.class_prior import ClassPrior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
@@ -27,7 +34,9 @@ from train_distributed.one_shot.statistic import NoisedSum
 
 Moments = Literal["all", "none"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
-DECISIVE = math.log(10)  # evidence that a prior must have beside that which is always there
+DECISIVE = math.log(10)  # evidence for B_pub beside C, which hides less where it is wrong
+TRUSTED = 5.0  # log odds of a guess from a public source against none, before any evidence
+LEAST_SCALE = 0.02  # t of C: with few classes the evidence can vanish by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,38 +77,43 @@ class Discriminant(ClassSumsEstimator):
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """
-        rows = noised.rows
+        rows, transform = noised.rows, self.statistic.transform
         sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
         shares = counts / rows
-        centre = sums[1:].sum(1) / rows
-        deviations = sums[1:] / counts - centre[:, None]
-        posterior = self._posterior(deviations, noised.noise_std / counts, shares)
-        transform = self.statistic.transform
+        common = self.statistic.common_noise
+        noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, shares, common)
+        posterior, _ = self.posterior(noisy)
         known = transform.within_class  # of labelled public rows; without labels that of all
         known = transform.covariance[1:, 1:] if known is None else known
         covariance = conditioned(known.double(), PUBLIC_SHRINKAGE)
         if isinstance(self.statistic, ClassMoments):
             noise = self.statistic.moment_std(noised) / rows
             moments = self.statistic.moments(noised) / rows
-            private = within_class(moments, centre, posterior, shares)
+            private = within_class(moments, posterior, shares)
             covariance = conditioned(moved_covariance(covariance, private, noise))
-        means = centre[:, None] + posterior.means
-        return Gaussians(means, covariance + posterior.covariance, shares)
+        return Gaussians(posterior.means, covariance + posterior.covariance, shares)
 
-    def _posterior(self, deviations: Tensor, noise: Tensor, shares: Tensor) -> Posterior:
-        """Posterior of the class means, by the prior C or the public classes' B_pub.
+    def posterior(self, noisy: NoisyMeans) -> tuple[Posterior, dict[str, float]]:
+        """Posterior of the class means, and the probability of each guess by its source.
 
-        B_pub is taken where the means make it ten times as likely as C: a wrong one hides what its
-        classes did not show, with two classes above all.
+        With nothing known of the classes they scatter about the public mean as the public rows do,
+        C, or as labelled public classes do, B_pub, where the means make that ten times as likely: a
+        wrong one hides what its classes did not show, with two classes above all. Under C the
+        centre of the classes is the noised sum's alone: for private pictures of another kind than
+        the public ones, no estimate of how far they are shifted served the smaller class as well.
         """
-        prior = Prior.of(self.statistic.transform.covariance[1:, 1:])
-        scale, evidence = prior.fitted(deviations, noise)
-        if self.statistic.transform.between_class is not None:
-            other = Prior.of(self.statistic.transform.between_class)
-            fitted, found = other.fitted(deviations, noise)
-            if found > evidence + DECISIVE:
-                prior, scale = other, fitted
-        return prior.posterior(deviations, noise, scale, shares)
+        transform = self.statistic.transform
+        covariance = transform.covariance[1:, 1:].double()
+        means = transform.row_mean[1:, None].double()
+        free = scales_from(LEAST_SCALE)
+        guesses = [Guess("nothing", means, covariance, free, shifts=(FREE_SHIFT,))]
+        one = scales_about_one()
+        if (between := transform.between_class) is not None:
+            guesses.append(Guess("public classes", means, between.double(), one, -DECISIVE))
+        for each in transform.known.guesses if transform.known else ():
+            trusted = TRUSTED * each.sources
+            guesses.append(Guess(each.source, each.means, each.covariance, one, trusted))
+        return believed(noisy, guesses, covariance)
 
 
 def build(
@@ -124,6 +138,8 @@ def build(
         "transform": transform,
         "shared": class_code,
     }
+    if transform.known is not None:
+        transform.known.check_classes((), num_classes)
     statistic = ClassSums(**known) if moments == "none" else ClassMoments(**known, alpha=alpha)
     estimator = Discriminant(statistic=statistic, prior=prior)
     gradient = ClippedGradient(

@@ -1,0 +1,197 @@
+"""Posterior of class means under public guesses: brute force, integration, and no harm done."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from train_distributed.one_shot.class_posterior import (
+    FREE_SHIFT,
+    Guess,
+    NoisyMeans,
+    Scales,
+    believed,
+    scales_about_one,
+    scales_from,
+    weighed,
+)
+
+Q, K = 3, 4
+DRAW = torch.Generator()
+
+
+def covariance(dim: int, seed: int) -> Tensor:
+    root = torch.randn(dim, 2 * dim, generator=DRAW.manual_seed(seed), dtype=torch.float64)
+    return root @ root.T / root.shape[1]
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=DRAW.manual_seed(seed), dtype=torch.float64)
+
+
+def one_scale(t: float) -> Scales:
+    return Scales(torch.tensor([t], dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+
+
+def case(noise: list[float], common: float, seed: int = 1) -> tuple[NoisyMeans, Guess, Tensor]:
+    """V and C share their eigenvectors, as C's off-diagonal entries are left out."""
+    v, between = torch.tensor([2.0, 0.5, 0.1]).double(), torch.linalg.eigh(covariance(Q, 2))[1]
+    own = between * v @ between.T
+    shift = between * torch.tensor([1.0, 3.0, 0.2]).double() @ between.T
+    tau = torch.tensor(noise, dtype=torch.float64)
+    noisy = NoisyMeans(randn(Q, K, seed=seed), tau, tau.reciprocal() / (1 / tau).sum(), common)
+    return noisy, Guess("guess", randn(Q, K, seed=seed + 1), own, one_scale(0.7)), shift
+
+
+def joint(noisy: NoisyMeans, guess: Guess, shift: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Prior covariance of all means, and that of all noised ones, (K q, K q), as written down."""
+    eye, ones = torch.eye(Q, dtype=torch.float64), torch.ones(K, K, dtype=torch.float64)
+    scale = float(guess.scales.values[0])
+    prior = torch.kron(torch.eye(K).double(), scale * guess.covariance)
+    prior = prior + gamma * torch.kron(ones, shift)
+    tau = noisy.noise
+    noise = tau.square().diag() + noisy.common * torch.outer(tau, tau)
+    return prior, prior + torch.kron(noise, eye)
+
+
+@pytest.mark.parametrize("common", [0.0, 1.7])
+@pytest.mark.parametrize("gamma", [0.1, 10.0])
+def test_with_equal_noise_it_is_the_posterior_of_the_joint_gaussian(
+    common: float, gamma: float
+) -> None:
+    noisy, guess, shift = case([0.8] * K, common=common)
+    prior, total = joint(noisy, guess, shift, gamma)
+    gain = prior @ torch.linalg.inv(total)
+    residual = (noisy.means - guess.means).T.flatten()
+    expected = guess.means + (gain @ residual).unflatten(0, (K, Q)).T
+    found = weighed(noisy, replace(guess, shifts=(gamma,)), shift)
+    if common:  # h is estimated beside a g that is free: near, not equal
+        assert float((found.means - expected).norm() / expected.norm()) < 0.25
+        return
+    assert torch.allclose(found.means, expected, atol=1e-9)
+    left = prior - gain @ prior
+    spread = sum(left[Q * k : Q * k + Q, Q * k : Q * k + Q] for k in range(K)) / K
+    assert torch.allclose(found.covariance, torch.as_tensor(spread), atol=1e-9)
+
+
+@pytest.mark.parametrize("common", [0.0, 1.7])
+def test_a_free_shift_leaves_the_centre_to_the_sum_whatever_the_noise(common: float) -> None:
+    noisy, guess, shift = case([0.1, 0.4, 0.8, 2.0], common=common)
+    prior, total = joint(noisy, guess, shift, 1e9)
+    residual = (noisy.means - guess.means).T.flatten()
+    expected = guess.means + (prior @ torch.linalg.solve(total, residual)).unflatten(0, (K, Q)).T
+    found = weighed(noisy, replace(guess, shifts=(1e9,)), shift)
+    assert torch.allclose(found.means, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("common", [0.0, 1.7])
+def test_evidence_of_a_scale_is_the_density_of_contrasts(common: float) -> None:
+    noisy, guess, shift = case([0.1, 0.4, 0.8, 2.0], common=common)
+    contrasts = torch.tensor([[1, -1, 0, 0], [1, 1, -2, 0], [1, 1, 1, -3]], dtype=torch.float64)
+    many = torch.kron(contrasts, torch.eye(Q, dtype=torch.float64))
+    residual = (noisy.means - guess.means).T.flatten()
+    found, expected = [], []
+    for t in (0.1, 1.0, 9.0):
+        each = replace(guess, scales=one_scale(t))
+        _, total = joint(noisy, each, shift, 0.0)
+        law = torch.distributions.MultivariateNormal(
+            torch.zeros(9, dtype=torch.float64), many @ total @ many.T
+        )
+        expected.append(float(law.log_prob(many @ residual)))
+        found.append(weighed(noisy, each, shift).evidence)
+    ours, theirs = (torch.tensor(each, dtype=torch.float64).diff() for each in (found, expected))
+    assert torch.allclose(ours, theirs, atol=1e-8)
+
+
+def test_a_mixture_over_scales_and_shifts_is_the_integral_over_them() -> None:
+    """One feature, two classes: μ_1 by quadrature over g, e_1 and e_2 under a grid of t and γ."""
+    noise = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    d, m = torch.tensor([[0.9, -0.3]]).double(), torch.tensor([[0.4, 0.1]]).double()
+    scales, shifts = scales_about_one(), (0.1, 10.0)
+    value, spread = 0.3, 0.6
+    guess = Guess("guess", m, torch.full((1, 1), value).double(), scales, shifts=shifts)
+    noisy = NoisyMeans(d, noise, torch.full((2,), 0.5).double())
+    found = weighed(noisy, guess, torch.full((1, 1), spread).double())
+    line = torch.linspace(-12, 12, 1201, dtype=torch.float64)
+    total, mean, square = 0.0, 0.0, 0.0
+    for t, log_prior in zip(scales.values, scales.log_prior, strict=True):
+        contrast = math.sqrt(2 * (t * value + 0.25))
+        weight = math.exp(
+            float(log_prior - ((d - m)[0, 0] - (d - m)[0, 1]) ** 2 / (2 * contrast**2))
+        )
+        weight /= contrast
+        of_shift = []
+        for gamma in shifts:
+            s = t * value + 0.25
+            density = torch.exp(-line.square() / (2 * gamma * spread)) / math.sqrt(gamma * spread)
+            for k in range(2):
+                density = density * torch.exp(-((d - m)[0, k] - line).square() / (2 * s))
+            own = (m + line[:, None] + t * value / s * (d - m - line[:, None])).T  # (2, points)
+            mass = density.sum()
+            first, var = (density * own).sum(1) / mass, t * value * 0.25 / s
+            second = (density * own.square()).sum(1) / mass + var
+            odds = float(mass) * math.exp(-math.log10(gamma))
+            of_shift.append((odds, first, second))
+        norm = sum(odds for odds, _, _ in of_shift)
+        total += weight
+        mean = mean + weight * sum(odds * first for odds, first, _ in of_shift) / norm
+        square = square + weight * sum(odds * second for odds, _, second in of_shift) / norm
+    mean, square = torch.as_tensor(mean / total), torch.as_tensor(square / total)
+    assert torch.allclose(found.means[0], mean, atol=1e-5)
+    # C over γ: what γ leaves open is of the common shift, pulled by 1 − keep as at any one γ
+    assert float(found.covariance) == pytest.approx(
+        float((square - mean.square()).mean()), rel=0.02
+    )
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.5, 3.0])
+def test_no_guess_does_harm_and_a_right_one_serves(tau: float) -> None:
+    """Draws from the model: right guess, wrong guess beside none, and none, against noisy means."""
+    dim, classes = 12, 10
+    between, spread = covariance(dim, 9), covariance(dim, 10)
+    root, noise = torch.linalg.cholesky(between), torch.full((classes,), tau, dtype=torch.float64)
+    shares, draw = torch.full_like(noise, 1 / classes), torch.Generator().manual_seed(11)
+    risks = torch.zeros(4, dtype=torch.float64)
+    one, zero = scales_about_one(), torch.zeros(dim, 1, dtype=torch.float64)
+    none = Guess("none", zero, between, one)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    for _ in range(60):
+        guessed = math.sqrt(0.8) * root @ normal(dim, classes)
+        truth = guessed + math.sqrt(0.2) * root @ normal(dim, classes)
+        noisy = NoisyMeans(truth + tau * normal(dim, classes), noise, shares)
+        right = Guess("right", guessed, 0.2 * between, one, 5.0)
+        wrong = Guess("wrong", guessed.roll(1, 1), 0.2 * between, one, 5.0)
+        tried = ([none], [none, right], [none, wrong])
+        for place, guesses in enumerate(tried):
+            found, odds = believed(noisy, guesses, spread)
+            risks[place] += (found.means - truth).square().sum()
+            assert sum(odds.values()) == pytest.approx(1)
+        risks[3] += (noisy.means - truth).square().sum()
+    nothing, right, wrong, plain = risks.tolist()
+    assert nothing <= 1.01 * plain
+    assert right <= 1.005 * nothing
+    if tau < 1:  # the sum says that it is wrong
+        assert wrong <= 1.02 * nothing
+        assert tau < 0.1 or right < 0.9 * nothing
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-9, 1e9])
+@pytest.mark.parametrize("rank", [0, 1, Q])
+def test_extremes_stay_finite(std: float, rank: int) -> None:
+    root = randn(Q, Q, seed=3)[:, :rank]
+    noisy = NoisyMeans(randn(Q, 2, seed=4), torch.full((2,), std).double(), torch.full((2,), 0.5))
+    noisy = replace(noisy, shares=noisy.shares.double(), common=0.5)
+    guesses = [
+        Guess("some", randn(Q, 2, seed=5), root @ root.T, scales_about_one()),
+        Guess("free", randn(Q, 1, seed=6), root @ root.T, scales_from(0.02), shifts=(FREE_SHIFT,)),
+    ]
+    for covariance_of_all in (root @ root.T, torch.eye(Q, dtype=torch.float64)):
+        found, odds = believed(noisy, guesses, covariance_of_all)
+        assert found.means.isfinite().all()
+        assert found.covariance.isfinite().all()
+        assert sum(odds.values()) == pytest.approx(1)

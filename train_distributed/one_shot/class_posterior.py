@@ -1,0 +1,161 @@
+"""Class means from noised sums and from what is public about the classes.
+
+In each of q features, class k of n_k rows has a noised mean d_k, and a public guess m_k:
+
+    d_k ~ N(μ_k + τ_k h, τ_k²),   τ_k = σ/n_k,   h ~ N(0, c)
+    μ_k = m_k + g + e_k,          e_k ~ N(0, t V),   g ~ N(0, γ C)
+
+V says how wrong the guess is, t is its scale; g is a shift that all classes share, as private
+pictures are darker or blurrier than public ones, C the public covariance; c is what the noise of
+all classes has in common (0: nothing). Guesses, t and γ are weighed by their evidence, so that a
+guess which the sum contradicts does no harm. All of it is post-processing of a private sum.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from train_distributed.one_shot.class_gaussians import Posterior
+
+FREE_SHIFT = 1e4  # γ that leaves the common shift to the noised sum
+SHIFTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, FREE_SHIFT)
+SHIFT_ODDS = 1.0  # log odds of a γ against one of a tenth
+FACTOR = 3.0  # one standard deviation of a guess's t about 1
+LEAST_VALUE = 1e-6  # of V, over the mean eigenvalue of C
+TINY = 1e-60
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales t that are tried, and their (T,) logarithms of prior probability."""
+
+    values: Tensor
+    log_prior: Tensor
+
+
+def scales_about_one() -> Scales:
+    """Eleven between .1 and 10, log-normal about 1 with a standard deviation of one `FACTOR`."""
+    values = torch.logspace(-1, 1, 11, dtype=torch.float64)
+    return Scales(values, torch.log_softmax(-0.5 * (values.log() / math.log(FACTOR)).square(), 0))
+
+
+def scales_from(least: float) -> Scales:
+    """Thirty between `least` and 10⁴, alike in logarithm."""
+    values = torch.logspace(math.log10(least), 4, 30, dtype=torch.float64)
+    return Scales(values, torch.full_like(values, -math.log(30)))
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Public guess of the class means: N(m_k + g, t V)."""
+
+    source: str
+    means: Tensor  # (q, K) m, or (q, 1) for all classes
+    covariance: Tensor  # (q, q) V
+    scales: Scales
+    log_prior: float = 0.0  # log odds among the guesses
+    shifts: tuple[float, ...] = SHIFTS
+
+
+@dataclass(frozen=True)
+class NoisyMeans:
+    """Class means of a noised sum."""
+
+    means: Tensor  # (q, K) d
+    noise: Tensor  # (K,) τ
+    shares: Tensor  # (K,) n_k/N
+    common: float = 0.0  # c
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Posterior of the class means under one guess, t and γ weighed."""
+
+    evidence: float  # log marginal likelihood, prior of t and γ included
+    means: Tensor  # (q, K)
+    covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+
+
+def believed(
+    noisy: NoisyMeans, guesses: Sequence[Guess], covariance: Tensor
+) -> tuple[Posterior, dict[str, float]]:
+    """Posterior over all guesses, and the probability of each.
+
+    Args:
+        noisy: class means.
+        guesses: at least one.
+        covariance: (q, q) C, public.
+
+    Returns:
+        Means (q, K) and covariance of a mixture; probabilities by name.
+    """
+    found = [weighed(noisy, guess, covariance) for guess in guesses]
+    logs = torch.tensor(
+        [each.evidence + guess.log_prior for each, guess in zip(found, guesses, strict=True)],
+        dtype=torch.float64,
+    )
+    weights = torch.softmax(logs, 0)
+    means = torch.einsum("g,gqk->qk", weights, torch.stack([each.means for each in found]))
+    spread = torch.zeros_like(covariance)
+    for weight, each in zip(weights, found, strict=True):
+        apart = each.means - means
+        spread += weight * (each.covariance + apart * noisy.shares @ apart.mT)
+    names = [guess.source for guess in guesses]
+    return Posterior(means, spread), dict(zip(names, weights.tolist(), strict=True))
+
+
+def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
+    """Posterior under one guess, over its scales t and the shifts' γ.
+
+    In an eigendirection of V with eigenvalue v, r_k = d_k − m_k and s_k = t v + τ_k²; g^ and h^ are
+    the generalised least squares estimates of g, under a flat prior, and of h:
+
+        r ~ N(g 1, diag(s) + c ττᵀ),    g^ ~ N(g, a),    g ~ N(0, G),  G = γ times C's variance
+        μ_k = m_k + g° + κ(g^ − g°) + keep_k (r_k − g^ − τ_k h^),  keep_k = t v/s_k
+        g° = G/(G + a) g^
+
+    t is weighed by the density of contrasts between classes, in which g does not occur, and γ by
+    that of g^ given t. With κ = Σ (n_k/N) keep_k this is the joint posterior where all τ_k are
+    equal. Elsewhere the joint posterior would have keep_k g^ − keep_k g° in place of κ(g^ − g°):
+    where γ is wrong, the classes would differ along the shift, and the largest take all rows.
+    """
+    values, vectors = torch.linalg.eigh(guess.covariance.double())
+    floor = LEAST_VALUE * covariance.diagonal().mean().clamp(min=TINY)
+    values = values.clamp(min=float(floor))
+    shift = ((vectors.mT @ covariance) * vectors.mT).sum(1).clamp(min=float(floor))  # (q,)
+    prior = vectors.mT @ guess.means.double()
+    residual = vectors.mT @ noisy.means - prior  # (q, K)
+    tau, c = noisy.noise, noisy.common
+    s = guess.scales.values[:, None, None] * values[:, None] + tau.square()  # (T, q, K)
+    inverse = 1 / s
+    keep = 1 - tau.square() * inverse
+    ones, both, own = ((inverse * tau**power).sum(2) for power in (0, 1, 2))  # (T, q)
+    gram = (ones * own - both.square()).clamp(min=0)
+    by_ones, by_tau = (inverse * residual).sum(2), (inverse * tau * residual).sum(2)
+    total = ones + c * gram
+    centre = ((1 + c * own) * by_ones - c * both * by_tau) / total  # g^
+    common = c * (ones * by_tau - both * by_ones) / total  # h^
+    unsure = (1 + c * own) / total  # a
+    rest = residual - centre[..., None]
+    fit = (rest.square() * inverse).sum(2) - common * (by_tau - both * centre)
+    contrasts = guess.scales.log_prior - 0.5 * (s.log().sum(2) + fit + total.log()).sum(1)  # (T,)
+    gamma = torch.tensor(guess.shifts, dtype=torch.float64)
+    wide = gamma[:, None, None] * shift  # (Γ, 1, q) G
+    of_shift = -0.5 * ((wide + unsure).log() + centre.square() / (wide + unsure)).sum(2)
+    odds = torch.softmax(of_shift - SHIFT_ODDS * gamma.log10()[:, None], 0)[..., None]  # (Γ, T, 1)
+    kept = wide / (wide + unsure)
+    shared = (odds * kept).sum(0) * centre  # g°
+    open_shift = (odds * (kept * unsure + (kept * centre).square())).sum(0) - shared.square()
+    pulled = shared + (keep @ noisy.shares) * (centre - shared)
+    means = pulled[..., None] + keep * (rest - tau * common[..., None])  # (T, q, K)
+    noise = c * ones / total
+    left = keep * tau.square() + (1 - keep).square() * open_shift[..., None]
+    left = left + (keep * tau).square() * noise[..., None]
+    weights = torch.softmax(contrasts, 0)[:, None, None]
+    mean = (weights * means).sum(0)
+    left = (weights * (left + (means - mean).square())).sum(0) @ noisy.shares
+    evidence = torch.logsumexp(contrasts, 0)
+    return Weighed(float(evidence), vectors @ (prior + mean), vectors * left @ vectors.mT)

@@ -10,6 +10,7 @@ MENU = Menu(
     words="Embeddings: extraction, import, public transform, plots.",
     entries=(
         Entry("run", "embed.run:Run"),
+        Entry("concat", "embed.concat:Concat"),
         Entry("exclude", "embed.run:Exclude"),
         Entry("hold-out", "embed.hold_out:HoldOut"),
         Entry("fit-transform", "embed.run:FitTransform"),

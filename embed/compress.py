@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embed.clip import check_finite
-from embed.directions import moments, principal_directions
+from embed.directions import balanced, moments, principal_directions
 from embed.project import project, within
 from embed.store import EmbeddingSet, columns
 from embed.transform import PublicTransform
@@ -43,8 +43,9 @@ class Compression:
         """
         check.within(f"[1, {public.dim}]", components=components)
         mean, second = moments(_checked(block) for block in public.blocks())
-        covariance = second - torch.outer(mean, mean)
+        units, covariance = balanced(second - torch.outer(mean, mean), public.parts)
         variances, basis = principal_directions(covariance, components)
+        basis = units[:, None] * basis
         share = (covariance.trace() / public.dim) / (variances.sum() / components)
         return cls(mean, basis.contiguous(), float(share))
 
@@ -60,9 +61,8 @@ class Compression:
             rows = project(_checked(block), self.mean, self.basis, scale)
             coordinates[start : start + len(block)] = within(rows, FLOAT32).numpy()
             start += len(block)
-        return EmbeddingSet(
-            embeddings=coordinates, **columns(embeddings), meta=embeddings.meta_of_rows
-        )
+        meta = {name: value for name, value in embeddings.meta_of_rows.items() if name != "parts"}
+        return EmbeddingSet(embeddings=coordinates, **columns(embeddings), meta=meta)
 
     def fit_transform(
         self,

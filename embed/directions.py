@@ -1,6 +1,6 @@
 """Public directions that a transform keeps, and the moments and class scatter behind them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -25,7 +25,9 @@ def fitted_directions(
     whiten: bool,
     shrinkage: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre m (p,), directions P (p, q) of length 1 and units s (q,): x -> Pᵀ(x − m)/s.
+    """Centre m (p,), directions P (p, q) and units s (q,): x -> Pᵀ(x − m)/s.
+
+    Rows of several encoders are brought to the same public variance each, which P contains.
 
     Args:
         public: the public set, with labels or without.
@@ -42,19 +44,42 @@ def fitted_directions(
     covariance = second - torch.outer(mean, mean)
     if not covariance.isfinite().all():
         raise ValueError("public rows must have finite second moments, got an overflow")
+    units, covariance = balanced(covariance, parts_of(public))
     if kind == "principal":
         variances, basis = principal_directions(covariance, components)
+        basis = units[:, None] * basis
         if not whiten:
             return mean, basis, torch.ones(components, dtype=torch.float64)
         average = covariance.trace() / len(mean)
         return mean, basis, whitening_scale(variances, average, shrinkage)
-    _, basis = principal_directions(covariance, max(components, RESTRICTED))
+    basis = units[:, None] * principal_directions(covariance, max(components, RESTRICTED))[1]
     within, between = scatter_of(public, lambda rows: (rows.double() - mean) @ basis)
     if within is None or between is None:
         raise ValueError(f"public must have labels of two classes for directions {kind!r}")
     directions = basis @ separating(within, between, components, *MIXTURES[kind])
     lengths = torch.linalg.vector_norm(directions, dim=0)
     return mean, signed(directions / lengths), 1 / lengths
+
+
+def parts_of(public: object) -> tuple[int, ...]:
+    """Columns of each encoder of a set's rows; empty for rows of one."""
+    return public.parts if isinstance(public, EmbeddingSet) else ()
+
+
+def balanced(covariance: Tensor, parts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(p,) factors with which all parts of a row have one variance in all, and (p, p) in them.
+
+    Examples:
+        >>> units, scaled = balanced(torch.diag(torch.tensor([1.0, 3.0, 16.0])), (2, 1))
+        >>> scaled.diagonal()
+        tensor([ 2.5000,  7.5000, 10.0000])
+    """
+    if len(parts) < 2:
+        return covariance.new_ones(len(covariance)), covariance
+    variances = torch.stack([part.sum() for part in covariance.diagonal().split(list(parts))])
+    equal = (variances.mean() / variances).sqrt().where(variances > 0, 1.0)
+    units = equal.repeat_interleave(torch.tensor(parts))
+    return units, units[:, None] * covariance * units
 
 
 def separating(

@@ -6,8 +6,8 @@ fitted on, and where two of them meet they are compared.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,37 @@ class Encoding:
             if not isinstance(value, str):
                 raise ValueError(f"{name} of an encoding must be text, got {value!r:.200}")
         return cls(**words, preprocess=Preprocess.from_json(fields["preprocess"]))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Encoding"]) -> "Encoding":
+        """Encoding of rows side by side, as if `concat:` had made them at once.
+
+        Raises:
+            ValueError: fewer than two, rows that are joined already, or inverted in part.
+        """
+        from pretrain.encoders.concat import PREFIX, Part, hash_of_parts, joined
+
+        invert = parts[0].preprocess.invert if parts else False
+        single = [part for part in parts if not part.encoder.startswith(PREFIX)]
+        if len(single) < 2 or len(single) < len(parts):
+            raise ValueError(f"sets must be two of one encoder each, or more, got {len(single)}")
+        if any(part.preprocess.invert != invert for part in parts):
+            raise ValueError("sets must all be of inverted pictures, or none, got some")
+        prepared = [replace(part.preprocess, invert=False) for part in parts]
+        sizes = [
+            p.image_size if p == Preprocess(image_size=p.image_size) else None for p in prepared
+        ]
+        named = [
+            Part(part.encoder, size if isinstance(size, int) else None, None)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        hashes = [part.encoder_hash for part in parts]
+        return cls(
+            encoder=joined(named),
+            encoder_hash=hash_of_parts(zip(hashes, prepared, strict=True)),
+            weights="+".join(part.weights for part in parts),
+            preprocess=Preprocess(invert=invert),
+        )
 
     def metadata(self) -> dict[str, str]:
         """For the metadata of a safetensors file, which holds text only."""

@@ -27,6 +27,7 @@ from pretrain.cli.output import refuse_existing
 from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
+from pretrain.encoders.concat import Concat
 from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
@@ -87,6 +88,8 @@ def extract(
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
     }
+    if isinstance(encoder, Concat):
+        meta |= {"parts": encoder.widths}
     if test_share is not None:
         meta |= {"test_share": test_share}
     begun = plan_of(out)

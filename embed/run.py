@@ -28,11 +28,12 @@ class Run(ExtractOptions, ImageOptions):
     encoder: str = "simclr-small"
     """timm:NAME, hf:NAME, hf:DIR, open_clip:NAME, open_clip:DIR, simclrv2:NAME, resnet50-v1, the
     path of a checkpoint, or the encoder that is shipped here. `mirrored:` before any of these
-    averages over a picture and its mirror image."""
+    averages over a picture and its mirror image. `concat:A@128+B@144` puts the embeddings of
+    several side by side, each of pictures scaled to its own number of pixels."""
     weights: str | None = None
     """Weights for an --encoder that is named by its architecture: a file, "random" for an untrained
     network, "hub", or for timm "package". Checkpoints, hf models and the shipped encoder have their
-    own."""
+    own. For `concat:` one for all parts that need some, or one for each, joined by +."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     image_size: int | None = None

@@ -144,6 +144,18 @@ class EmbeddingSet:
         return Encoding.of(self.meta)
 
     @property
+    def parts(self) -> tuple[int, ...]:
+        """Columns of each encoder whose rows lie side by side; empty for rows of one encoder.
+
+        Raises:
+            ValueError: they do not come to all columns.
+        """
+        parts = () if "transform" in self.meta else tuple(self.meta.get("parts", ()))
+        if parts and not (all(type(part) is int for part in parts) and sum(parts) == self.dim):
+            raise ValueError(f"parts must be whole and come to {self.dim} columns, got {parts}")
+        return parts
+
+    @property
     def held_out_seed(self) -> int | None:
         """Seed of the held-out rows; None: no rows are held out, or the operating system drew."""
         held_out = self.meta.get("held_out")

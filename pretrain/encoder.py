@@ -11,18 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_file
+from pretrain.encoders import concat
 from pretrain.encoders.base import Encoder
+from pretrain.encoders.concat import Concat, hash_of_parts, joined, parts_of
 from pretrain.encoders.mirrored import PREFIX, Mirrored, within
 from pretrain.encoders.weights import load_weights
-from pretrain.preprocess import Size
+from pretrain.preprocess import Preprocess, Size
 from pretrain.tensor_file import read_tensors, write_tensors
 
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (
     *("timm:NAME", "hf:NAME", "hf:DIR", "open_clip:NAME", "open_clip:DIR", "simclrv2:NAME"),
     *("resnet50-v1", "a checkpoint's path", *SHIPPED, f"{PREFIX}any of these"),
+    f"{concat.PREFIX}several of them joined by +",
 )
 
 
@@ -36,11 +40,13 @@ def build_encoder(
             without), `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with weights, `hf:NAME` or
             `hf:DIR` of Hugging Face's transformers or `open_clip:DIR`; the path of one of our
             checkpoints, or an encoder shipped here ("simclr-small"). `mirrored:` before any of
-            these averages over a picture and its mirror image.
+            these averages over a picture and its mirror image; `concat:A@128+B` puts embeddings of
+            several beside one another, each of pictures of its own size.
         weights: required for an architecture, optional for a model, not taken by a checkpoint: a
             file ("simclrv2": written by `python -m pretrain convert`; "resnet50-v1": a state dict
             with torchvision's names), "random" for an untrained network, "hub" to download the
-            weights of the name, for timm "package" for those on the package index.
+            weights of the name, for timm "package" for those on the package index. Of several
+            encoders: see `concat.parts_of`.
         seed: seed of random weights.
         image_size: pixels of the input, for networks that are built for one size; None: the size
             that the name implies.
@@ -51,6 +57,18 @@ def build_encoder(
     Raises:
         ValueError: unknown name, no weights, or weights that do not belong to it.
     """
+    if name.startswith(concat.PREFIX):
+        check.left_out("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
+        parts = parts_of(name, weights, BUILDERS)
+        found = [build_encoder(n, weights=w, seed=seed, image_size=s) for n, s, w in parts]
+        sizes = [part.image_size for part in parts]
+        return Concat(
+            [(e, concat.prepared(e, s)) for e, s in zip(found, sizes, strict=True)]
+        ).eval()
+    if name.startswith(PREFIX + concat.PREFIX):
+        raise ValueError(
+            f"encoder must be concat:mirrored:A+B, not mirrored as a whole, got {name}"
+        )
     if name.startswith(PREFIX):
         inner = build_encoder(within(name), weights=weights, seed=seed, image_size=image_size)
         return Mirrored(inner).eval()
@@ -81,8 +99,13 @@ def origin(name: str, weights: str | None) -> str:
     """Origin of the weights of `build_encoder(name, weights=weights)`, in words.
 
     Returns:
-        "shipped", "package", "hub", "random" or "file NAME", its directory left out.
+        "shipped", "package", "hub", "random" or "file NAME", its directory left out; of several
+        encoders joined by +.
     """
+    if name.startswith(concat.PREFIX):
+        return "+".join(
+            origin(part.name, part.weights) for part in parts_of(name, weights, BUILDERS)
+        )
     name = within(name)
     if name in SHIPPED:
         return "shipped"
@@ -95,6 +118,9 @@ def origin(name: str, weights: str | None) -> str:
 
 def without_directory(name: str) -> str:
     """Name of an encoder for files that others read: a path is reduced to its last part."""
+    if name.startswith(concat.PREFIX):
+        parts = parts_of(name, None, ())
+        return joined([part._replace(name=without_directory(part.name)) for part in parts])
     if name.startswith(PREFIX):
         return PREFIX + without_directory(within(name))
     kind, colon, rest = name.partition(":")
@@ -145,6 +171,9 @@ def encoder_hash(encoder: nn.Module) -> str:
     It covers `Encoder.beyond_weights` as well: padding, activation, or the mean that is subtracted
     from pixels, in which networks with equal weights may differ.
     """
+    if isinstance(encoder, Concat):
+        digests = map(encoder_hash, encoder.encoders)
+        return hash_of_parts(zip(digests, encoder.prepared, strict=True))
     digest = hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -174,9 +203,24 @@ def _untrained(architecture: str, path: Path) -> Encoder:
 
 
 def _rebuild_mirrored(fields: dict[str, Any]) -> Encoder:
-    once = {kind: build for kind, build in ARCHITECTURES.items() if kind != fields["kind"]}
     inner = fields["encoder"]
+    once = {
+        kind: build for kind, build in ARCHITECTURES.items() if kind not in ("concat", "mirrored")
+    }
     return Mirrored(once[inner["kind"]](inner))
+
+
+def _rebuild_concat(fields: dict[str, Any]) -> Encoder:
+    single = {kind: build for kind, build in ARCHITECTURES.items() if kind != "concat"}
+    return Concat(
+        [
+            (
+                single[part["encoder"]["kind"]](part["encoder"]),
+                Preprocess.from_json(part["preprocess"]),
+            )
+            for part in fields["parts"]
+        ]
+    )
 
 
 def _of(module: str, name: str) -> Callable[..., Any]:
@@ -197,6 +241,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
     "hf": _of("encoders.hugging_face", "HuggingFaceEncoder.rebuild"),
     "open_clip": _of("encoders.open_clip_towers", "OpenClipEncoder.rebuild"),
     "mirrored": _rebuild_mirrored,
+    "concat": _rebuild_concat,
     "simclrv2": lambda fields: BUILDERS["simclrv2"](fields["name"], None, None),
     "resnet50-v1": lambda _: BUILDERS["resnet50-v1"]("", None, None),
 }

@@ -102,8 +102,10 @@ class Preprocess:
         import torch
 
         x = images.to(torch.float32) / 255
-        if self.invert:
-            x = 1 - x
+        return self.scaled(1 - x if self.invert else x)
+
+    def scaled(self, x: "Tensor") -> "Tensor":
+        """Maps (n, 3, h, w) in [0, 1], as they are or inverted, to (n, 3, *image_size)."""
         return self._cropped(x) if self.fit == "crop" else self._fitted(x)
 
     def _cropped(self, x: "Tensor") -> "Tensor":

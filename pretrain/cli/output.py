@@ -71,7 +71,7 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
     Args:
         out: the directory.
         given: paths, and names of image sets or encoders, which may be KIND:PATH or
-            mirrored:KIND:PATH; None is ignored.
+            mirrored:KIND:PATH, and several joined by +; None is ignored.
 
     Raises:
         ValueError: an input lies there; replacing the directory would remove it.
@@ -79,8 +79,11 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
     for name in given:
         if name is None:
             continue
-        words = name.split(":") if isinstance(name, str) else [str(name)]
-        for path in filter(None, (":".join(words[start:]) for start in range(len(words)))):
+        whole = str(name)
+        parts = {whole, *(whole.split("+") if isinstance(name, str) else ())}
+        words = [part.split(":") if isinstance(name, str) else [part] for part in parts]
+        places = {":".join(each[start:]) for each in words for start in range(len(each))}
+        for path in filter(None, places):
             if Path(path).resolve().is_relative_to(out.resolve()):
                 raise ValueError(f"out must not hold what the command reads, {path}, got {out}")
 

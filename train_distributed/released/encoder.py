@@ -3,9 +3,17 @@
 from pathlib import Path
 
 from embed.encoding import Encoding
-from pretrain.encoder import SHIPPED, build_encoder, encoder_hash, load_encoder, save_encoder
+from pretrain.encoder import (
+    BUILDERS,
+    SHIPPED,
+    build_encoder,
+    encoder_hash,
+    load_encoder,
+    save_encoder,
+)
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.mirrored import PREFIX, within
+from pretrain.encoders.concat import Part, joined, parts_of
+from pretrain.encoders.mirrored import within
 from train_distributed.one_shot.model import Release
 
 CARRIED = "encoder.safetensors"
@@ -48,12 +56,13 @@ def named_encoder(
     """
     called = needed.encoder if name is None else name
     if weights is None and name is None and within(called) not in SHIPPED:
-        if needed.weights not in BY_NAME:
+        origins = needed.weights.split("+")
+        if not set(origins) <= {*BY_NAME, "shipped"}:
             raise ValueError(
                 f"encoder must be given by name and weights, for it is not carried, got none; "
                 f"needed is {needed}"
             )
-        weights = needed.weights
+        weights = "+".join("" if origin == "shipped" else origin for origin in origins)
     found = build_encoder(called, weights=weights, image_size=needed.preprocess.image_size)
     check_encoder(found, needed, called)
     return found
@@ -72,15 +81,24 @@ def check_encoder(encoder: Encoder, needed: Encoding, called: str) -> None:
 def carry_encoder(needed: Encoding | None, directory: Path, weights: str | None) -> None:
     """Writes the encoder that a set of embeddings needs into a directory that exists.
 
-    `weights` are as `embed run` was given them; None: those that the encoder's name leads to.
+    `weights` are as `embed run` was given them, or a checkpoint's path; None: those that the
+    encoder's name leads to.
     Raises ValueError where the set does not say what made it, or as `named_encoder`.
     """
     if needed is None:
         raise ValueError("with_encoder must be for embeddings that say what made them, got others")
-    name = None
-    stored = within(needed.encoder)
-    if weights is not None and Path(weights).is_file() and stored == Path(weights).name:
-        prefix = PREFIX if stored != needed.encoder else ""
-        name, weights = prefix + weights, None  # a checkpoint, whose name is its file
-    encoder = named_encoder(needed, name=name, weights=weights)
+    if weights is None:
+        encoder = named_encoder(needed)
+    else:
+        parts = [_found(part) for part in parts_of(needed.encoder, weights, BUILDERS)]
+        given = "+".join(part.weights or "" for part in parts) or None
+        encoder = named_encoder(needed, name=joined(parts), weights=given)
     save_encoder(encoder, directory / CARRIED, note=str(needed))
+
+
+def _found(part: Part) -> Part:
+    """Part of an encoder, by the path of its checkpoint where that is what its weights are."""
+    stored, file = within(part.name), part.weights
+    if file is None or not Path(file).is_file() or stored != Path(file).name:
+        return part
+    return part._replace(name=part.name.removesuffix(stored) + file, weights=None)

@@ -301,3 +301,26 @@ def test_a_mirrored_encoder_is_carried_and_named(call, place, tmp_path) -> None:
     code, _, error = call("run", *plain, "--epsilon", "9", "--scheme", "iid", "--users", "6")
     assert code == 2
     assert "must be embedded by one encoder" in error
+
+
+def test_encoders_side_by_side_are_carried_and_named(call, place, tmp_path) -> None:
+    """By checkpoint and by name, each with its own size; sets joined later have the same rows."""
+    network = place / "network.safetensors"
+    name = f"concat:{network}@12+timm:resnet10t@32"
+    for kind in ("private", "public"):
+        pictures = str(place / f"{kind}_pictures")
+        EmbedRun(data=pictures, encoder=name, weights="random", out=tmp_path / kind).run()
+    sets = ["--embeddings", str(tmp_path / "private"), "--public", str(tmp_path / "public")]
+    sets += ["--components", "4", "--scheme", "iid", "--users", "6", "--epsilon", "9"]
+    carried = ["--with-encoder", "--encoder-weights", f"{network}+random"]
+    code, _, error = call("run", *sets, *carried, "--out", str(tmp_path / "model"))
+    assert (code, error) == (0, "")
+    common = ["--model", str(tmp_path / "model"), "--data", str(place / "new_pictures")]
+    assert call("predict", *common, "--out", str(tmp_path / "one"))[0] == 0
+    (tmp_path / "model" / "encoder.safetensors").unlink()
+    named = ["--encoder", name, "--weights", "random", "--out", str(tmp_path / "two")]
+    assert call("predict", *common, *named)[0] == 0
+    assert table(tmp_path / "one") == table(tmp_path / "two")
+    assert call("card", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "card"))[0] == 0
+    page = (tmp_path / "card" / "card.html").read_text()
+    assert "concat:network.safetensors@12+timm:resnet10t@32" in page

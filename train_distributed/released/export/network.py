@@ -1,5 +1,6 @@
 """Pixels to probabilities as one torch module: preprocessing, encoder, public transform, head."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from pretrain.encoders.concat import Concat
 from pretrain.preprocess import Preprocess
 from train_distributed.one_shot.model import Release
 
@@ -28,7 +30,14 @@ class PixelNetwork(nn.Module):
         self, released: Release, encoder: nn.Module, preprocess: Preprocess, size: tuple[int, int]
     ) -> None:
         super().__init__()
-        self.pixels = _Pixels(preprocess, size)
+        stored = torch.zeros(1, 3, *size, dtype=torch.uint8)
+        self.pixels = _Pixels(preprocess, stored)
+        if isinstance(encoder, Concat):
+            images = preprocess(stored)
+            encoder = copy.copy(encoder)
+            scaled = [_Pixels(part.scaled, images) for part in encoder.prepared]
+            self.scaled = nn.ModuleList(scaled)
+            encoder.scaled = list(scaled)
         self.encoder = encoder
         self.head = _Head(released)
 
@@ -38,12 +47,12 @@ class PixelNetwork(nn.Module):
 
 
 class _Pixels(nn.Module):
-    """A `Preprocess` for pictures of one size, in which every scaling is two fixed products.
+    """Preprocessing of pictures of one size, in which every scaling is two fixed products.
 
     Few runtimes know torch's bicubic interpolation with antialiasing; all of them multiply.
     """
 
-    def __init__(self, preprocess: Preprocess, size: tuple[int, int]) -> None:
+    def __init__(self, preprocess: Callable[[Tensor], Tensor], example: Tensor) -> None:
         super().__init__()
         self.preprocess = preprocess
 
@@ -54,10 +63,10 @@ class _Pixels(nn.Module):
             return x.new_zeros(*x.shape[:-2], *size)
 
         with _Scaling(collected):
-            preprocess(torch.zeros(1, 3, *size, dtype=torch.uint8))
+            preprocess(example)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(n, 3, h, w) uint8 to what the encoder takes."""
+        """(n, 3, h, w) to what the encoder takes."""
         matrices = dict(self.named_buffers())
 
         def multiplied(x: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.encoder import build_encoder, encoder_hash, save_encoder
+from pretrain.encoders.concat import Concat
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, Release, release
@@ -109,6 +110,16 @@ def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind: str) -> 
     check(kind, released, small, SIZE, path)
 
 
+@pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_encoders_side_by_side_each_with_its_own_scaling(tmp_path, small, kind: str) -> None:
+    joined = Concat([(small, SHRUNK), (small, Preprocess(image_size=24))]).eval()
+    preprocess, path = Preprocess(invert=True), tmp_path / f"model.{kind}"
+    released = learned(joined, preprocess, SIZE, "class-sums")
+    KINDS[kind][0](trace(released, joined, SIZE), described(released, SIZE), path)
+    check(kind, released, joined, SIZE, path)
+    assert joined.scaled == [part.scaled for part in joined.prepared]  # the encoder is as before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -117,6 +128,7 @@ def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind: str) -> 
         ("simclr-small", Preprocess(), (32, 32)),
         ("simclr-small", Preprocess(image_size=32, crop=0.875), (60, 45)),
         ("mirrored:simclr-small", Preprocess(), (32, 32)),
+        ("concat:timm:resnet10t@48+simclr-small", Preprocess(), (32, 32)),
         ("timm:mobilenetv3_small_050", Preprocess(image_size=96), (64, 64)),
         ("timm:vit_tiny_patch16_224", Preprocess(image_size=224), (256, 300)),
     ],
@@ -124,7 +136,7 @@ def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind: str) -> 
 def test_a_file_with_a_known_encoder_is_as_predict(
     tmp_path, kind: str, name: str, preprocess: Preprocess, size: tuple[int, int]
 ) -> None:
-    encoder = build_encoder(name, weights=None if "simclr-small" in name else "random")
+    encoder = build_encoder(name, weights="random" if "timm" in name else None)
     released = learned(encoder, preprocess, size, "least-squares")
     path = tmp_path / f"model.{kind}"
     KINDS[kind][0](trace(released, encoder, size), described(released, size), path)
@@ -160,7 +172,7 @@ def test_two_products_are_the_interpolation(mode: str, side: int, target: int) -
 @pytest.mark.parametrize("size", [(33, 33), (50, 41), (64, 20)])
 def test_pixels_are_prepared_alike(preprocess: Preprocess, size: tuple[int, int]) -> None:
     images = torch.from_numpy(some_pictures(size))
-    found = _Pixels(preprocess, size)(images)
+    found = _Pixels(preprocess, torch.zeros(1, 3, *size, dtype=torch.uint8))(images)
     assert torch.allclose(found, preprocess(images), atol=2e-6)
 
 
@@ -168,7 +180,7 @@ def test_a_border_goes_around_any_number_of_pictures() -> None:
     preprocess = Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9))
     images = torch.from_numpy(some_pictures((40, 31)))
     shapes = ({0: torch.export.Dim("batch", min=1)},)
-    network = _Pixels(preprocess, (40, 31))
+    network = _Pixels(preprocess, torch.zeros(1, 3, 40, 31, dtype=torch.uint8))
     program = torch.export.export(network, (images[:3],), dynamic_shapes=shapes).module()
     for n in (1, len(images)):
         assert torch.allclose(program(images[:n]), preprocess(images[:n]), atol=2e-6)

@@ -1,0 +1,116 @@
+"""Embeddings of several encoders, side by side: `concat:timm:resnet18@64+simclr-small`."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.encoders.base import Encoder
+from pretrain.encoders.mirrored import within
+from pretrain.preprocess import Preprocess, Size
+
+PREFIX = "concat:"
+
+
+class Part(NamedTuple):
+    """One of the encoders that a name joins."""
+
+    name: str
+    image_size: int | None  # pixels of its input; None: as its authors state
+    weights: str | None
+
+    def __str__(self) -> str:
+        return self.name if self.image_size is None else f"{self.name}@{self.image_size}"
+
+
+class Concat(Encoder):
+    """Encoders beside one another, each with its own preprocessing of the pictures as stored.
+
+    Args:
+        parts: the encoders and their preprocessing.
+
+    Raises:
+        ValueError: fewer than two, or one that joins others itself.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Encoder, Preprocess]]) -> None:
+        super().__init__()
+        if len(parts) < 2 or any(isinstance(encoder, Concat) for encoder, _ in parts):
+            raise ValueError(f"encoder concat: must join two encoders or more, got {len(parts)}")
+        self.encoders = nn.ModuleList(encoder for encoder, _ in parts)
+        self.prepared = [preprocess for _, preprocess in parts]
+        self.scaled = [preprocess.scaled for _, preprocess in parts]
+        self.widths = [encoder.embedding_dim for encoder, _ in parts]
+        self.embedding_dim = sum(self.widths)
+
+    def architecture(self) -> dict[str, Any]:
+        """Architectures of the parts, and their preprocessing."""
+        parts = [
+            {"encoder": encoder.architecture(), "preprocess": preprocess.to_json()}
+            for encoder, preprocess in zip(self._parts, self.prepared, strict=True)
+        ]
+        return {"kind": "concat", "parts": parts}
+
+    @property
+    def _parts(self) -> list[Encoder]:
+        return [part for part in self.encoders if isinstance(part, Encoder)]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps (n, 3, h, w) in [0, 1], as stored, to (n, embedding_dim)."""
+        pairs = zip(self.encoders, self.scaled, strict=True)
+        return torch.cat([encoder(scaled(images)) for encoder, scaled in pairs], 1)
+
+
+def hash_of_parts(parts: Iterable[tuple[str, Preprocess]]) -> str:
+    """SHA-256 over the hashes of the parts, in order, and their preprocessing."""
+    words = [[digest, preprocess.to_json()] for digest, preprocess in parts]
+    return hashlib.sha256(json.dumps(["concat", *words], sort_keys=True).encode()).hexdigest()
+
+
+def parts_of(name: str, weights: str | None, kinds: Iterable[str]) -> list[Part]:
+    """Parts of the name of an encoder, one of a name without the prefix.
+
+    Args:
+        name: `concat:NAME@PIXELS+NAME`, the pixels where a part's input is scaled to a square.
+        weights: one word or file for each part, joined by + (empty: its own), or one for all parts
+            whose names begin with one of `kinds`.
+        kinds: see there.
+
+    Raises:
+        ValueError: another number of weights.
+
+    Examples:
+        >>> [one, other] = parts_of("concat:timm:resnet18@64+simclr-small", "random", ["timm"])
+        >>> one
+        Part(name='timm:resnet18', image_size=64, weights='random')
+        >>> other
+        Part(name='simclr-small', image_size=None, weights=None)
+    """
+    if not name.startswith(PREFIX):
+        return [Part(name, None, weights)]
+    parts = [_sized(part) for part in name.removeprefix(PREFIX).split("+")]
+    given = [weights or ""] if weights is None or "+" not in weights else weights.split("+")
+    if len(given) == 1:
+        takes = tuple(kinds)
+        given = [given[0] * (within(part).partition(":")[0] in takes) for part, _ in parts]
+    if len(given) != len(parts):
+        raise ValueError(f"weights must be one, or {len(parts)} joined by +, got {weights}")
+    return [Part(*part, own or None) for part, own in zip(parts, given, strict=True)]
+
+
+def joined(parts: Sequence[Part]) -> str:
+    """Name of the encoder that has these parts; of a single one its own."""
+    return PREFIX + "+".join(map(str, parts)) if len(parts) > 1 else parts[0].name
+
+
+def _sized(part: str) -> tuple[str, int | None]:
+    name, at, size = part.rpartition("@")
+    return (name, int(size)) if at and size.isdecimal() else (part, None)
+
+
+def prepared(encoder: Encoder, size: Size | None) -> Preprocess:
+    """Preprocessing of a part: its own, or a scaling of the central square."""
+    return encoder.preprocess if size is None else Preprocess(image_size=size)

@@ -1,0 +1,148 @@
+"""Rows of several encoders side by side, made at once or joined later, and their transforms."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.compress import Compression
+from embed.concat import concatenated
+from embed.encoding import Encoding
+from embed.run import Run
+from pretrain.encoder import build_encoder, encoder_hash
+
+NAME = "concat:timm:resnet10t@32+simclr-small@16"
+
+
+def embedded(data: Path, out: Path, encoder: str, **options: object) -> EmbeddingSet:
+    weights = "random" if "timm" in encoder else None
+    Run(data=str(data), encoder=encoder, weights=weights, out=out, engine="torch", **options).run()  # type: ignore[arg-type]
+    return EmbeddingSet.open(out)
+
+
+def both(data: Path, folder: Path) -> list[Path]:
+    parts = {"timm:resnet10t": 32, "simclr-small": 16}
+    for number, (name, size) in enumerate(parts.items()):
+        embedded(data, folder / f"{number}", name, image_size=size)
+    return [folder / "0", folder / "1"]
+
+
+def test_sets_joined_later_are_those_made_at_once(tmp_path: Path, archive: Path) -> None:
+    """Bit for bit, with the same encoding, by which both serve one model."""
+    once = embedded(archive, tmp_path / "once", NAME)
+    later = concatenated(both(archive, tmp_path), tmp_path / "later")
+    assert np.array_equal(once.embeddings, later.embeddings)
+    for name in ("labels", "users", "split"):
+        assert np.array_equal(getattr(once, name), getattr(later, name))
+    assert once.encoding == later.encoding
+    assert once.encoding is not None
+    built = build_encoder(NAME, weights="random")
+    assert once.encoding.encoder_hash == encoder_hash(built)
+    assert (once.encoding.encoder, once.encoding.weights) == (NAME, "random+shipped")
+    assert once.parts == later.parts == (512, 1280)
+    assert once.content_hash() == later.content_hash()
+
+
+@pytest.mark.parametrize("way", ["once", "later"])
+def test_one_picture_changes_its_own_row_alone(tmp_path: Path, archive: Path, way: str) -> None:
+    """And nothing of the transform, which weighs the encoders by public rows."""
+    held = dict(np.load(archive))
+    held["x_train"] = held["x_train"].copy()
+    held["x_train"][7] = 255 - held["x_train"][7]
+    np.savez(tmp_path / "neighbour.npz", **held)
+    rows = []
+    for place in (archive, tmp_path / "neighbour.npz"):
+        folder = tmp_path / place.stem
+        folder.mkdir()
+        if way == "once":
+            made = embedded(place, folder / "set", NAME)
+        else:
+            made = concatenated(both(place, folder), folder / "set")
+        rows.append(np.asarray(made.embeddings))
+    changed = (rows[0] != rows[1]).any(1)
+    assert changed.nonzero()[0].tolist() == [7]
+
+
+@pytest.fixture
+def sets() -> list[EmbeddingSet]:
+    """Public and private rows of two encoders, one of which gives numbers of another size."""
+    rng = np.random.default_rng(0)
+    mixing = rng.standard_normal((20, 20)) * np.geomspace(1, 0.05, 20)[:, None]
+    meta = {"parts": [12, 8]}
+    return [
+        EmbeddingSet(
+            embeddings=rng.standard_normal((n, 20)) @ mixing + 3, labels=np.arange(n) % 5, meta=meta
+        )
+        for n in (300, 50)
+    ]
+
+
+@pytest.mark.parametrize("directions", ["principal", "mixed"])
+def test_a_transform_gives_each_encoder_the_same_public_variance(
+    sets: list[EmbeddingSet], directions: str
+) -> None:
+    """So the unit of an encoder makes no difference, as a whole and in compressed coordinates."""
+    options = {"components": 6, "directions": directions, "clip_quantile": 0.4}
+    public, private = sets
+    whole = PublicTransform.fit(public, **options)
+    expected = whole(private.embeddings)
+    unit = np.repeat([100.0, 1.0], [12, 8])
+    other = [replace(each, embeddings=each.embeddings * unit) for each in sets]
+    found = PublicTransform.fit(other[0], **options)(other[1].embeddings)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    one = [replace(each, meta={}) for each in other]  # as of one encoder, whose first part rules
+    ruled = PublicTransform.fit(one[0], **options)(one[1].embeddings)
+    assert (ruled - expected).abs().max() > 0.1
+    compression = Compression.fit(other[0], 20)
+    coordinates = [compression.apply(each) for each in other]
+    assert coordinates[0].parts == ()
+    small = compression.fit_transform(coordinates[0], **options)
+    found = small(coordinates[1].embeddings)  # whose signs are chosen in its own coordinates
+    torch.testing.assert_close(found.abs(), expected.abs(), atol=5e-5, rtol=0)
+
+
+def test_what_cannot_be_joined_is_named(tmp_path: Path, archive: Path) -> None:
+    first, second = both(archive, tmp_path)
+    halves = embedded(archive, tmp_path / "half", "simclr-small", limit=50)
+    joined = tmp_path / "joined"
+    concatenated([first, second], joined)
+    unknown = tmp_path / "unknown"
+    replace(EmbeddingSet.open(second), meta={}).save(unknown)
+    for given, rule in (
+        ([first], "two of one encoder each"),
+        ([first, tmp_path / "half"], "the same pictures in the same order"),
+        ([first, joined], "two of one encoder each"),
+        ([second, unknown], "the same pictures"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            concatenated(given, tmp_path / "out")
+    assert len(halves) < 100
+    bare = [tmp_path / "bare0", tmp_path / "bare1"]
+    for place in bare:
+        replace(EmbeddingSet.open(second), meta={}).save(place)
+    with pytest.raises(ValueError, match=r"must say which encoder made them, got none in .*bare0"):
+        concatenated(bare, tmp_path / "out")
+    with pytest.raises(ValueError, match="parts must be whole and come to 1280 columns"):
+        _ = replace(EmbeddingSet.open(second), meta={"parts": [500, 13]}).parts
+
+
+def test_inverted_pictures_are_inverted_once() -> None:
+    known = Encoding.from_json(
+        {
+            "encoder": "simclr-small",
+            "encoder_hash": "a",
+            "weights": "shipped",
+            "preprocess": {"invert": True},
+        }
+    )
+    made = Encoding.joined([known, known])
+    assert made.preprocess.invert
+    assert json.loads(made.metadata()["encoding"])["weights"] == "shipped+shipped"
+    plain = replace(known, preprocess=replace(known.preprocess, invert=False))
+    assert Encoding.joined([plain, plain]).encoder_hash == made.encoder_hash
+    with pytest.raises(ValueError, match="inverted pictures, or none"):
+        Encoding.joined([known, plain])

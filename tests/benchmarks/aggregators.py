@@ -61,7 +61,11 @@ FOLDERS = {LEADER: "aggregator0", HELPER: "aggregator1"}
 
 
 def make_window(
-    folder: Path, users: list[PrivateKeys], dimension: int, norm_bound: int
+    folder: Path,
+    users: list[PrivateKeys],
+    dimension: int,
+    norm_bound: int,
+    noise_std: float = 100.0,
 ) -> WindowFile:
     """A window of these users in a folder, and the folders of its aggregators."""
     keys = {number: write_party(folder / name) for number, name in FOLDERS.items()}
@@ -73,7 +77,7 @@ def make_window(
         roll=roll.root,
         sizes={1: (len(users), norm_bound)},
         servers={number: pair.public for number, pair in keys.items()},
-        noise_std=100.0,
+        noise_std=noise_std,
         opens=int(time.time()) - 60,
         closes=int(time.time()) + 10**6,
     )

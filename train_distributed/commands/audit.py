@@ -32,7 +32,8 @@ class Audit:
 
     method: Literal["all", "evaluation"] | PrivateMethodName = "all"
     """Target: one method as configured below; `all`: a list of configurations of our own methods;
-    `evaluation`: a private evaluation. For ADMM and Charter, the final model."""
+    `evaluation`: a private evaluation. For ADMM and Charter, the final model. Of --privacy, `all`
+    reads --noise-by alone: with `servers` the attacker knows the noise of one of the two."""
     privacy: Privacy = field(default_factory=lambda: Privacy(3.0, 1e-5))
     options: MethodOptions = field(default_factory=MethodOptions)
     users: int = 2
@@ -127,13 +128,13 @@ class Audit:
         return BROKEN if result["broken"] else 0
 
     def _targets(self) -> "tuple[Target | EvaluationTarget, ...]":
-        from train_distributed.research.audit.configurations import standing
+        from train_distributed.research.audit.configurations import by_servers, standing
         from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
         from train_distributed.research.audit.target import Target
         from train_distributed.research.audit.worst_case import WorstCase
 
         if self.method == "all":
-            return standing()
+            return by_servers() if self.privacy.noise_by == "servers" else standing()
         check.at_least(1, releases=self.releases)
         self.privacy.validate()
         rows = ROWS_OF_CUTS if self.method in CUTS else ROWS

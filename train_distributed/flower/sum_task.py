@@ -21,6 +21,7 @@ from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_g
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
 from train_distributed.privacy.promise import Privacy
+from train_distributed.released.card.numbers import rounded_up
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import Window
@@ -162,6 +163,14 @@ class SumTask(ABC):
         """Privacy loss of all sessions where all other users show a server what they sent."""
         together = self.sums * self.federation.sessions
         return epsilon_if_all_others_collude(together, self.guarantee.privacy.delta)
+
+    @property
+    def if_all_others_collude(self) -> str:
+        """What is left of the promise where all others work together, in words."""
+        if self.guarantee.privacy.noise_by == "servers":
+            return "if the two servers collude: they see all that was sent, whatever epsilon says"
+        alone = rounded_up(self.epsilon_if_all_others_collude)
+        return f"if all others collude: epsilon {alone} of all agreed sessions"
 
     def noised(
         self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian

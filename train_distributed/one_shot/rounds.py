@@ -147,11 +147,12 @@ def promise_report(sums: Sequence[Planned]) -> dict[str, Any]:
     """Reports the promise of all sums, and the ε of the same noise under two other assumptions.
 
     Returns:
-        `Guarantee.report` of the first, `epsilon_if_all_others_collude` and `zero_out_report`.
+        `Guarantee.report` of the first, `zero_out_report` and, where users add the noise,
+        `epsilon_if_all_others_collude`: two servers that collude see all that was sent.
     """
     guarantee, _ = sums[0]
     report = guarantee.report()
-    if guarantee.privacy.private:
+    if guarantee.privacy.private and guarantee.privacy.noise_by == "users":
         epsilon = epsilon_if_all_others_collude(sums, guarantee.privacy.delta)
         shown = epsilon if math.isfinite(epsilon) else "not private"
         report |= {"epsilon_if_all_others_collude": shown}

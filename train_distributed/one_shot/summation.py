@@ -212,6 +212,7 @@ class IntegerSum(IntegerEncoder):
     bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows
     _sum: np.ndarray = field(init=False)
     _added: np.ndarray = field(init=False)
+    _opened: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._sum = np.zeros(self.plan.dimension, np.uint64)
@@ -235,8 +236,11 @@ class IntegerSum(IntegerEncoder):
 
         Raises:
             ValueError: a user that is none of the parties, or was added before: its records would
-                move the sum by more than their sensitivity.
+                move the sum by more than their sensitivity; or the sum was opened, and what it
+                lacks would be seen without the servers' noise.
         """
+        if self._opened is not None:
+            raise ValueError("users must be added before the sum is opened")
         for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
             check.within(f"[0, {self.parties - 1}]", user=user)
             if self._added[user]:
@@ -247,16 +251,17 @@ class IntegerSum(IntegerEncoder):
             self._sum += self.noised(words, self.sampler) if own else words
 
     def total(self) -> Tensor:
-        """(D,) float64 sum with the noise of those who are not bare.
+        """(D,) float64 sum with the noise of those who are not bare; once more, it is the same.
 
         Raises:
             ValueError: fewer users than are ever to be opened.
         """
         check.at_least(self.minimum, users=int(self._added.sum()))
-        noised = self._sum
-        for _ in range(self.servers - len(self.bare) if self.servers else 0):
-            noised = self.noised(noised, self.sampler)
-        return self.decode(noised)
+        if self._opened is None:
+            self._opened = self._sum
+            for _ in range(self.servers - len(self.bare) if self.servers else 0):
+                self._opened = self.noised(self._opened, self.sampler)
+        return self.decode(self._opened)
 
     def report(self) -> dict[str, Any]:
         """Facts of `IntegerEncoder`, and the bytes that each user would send."""

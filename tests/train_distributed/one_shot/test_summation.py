@@ -235,6 +235,18 @@ def test_the_noise_of_servers_is_in_the_sum_once_each(bare: frozenset[int]) -> N
     assert torch.equal(extra, torch.full_like(extra, 7.0 * (2 - len(bare))))
 
 
+def test_a_sum_is_opened_once_with_one_noise_of_the_servers() -> None:
+    """Two noises over one sum, or one noise over two sums, would show what it is to hide."""
+    method, _, sizes = parts("softmax")
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"), USERS - 1)
+    summation = IntegerSum.of(method, guarantee, sizes)
+    zeros = torch.zeros(USERS, method.dimension, dtype=torch.float64)
+    summation.add(torch.arange(1, USERS), zeros[1:])
+    assert torch.equal(summation.total(), summation.total())
+    with pytest.raises(ValueError, match="users must be added before the sum is opened"):
+        summation.add(torch.tensor([0]), zeros[:1])
+
+
 def test_many_rows_take_a_coarser_step_whose_rounding_is_charged() -> None:
     method, _, _ = parts("softmax")
     sizes = torch.tensor([10**7, 10**7])

@@ -145,10 +145,9 @@ class Init:
             task = fill(partial, self)
         federation, delta = task.federation, task.guarantee.privacy.delta
         print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
-        print(
-            f"all agreed sums: epsilon {rounded_up(task.epsilon_of_all_sessions)} at delta "
-            f"{delta:g}, {rounded_up(task.epsilon_if_all_others_collude)} if all others collude"
-        )
+        epsilon = rounded_up(task.epsilon_of_all_sessions)
+        print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
+        print(task.if_all_others_collude)
         print(f"hand {self.folder / INVITATION} to every party")
         print(f"tell them by another way: digest {federation.digest.hex()}")
 

@@ -101,8 +101,7 @@ def terms(
         f"{privacy.report()['neighbouring']}"
     )
     yield f"  {honest}"
-    alone = rounded_up(task.epsilon_if_all_others_collude)
-    yield f"  if all others collude: epsilon {alone} of all agreed sessions"
+    yield f"  {task.if_all_others_collude}"
     yield (
         f"  with all that you gave away before (epsilon {rounded_up(before.epsilon())}): epsilon "
         f"{rounded_up(after.epsilon())} at delta {rounded_up(after.least_delta)}; your limits: "

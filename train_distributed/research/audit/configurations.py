@@ -82,6 +82,19 @@ def standing() -> tuple[Target | EvaluationTarget, ...]:
     )
 
 
+def by_servers() -> tuple[Target | EvaluationTarget, ...]:
+    """The same where each of two servers adds all the noise.
+
+    The attacker knows the noise of one of them, and all about every user but one.
+    """
+    found = []
+    for target in standing():
+        privacy = replace(target.federation.privacy, honest_fraction=None, noise_by="servers")
+        federation = replace(target.federation, privacy=privacy)
+        found.append(replace(target, federation=federation))
+    return tuple(found)
+
+
 def _answers() -> tuple[AnswersCase, ...]:
     tight, users = Privacy(3.0, 1e-5), Privacy(3.0, 1e-5, unit="user")
     return (

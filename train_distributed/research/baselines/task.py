@@ -70,11 +70,13 @@ class Task(ReleaseRequest):
         self.refuse_discrete()
 
     def refuse_users(self) -> None:
-        """Checks that nothing is asked of single users.
+        """Checks that nothing is asked of single users, or of servers.
 
         Raises:
-            ValueError: dropouts or dishonest users.
+            ValueError: dropouts, dishonest users, or noise of servers.
         """
+        if self.privacy.noise_by != "users":
+            raise ValueError(f"noise_by must be 'users' for method {self.name!r}, got 'servers'")
         faults = self.faults or FaultInjection()
         if self.min_survivors is not None or faults.dropped:
             raise ValueError(

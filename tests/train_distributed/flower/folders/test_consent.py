@@ -151,7 +151,7 @@ def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys) -> N
     for words in (
         "numbers, without noise: ",
         "one of the two servers must be honest; users need not be",
-        "if all others collude: epsilon 5",
+        "if the two servers collude: they see all that was sent",
         "additive shares at two servers, with proofs of length",
         "secret from either of the two servers, colluding with all other users",
         "servers: operator, computation server 1 (adder-1), at",

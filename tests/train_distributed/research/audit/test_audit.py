@@ -18,7 +18,7 @@ from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge
 from train_distributed.research.audit.attack import in_one_unit, worst_pair
-from train_distributed.research.audit.configurations import standing
+from train_distributed.research.audit.configurations import by_servers, standing
 from train_distributed.research.audit.lower_bound import (
     epsilon_of_test,
     gaussian_epsilon,
@@ -187,6 +187,20 @@ def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
 def test_no_standing_configuration_is_broken(number: int) -> None:
     target = standing()[number]
     assert not attack(target, trials=600 if target.noise == "discrete" else 2000).broken
+
+
+def test_servers_are_audited_in_every_configuration_and_one_of_them_is_corrupt() -> None:
+    found = by_servers()
+    assert len(found) == len(standing())
+    for target in found:
+        where = target.federation
+        assert (list(where.known_noise), list(where.dishonest)) == ([0], [])
+        assert where.privacy.noise_by == "servers"
+    pair, _ = worst_pair(found[2])
+    assert found[2].claim(pair.first).epsilon == found[2].federation.privacy.epsilon
+    plain = [found[2].noiseless(pair.first) for _ in range(2)]
+    assert torch.equal(*plain)
+    assert not torch.equal(found[2].opened(pair.first), plain[0])
 
 
 @pytest.mark.slow

@@ -88,6 +88,13 @@ def test_no_promise_is_made_without_noise(method: str, rows, arguments):
         learn(rows, method, Privacy(1.0, 1e-5), **arguments)
 
 
+@pytest.mark.parametrize("method", ["centralised-softmax", "centralised-svm", "amp", "dp-fl"])
+def test_no_servers_are_promised_where_one_process_adds_the_noise(method: str, rows, arguments):
+    promise = Privacy(1.0, 1e-5, noise_by="servers")
+    with pytest.raises(ValueError, match=f"noise_by must be 'users' for method '{method}'"):
+        learn(rows, method, promise, noise="float", **arguments)
+
+
 def test_unknown_options_and_methods(rows, arguments):
     with pytest.raises(ValueError, match=r"options must fit method 'amp', got \['colour'\]"):
         learn(rows, "amp", Privacy(1.0, 1e-5), noise="float", **arguments, colour="red")

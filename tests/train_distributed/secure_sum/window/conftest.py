@@ -36,6 +36,7 @@ def window_of(
     minimum: int,
     times: tuple[int, int],
     bound: int = BOUND,
+    noise_std: float = 100.0,
 ) -> Window:
     """A user of r rows may send a vector as long as `bound` + 7 (r - 1)."""
     return Window(
@@ -45,7 +46,7 @@ def window_of(
         roll=roll.root,
         sizes={rows: (count, bound + 7 * (rows - 1)) for rows, count in roll.sizes.items()},
         servers={number: own.public for number, own in keys.items()},
-        noise_std=100.0,
+        noise_std=noise_std,
         opens=times[0],
         closes=times[1],
         context=b"a test",

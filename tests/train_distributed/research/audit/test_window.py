@@ -1,0 +1,124 @@
+"""The audit attacks real windows: reports with proofs, two aggregators, one of them corrupt.
+
+All users but one are corrupt: the attacker knows what they send, and sends for them. It also has
+the leader, whose noise it takes off the opened sum. What is left hides the last user's record.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet
+from tests.train_distributed.secure_sum.window.conftest import CLOSES, OPENS, Service, window_of
+from train_distributed import Privacy
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.statistic import submissions
+from train_distributed.one_shot.summation import IntegerEncoder
+from train_distributed.one_shot.users import EmbeddingUsers, own_partition
+from train_distributed.privacy.discrete_gaussian import discrete_gaussian
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.research.audit import Target, WorstCase, attack
+from train_distributed.research.audit.target import Claim
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.roll import make_roll
+from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys
+
+PROMISE = Privacy(8.0, 1e-6, noise_by="servers")
+
+
+@dataclass(frozen=True)
+class WindowTarget:
+    """One window of class sums; `honest` False: the helper leaves its noise out."""
+
+    folder: Path
+    honest: bool = True
+    federation: WorstCase = field(default=WorstCase(3, 1, 1, 2, PROMISE))
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def opened(self, data: EmbeddingSet) -> Tensor:
+        """(D,) the opened sum without the leader's noise."""
+        encoder, words, bound = self._words(data)
+        service = self._service(encoder, words.shape[1], bound)
+        drawn: list[np.ndarray] = []
+
+        def noise(std: float, d: int) -> np.ndarray:
+            drawn.append(
+                discrete_gaussian(std, d) if self.honest or not drawn else np.zeros(d, int)
+            )
+            return drawn[-1]
+
+        service.noise = noise
+        for user, vector in enumerate(words):
+            service.send(user, vector)
+        total = service.opened().total.view(np.int64) - drawn[0]  # the leader opens first
+        for store in service.stores.values():
+            store.close()
+        return encoder.decode(total.view(np.uint64))
+
+    def noiseless(self, data: EmbeddingSet) -> Tensor:
+        """(D,) what honest users and their sum come to."""
+        encoder, words, _ = self._words(data)
+        return encoder.decode(words.sum(0).view(np.uint64))
+
+    def claim(self, data: EmbeddingSet) -> Claim:
+        """The promise of every report of such a federation."""
+        return Claim(PROMISE.epsilon, PROMISE.delta, True)
+
+    def _words(self, data: EmbeddingSet) -> tuple[IntegerEncoder, np.ndarray, int]:
+        """Encoding, (users, D) int64 vectors, and the length that is proven of each."""
+        transform = Target("class-sums", self.federation).transform
+        statistic = build_method("class-sums", transform, 2, {}).statistic
+        users = EmbeddingUsers(data, transform, own_partition(data))
+        guarantee = Guarantee.of(users.sizes, statistic, PROMISE)
+        encoder = IntegerEncoder.of(statistic, guarantee, users.sizes)
+        (chunk,) = users.chunks()
+        sent = submissions(statistic, chunk, encoder.grid)
+        words = np.stack([encoder.encode(each.numpy()).view(np.int64) for each in sent])
+        return encoder, words, max(encoder.norm_bounds(statistic, users.sizes))
+
+    def _service(self, encoder: IntegerEncoder, dimension: int, bound: int) -> Service:
+        users = [PrivateKeys.generate() for _ in range(self.federation.users)]
+        keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
+        roll = make_roll([own.public.verifying for own in users], [1] * len(users))
+        std, times = float(encoder.plan.stds_in_steps), (OPENS, CLOSES)
+        window = window_of(roll, keys, dimension, len(users), times, bound, std)
+        folder = self.folder / str(next(self.numbers))
+        service = Service(window, WindowWithKeys(window, roll), users, keys, folder)
+        for number in keys:
+            service.start(number)
+        return service
+
+
+def test_the_noise_of_one_server_alone_keeps_the_promise(tmp_path: Path) -> None:
+    target = WindowTarget(tmp_path)
+    data = next(iter(target.federation.neighbours())).first
+    seen = torch.stack([target.opened(data) - target.noiseless(data) for _ in range(12)])
+    encoder, *_ = target._words(data)
+    assert float(seen.std()) == pytest.approx(
+        encoder.local_std, rel=5 / math.sqrt(2 * seen.numel())
+    )
+    assert torch.equal(
+        WindowTarget(tmp_path / "bare", honest=False).opened(data), target.noiseless(data)
+    )
+
+
+@pytest.mark.slow
+def test_real_windows_keep_the_promise(tmp_path: Path) -> None:
+    found = attack(WindowTarget(tmp_path), trials=250)
+    print(f"windows: promised {found.claim.epsilon:.2f}, at least {found.epsilon:.2f}")
+    assert not found.broken
+    assert found.epsilon > 1  # the attack sees something
+
+
+@pytest.mark.slow
+def test_noise_that_the_honest_server_leaves_out_is_found_in_real_windows(tmp_path: Path) -> None:
+    found = attack(WindowTarget(tmp_path, honest=False), trials=160)
+    print(f"without the helper's noise: promised {found.claim.epsilon:.2f}, {found.epsilon:.2f}")
+    assert found.broken

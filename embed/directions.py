@@ -10,7 +10,8 @@ from torch import Tensor
 from embed.clip import CHUNK
 from embed.store import EmbeddingSet
 
-Directions = Literal["principal", "mixed", "discriminant"]
+Directions = Literal["principal", "tempered", "mixed", "discriminant"]
+TEMPER = 0.7  # power of its deviation that a tempered direction is divided by
 RESTRICTED = 512  # principal directions among which discriminant ones are sought
 # λ and f of `separating`; "discriminant" relies more on public classes than "mixed" does.
 MIXTURES = {"mixed": (0.3, 0.3), "discriminant": (0.03, 0.005)}
@@ -33,7 +34,7 @@ def fitted_directions(
         public: the public set, with labels or without.
         blocks: function that yields its rows, (b, p).
         components: q in [1, p].
-        kind: "principal", or "mixed" or "discriminant", which need labels.
+        kind: "principal" or "tempered", or "mixed" or "discriminant", which need labels.
         whiten: divide principal directions by their (shrunk) standard deviation.
         shrinkage: see `PublicTransform.fit`.
 
@@ -45,13 +46,14 @@ def fitted_directions(
     if not covariance.isfinite().all():
         raise ValueError("public rows must have finite second moments, got an overflow")
     units, covariance = balanced(covariance, parts_of(public))
-    if kind == "principal":
+    if kind in ("principal", "tempered"):
         variances, basis = principal_directions(covariance, components)
         basis = units[:, None] * basis
         if not whiten:
             return mean, basis, torch.ones(components, dtype=torch.float64)
         average = covariance.trace() / len(mean)
-        return mean, basis, whitening_scale(variances, average, shrinkage)
+        scale = whitening_scale(variances, average, shrinkage)
+        return mean, basis, scale**TEMPER if kind == "tempered" else scale
     basis = units[:, None] * principal_directions(covariance, max(components, RESTRICTED))[1]
     within, between = scatter_of(public, lambda rows: (rows.double() - mean) @ basis)
     if within is None or between is None:

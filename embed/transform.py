@@ -129,8 +129,9 @@ class PublicTransform:
             components: q directions to keep; None: all p.
             whiten: divide each principal direction by its (shrunk) standard deviation.
             shrinkage: share of the mean variance mixed into every direction's, in [0, 1].
-            directions: "principal": largest variance; "discriminant": best separation of the public
-                classes; "mixed": between the two. See `embed.directions`.
+            directions: "principal": largest variance; "tempered": the same, not fully whitened;
+                "discriminant": best separation of the public classes; "mixed": between principal
+                and discriminant ones. See `embed.directions`.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.

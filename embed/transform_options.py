@@ -17,9 +17,10 @@ class TransformOptions:
     components: int | None = None
     """Number of public directions to keep (default: in `run` as many as a public rule allows for
     the noise; elsewhere all)."""
-    directions: Literal["principal", "mixed", "discriminant"] = "principal"
-    """principal: largest variance; discriminant: best separation of labelled public classes;
-    mixed: between the two."""
+    directions: Literal["principal", "tempered", "mixed", "discriminant"] | None = None
+    """principal: largest variance; tempered: the same, but the leading ones stay longer;
+    discriminant: best separation of labelled public classes; mixed: between principal and
+    discriminant (default: in `run` tempered for method discriminant, otherwise principal)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1
@@ -38,13 +39,14 @@ class TransformOptions:
         from embed.directions import RESTRICTED
 
         kept = dim if self.components is None else self.components
-        return kept if self.directions == "principal" else min(dim, max(kept, RESTRICTED))
+        restricted = self.directions in ("mixed", "discriminant")
+        return min(dim, max(kept, RESTRICTED)) if restricted else kept
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `PublicTransform.fit`."""
         return {
             "components": self.components,
-            "directions": self.directions,
+            "directions": self.directions or "principal",
             "whiten": self.whiten,
             "clip_quantile": self.clip_quantile,
             "constant": self.constant,

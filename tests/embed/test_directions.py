@@ -10,7 +10,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from embed import EmbeddingSet, PublicTransform
 from embed.compress import Compression
-from embed.directions import MIXTURES, Directions, separating
+from embed.directions import MIXTURES, TEMPER, Directions, separating
 from embed.transform_options import TransformOptions
 
 
@@ -48,6 +48,21 @@ def test_they_solve_the_generalised_eigenproblem_in_its_units(kind: Directions) 
     assert np.allclose(found.T @ metric @ found, np.eye(3), atol=1e-9)
     assert np.allclose(found.T @ sought @ found, np.diag(values[::-1][:3]), atol=1e-9)
     assert subspace_angles(found, vectors[:, ::-1][:, :3]).max() < 1e-6
+
+
+def test_tempered_directions_are_principal_ones_of_other_lengths() -> None:
+    public = classes()
+    given = {"components": 5, "shrinkage": 0.0, "clip_quantile": 1.0}
+    plain, white, tempered = (
+        PublicTransform.fit(public, **given, **more)
+        for more in ({"whiten": False}, {}, {"directions": "tempered"})
+    )
+    assert torch.equal(tempered.basis, plain.basis)
+    deviations = white.scale.double() / white.scale[-1]
+    assert torch.allclose(tempered.scale / tempered.scale[-1], (deviations**TEMPER).float())
+    lengths = [fitted.covariance.diagonal()[1:] for fitted in (white, tempered, plain)]
+    spreads = [float(each.max() / each.min()) for each in lengths]
+    assert spreads[0] < 1.01 < spreads[1] < spreads[2]
 
 
 @pytest.mark.parametrize("kind", sorted(MIXTURES))

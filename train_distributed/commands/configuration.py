@@ -74,9 +74,8 @@ class RunConfig:
 
         options = known.options(self.method, with_shares(self.options, class_names))
         transform = self.transform_options
-        if transform.components is None and width is not None:
-            components = known.components(self.method, width, options.get("user_clip"))
-            transform = replace(transform, components=components)
+        if width is not None:
+            transform = known.transform(self.method, transform, width, options.get("user_clip"))
         return replace(self, options=options, transform_options=transform)
 
 

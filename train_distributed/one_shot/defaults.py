@@ -8,8 +8,9 @@ the standard deviation of the noise in a class mean of rows of norm 1, were clas
 m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
 it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. A rule says
 q = b/tᵉ directions and Λ = a t, each within the range that was tried. They were fitted to classes
-of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`; results/methods.md has its command and the
-loss). No number here comes from a private row.
+of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`), those of the discriminant to photographs
+and digits, and tried on other kinds of pictures (`tests/benchmarks/bench_kinds.py`);
+results/methods.md has the losses. No number here comes from a private row of a user.
 """
 
 import math
@@ -19,6 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embed.transform_options import TransformOptions
 from train_distributed import accounting
 from train_distributed.one_shot.registry import MANY, METHODS, ONE, OTHERS, Rule
 from train_distributed.privacy.promise import Privacy, group_sensitivity
@@ -70,6 +72,15 @@ class PublicFacts:
         noise = self.noise(rule, user_clip)
         wanted = rule.components / noise**rule.exponent if noise else math.inf
         return min(round(_within(wanted, COMPONENTS)), most)
+
+    def transform(
+        self, method: str, given: TransformOptions, most: int, user_clip: float | None = None
+    ) -> TransformOptions:
+        """Options of the transform; what is left out is filled in, at most `most` directions."""
+        kind = given.directions or (rule_of(method).directions if given.whiten else "principal")
+        wanted = given.components
+        wanted = self.components(method, most, user_clip) if wanted is None else wanted
+        return replace(given, directions=kind, components=wanted)
 
     def options(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a method; Λ, or Charter's number of cuts, is filled in if left out."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.transform_options import TransformOptions
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
 from train_distributed.one_shot.defaults import (
@@ -67,6 +68,17 @@ def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
     assert known(math.inf).components("class-sums", 5) == 5
     for method in ALL_METHODS:
         assert 1 <= known().components(method, 12) <= 12
+
+
+def test_a_transform_is_filled_in_where_it_was_left_out() -> None:
+    filled = known(3.0, rows=100).transform("discriminant", TransformOptions(), 1280)
+    assert (filled.directions, filled.components) == ("tempered", 256)
+    assert known(0.05).transform("discriminant", TransformOptions(), 1280).components == 16
+    given = TransformOptions(components=7, directions="mixed")
+    assert known().transform("discriminant", given, 1280) == given
+    assert known().transform("softmax", TransformOptions(), 1280).directions == "principal"
+    unwhitened = known().transform("discriminant", TransformOptions(whiten=False), 1280)
+    assert unwhitened.directions == "principal"  # tempered ones are whitened in part
 
 
 def test_rules_are_of_methods_that_exist() -> None:

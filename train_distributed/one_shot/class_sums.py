@@ -193,7 +193,8 @@ class NearestMean(ClassSumsEstimator):
         centred = sums[1:] / counts - transform.row_mean[1:, None].double()
         directions = precision @ centred
         # E‖noisy mean‖² exceeds ‖mean‖² by the noise's own share
-        excess = precision.trace() * (std / counts) ** 2
+        common = 1 + self.statistic.common_noise
+        excess = precision.trace() * common * (std / counts) ** 2
         bias = -0.5 * ((centred * directions).sum(0) - excess)
         bias = bias - transform.row_mean[1:].double() @ directions
         bias = bias + shares_of(self.prior, counts / noised.rows).log()

@@ -116,8 +116,9 @@ class RidgeRegression(ClassSumsEstimator):
         eigenvalue.
 
         Noise of τ_k in the mean of class k is in m and in V: π − mᵀV is too small, by what the
-        noise alone expects of it, tr((C + λI)⁻¹) π_k (π_k τ_k² − Σ π_j² τ_j²) N, most where shares
-        or counts differ. Without that a small class would never be predicted.
+        noise alone expects of it, tr((C + λI)⁻¹) (b_k − π_k Σ b_j) N, most where shares or counts
+        differ; b = (πτ)² + c πτ Σ π_j τ_j, c the `common_noise`. Without that a small class would
+        never be predicted.
         """
         statistic, rows, std = self.statistic, noised.rows, noised.noise_std
         sums, counts = statistic.sums(noised), statistic.counts(noised)
@@ -137,8 +138,9 @@ class RidgeRegression(ClassSumsEstimator):
         ridge = ridge if self.ridge is None else self.ridge
         regularised = clipped + ridge * torch.eye(features, dtype=torch.float64)
         directions = torch.linalg.solve(regularised, weighted - rows * mean[:, None] * shares)
-        spread = (shares * std / counts).square()  # π² τ²
-        excess = rows * torch.linalg.inv(regularised).trace() * (spread - shares * spread.sum())
+        each = shares * std / counts  # π τ
+        both = each.square() + statistic.common_noise * each.sum() * each
+        excess = rows * torch.linalg.inv(regularised).trace() * (both - shares * both.sum())
         bias = shares - mean @ directions + excess
         return Solved(
             torch.cat([bias[None] / statistic.transform.constant, directions]),

@@ -122,6 +122,27 @@ def test_integers_give_the_sums_back(by: Any, clip: float | None) -> None:
         assert torch.allclose(coded.sums(opened), expected, atol=1e-9)
 
 
+@pytest.mark.parametrize("code", [1.0, 0.45])
+def test_noise_alone_makes_no_class_of_a_ridge_regression_likelier(code: float) -> None:
+    """Rows about 0, two in ten of one class: intercepts are shares on average, whatever is sent."""
+    method = build_method("least-squares", TRANSFORM, 2, {"ridge": 40.0, "class_code": code})
+    statistic: Any = method.statistic
+    rows, std, draw = 200, 6.0, torch.Generator().manual_seed(0)
+    coded = torch.zeros(TRANSFORM.dim, 2, dtype=torch.float64)
+    coded[0] = CONSTANT * statistic.code.encode(torch.tensor([160.0, 40.0]).double())
+    found = []
+    for _ in range(2000):
+        noise = std * torch.randn(statistic.dimension, generator=draw, dtype=torch.float64)
+        noise /= statistic.scale
+        noise[:2], noise[coded.numel() :] = 0, 0  # counts and moments as they are
+        noise[: coded.numel()] += coded.flatten()
+        fitted = method.fit(NoisedSum(noise, rows, std))
+        counts = statistic.counts(NoisedSum(noise, rows, std)) / rows
+        found.append(CONSTANT * fitted.weights[0] - counts)
+    error = torch.stack(found).std(0) / math.sqrt(len(found))
+    assert (torch.stack(found).mean(0).abs() < 5 * error).all()
+
+
 @pytest.mark.parametrize(("name", "options"), METHODS)
 def test_a_release_says_it_and_learns_as_well(name: str, options: dict[str, Any]) -> None:
     """At so large an ε both find the classes; at any, the coded sum has a fifth less noise."""

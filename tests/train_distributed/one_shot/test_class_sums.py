@@ -12,6 +12,7 @@ from embed import PublicTransform
 from heads import class_sums_sensitivity
 from tests.train_distributed.one_shot.fitting import fitted, made
 from train_distributed.one_shot.class_sums import class_counts
+from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk
 
 K, FEATURES, CONSTANT = 3, 4, 0.5
@@ -56,18 +57,20 @@ def test_without_noise_it_is_the_nearest_class_mean(shrinkage: float) -> None:
                 assert float(scores[one] - scores[other]) == pytest.approx(gap, abs=1e-6)
 
 
-def test_the_noise_in_a_mean_does_not_lengthen_it() -> None:
+@pytest.mark.parametrize("code", [1.0, 0.45])
+def test_the_noise_in_a_mean_does_not_lengthen_it(code: float) -> None:
     """The bias holds ‖noisy mean‖²: over many draws it is right only with the excess taken off."""
-    method = made("class-sums", transform(), K, {})
+    method = made("class-sums", transform(), K, {"class_code": code})
     total = method.statistic.submit(rows_of(1, 90))[0]
     draw, std = torch.Generator().manual_seed(0), 20.0
     biases = []
     for _ in range(4000):
         noise = std * torch.randn(total.shape, generator=draw, dtype=torch.float64)
+        noise /= method.statistic.scale
         noise.unflatten(0, (FEATURES + 1, K))[0] = 0  # counts as they are
         biases.append(fitted(method, total + noise, 90, std)[0])
     found = torch.stack(biases)
-    counted = class_counts(total.unflatten(0, (-1, K))[0], CONSTANT, 90, std)
+    counted = method.statistic.counts(NoisedSum(total, 90, std))
     assert torch.allclose(counted, torch.full((K,), 30.0, dtype=torch.float64))
     true = fitted(method, total, 90, 0.0)[0]
     error = found.std(0) / math.sqrt(len(found))
@@ -77,7 +80,8 @@ def test_the_noise_in_a_mean_does_not_lengthen_it() -> None:
         0.9 * method.statistic.transform.covariance[1:, 1:].double()
         + 0.1 * average * torch.eye(FEATURES)
     )
-    excess = precision.trace() * (std / 30) ** 2 / 2 / CONSTANT
+    common = 1 + method.statistic.common_noise
+    excess = common * precision.trace() * (std / 30) ** 2 / 2 / CONSTANT
     assert (excess > 20 * error).all()  # what leaving it out would show
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
+from embed.knowledge import Knowledge
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
 from embed.transform import PublicTransform
 from pretrain.cli.output import new_directory, write_json
@@ -33,6 +34,13 @@ def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
             "(`embed exclude` takes them out of the private set), "
             f"got {shared} of {len(public)} rows in both"
         )
+
+
+def refuse_seen(seen: np.ndarray, private: EmbeddingSet) -> None:
+    """Raises ValueError if a private row is among examples, of which `seen` has the hashes."""
+    shared = sum(int(found(row_hashes(block), seen).sum()) for block in private.blocks())
+    if shared:
+        raise ValueError(f"examples must hold no private rows, got {shared} of {len(private)}")
 
 
 def exclude(
@@ -88,6 +96,7 @@ def fit_and_apply(
     out: Path,
     options: dict[str, Any],
     *,
+    knowledge: Knowledge | None = None,
     leak: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -98,6 +107,7 @@ def fit_and_apply(
         private_directory: embedding set to apply the transform to; None: only fit.
         out: directory to write.
         options: keyword arguments of `PublicTransform.fit`.
+        knowledge: public knowledge of the private classes; None: nothing.
         leak: allow both to share rows; no release of them takes such a transform.
         overwrite: replace `out`.
 
@@ -111,6 +121,11 @@ def fit_and_apply(
         if not leak:
             refuse_leak(public, private)
     transform = PublicTransform.fit(public, **options)
+    if knowledge is not None:
+        declared = () if private is None else private.declared_classes
+        transform = knowledge.told(transform, public, declared)
+        if private is not None and transform.seen is not None and not leak:
+            refuse_seen(transform.seen, private)
     report = {
         "public": public.meta.get("data"),
         "public_rows": len(public),
@@ -118,6 +133,7 @@ def fit_and_apply(
         "options": options,
         "dim": transform.dim,
         "leaks": leak,
+        "known_before": transform.known.words if transform.known else [],
         "versions": {name: version(name) for name in ("torch", "numpy")},
     }
     with new_directory(out, overwrite=overwrite) as partial:

@@ -2,10 +2,11 @@
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from embed.knowledge import Knowledge
 from embed.options import ExtractOptions, ImageOptions
 from embed.transform_options import TransformOptions
 from pretrain.cli.command import INTERRUPTED
@@ -130,6 +131,7 @@ class FitTransform(TransformOptions):
     """Clip norm c of a row, the constant included."""
     constant: float = 1.0
     """First entry a of every row."""
+    knowledge: Knowledge = field(default_factory=Knowledge)
     i_know_this_leaks: bool = False
     """Allow the same rows in --public and --apply-to; no release of these rows accepts the
     transform."""
@@ -145,13 +147,15 @@ class FitTransform(TransformOptions):
         """Fits, checks that public and private differ, writes."""
         from embed.fit import fit_and_apply
 
-        inputs = (self.public, self.apply_to)
+        self.knowledge.validate()
+        inputs = (self.public, self.apply_to, self.knowledge.examples, self.knowledge.alike)
         out = output_directory(self.out, "fit-transform", *inputs, overwrite=self.overwrite)
         report = fit_and_apply(
             self.public,
             self.apply_to,
             out,
             self.arguments(),
+            knowledge=self.knowledge,
             leak=self.i_know_this_leaks,
             overwrite=self.overwrite,
         )

@@ -89,7 +89,7 @@ def build_timm(
     """
     encoder = TimmEncoder(name, image_size, pretrained=weights == "hub")
     if weights == "package":
-        weights = _packaged(name)
+        weights = packaged_weights(name)
     if weights not in (None, "random", "hub"):
         load_weights(encoder.model, _fitting(encoder.model, read_weights(Path(weights))), weights)
     return encoder
@@ -153,7 +153,8 @@ def _fitting(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed_by_order(model, kept)
 
 
-def _packaged(name: str) -> str:
+def packaged_weights(name: str) -> str:
+    """Path of the weights that a package holds; raises ValueError where none is known."""
     if name not in PACKAGED_WEIGHTS:
         raise ValueError(f"weights=package must be for {list(PACKAGED_WEIGHTS)}, got {name}")
     module, attribute = PACKAGED_WEIGHTS[name]

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, reserved
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.one_shot.report_file import Report
 
 SPARE = 1 << 22  # bytes of report and pictures
+KNOWING = "discriminant"  # the method that starts from what is known of the classes
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
 
 
@@ -53,6 +55,7 @@ class Run:
     """Accept a --transform without hashes of its rows: you vouch that none of them is private, and
     the report says so."""
     transform_options: TransformOptions = field(default_factory=TransformOptions)
+    knowledge: Knowledge = field(default_factory=Knowledge)
     options: MethodOptions = field(default_factory=MethodOptions)
     num_classes: int | None = None
     """Number of classes K (default: as the set declares); needed if the set only counted labels."""
@@ -91,7 +94,9 @@ class Run:
         if not self.with_encoder:
             check.left_out("without with_encoder", encoder_weights=self.encoder_weights)
         check.within("[0, 2^63)", **check.present(seed=self.seed))
+        self.knowledge.validate()
         given = (self.embeddings, self.public, self.transform, self.config, self.ledger)
+        given += (self.knowledge.examples, self.knowledge.alike)
         files = [each for each in self.options.given().values() if isinstance(each, Path)]
         out = output_directory(self.out, "run", *given, *files, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
@@ -202,7 +207,11 @@ class Run:
             if settings.public_hash not in (None, public.content_hash()):
                 raise ValueError(f"public must be the set config was chosen on, got {self.public}")
             refuse_leak(public, private)
-            return settings.transform_options.fit(public)
+            fitted = settings.transform_options.fit(public)
+            if settings.method != KNOWING:
+                return fitted
+            return self.knowledge.told(fitted, public, private.declared_classes)
+        check.left_out("with transform", **self.knowledge.given())
         if settings.transform_options != TransformOptions():
             raise ValueError(
                 f"options of the transform must be left out with transform, which has its own, "

@@ -1,6 +1,7 @@
 """Class sums and second moments, and the Gaussian discriminant that an empirical Bayes makes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -57,6 +58,16 @@ class Discriminant(ClassSumsEstimator):
                 "scatter otherwise"
             )
 
+    def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
+        """Class prior, and where something was known of the classes, what, and how believable.
+
+        Probabilities of the guesses are computed of the noised sum, so they cost nothing.
+        """
+        report, known = super().prior_report(noised, class_names), self.statistic.transform.known
+        if known is None:
+            return report
+        return report | {"known_before": known.words, "believed": self.posterior(noised)[1]}
+
     def fit(self, noised: NoisedSum) -> Fitted:
         """(d, K) weights of Bayes' rule for the estimated classes."""
         return Fitted(self._weights(self.gaussians(noised)))
@@ -78,11 +89,8 @@ class Discriminant(ClassSumsEstimator):
         The features' clip leaves the constant alone, so its row counts the classes.
         """
         rows, transform = noised.rows, self.statistic.transform
-        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
-        shares = counts / rows
-        common = self.statistic.common_noise
-        noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, shares, common)
-        posterior, _ = self.posterior(noisy)
+        posterior, _ = self.posterior(noised)
+        shares = self.statistic.counts(noised) / rows
         known = transform.within_class  # of labelled public rows; without labels that of all
         known = transform.covariance[1:, 1:] if known is None else known
         covariance = conditioned(known.double(), PUBLIC_SHRINKAGE)
@@ -93,7 +101,7 @@ class Discriminant(ClassSumsEstimator):
             covariance = conditioned(moved_covariance(covariance, private, noise))
         return Gaussians(posterior.means, covariance + posterior.covariance, shares)
 
-    def posterior(self, noisy: NoisyMeans) -> tuple[Posterior, dict[str, float]]:
+    def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:
         """Posterior of the class means, and the probability of each guess by its source.
 
         With nothing known of the classes they scatter about the public mean as the public rows do,
@@ -102,6 +110,9 @@ class Discriminant(ClassSumsEstimator):
         centre of the classes is the noised sum's alone: for private pictures of another kind than
         the public ones, no estimate of how far they are shifted served the smaller class as well.
         """
+        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
+        shares, common = counts / noised.rows, self.statistic.common_noise
+        noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, shares, common)
         transform = self.statistic.transform
         covariance = transform.covariance[1:, 1:].double()
         means = transform.row_mean[1:, None].double()

@@ -115,6 +115,8 @@ class Report(Mapping[str, Any]):
     user_clip: float | None = None
     class_code: float | None = None  # β; None: class sums as they are, or none
     class_prior: dict[str, float] | None = None
+    known_before: list[str] | None = None  # of the classes, from public sources; None: nothing
+    believed: dict[str, float] | None = None  # probability of every guess, given the noised sum
     rounds: Count = 1
     share_per_round: list[float] | None = None
     secure_sum: str | None = None

@@ -63,6 +63,8 @@ def validate(
     if class_names and declared not in ((), tuple(class_names)):
         raise ValueError(f"class_names must be {tuple(class_names)} as agreed, got {declared}")
     classes = known_classes(embeddings, num_classes)
+    if transform.known is not None:
+        transform.known.check_classes(declared or class_names, classes)
     inferred = num_classes is None and not declared
     if inferred and discrete:
         raise ValueError(

@@ -70,6 +70,7 @@ def terms(
 ) -> Iterator[str]:
     """Lines that say what a user gives away to whom; every ε and δ is rounded up."""
     from train_distributed.flower.documents.transform import transform_hash
+    from train_distributed.flower.model_task import ModelTask
     from train_distributed.flower.sum_task import SUMS
     from train_distributed.one_shot.report import class_names
     from train_distributed.released.card.numbers import rounded_up
@@ -82,6 +83,7 @@ def terms(
     size = 8 * (federation.dimension + more)
     rounds = f" and {federation.rounds} of {federation.round_dimension}" if more else ""
     delta = f"delta {rounded_up(privacy.delta)}"
+    known = task.transform.known if isinstance(task, ModelTask) else None
     if privacy.noise_by == "servers":
         honest, noise = "one of the two servers must be honest; users need not be", "without noise"
     else:
@@ -91,6 +93,8 @@ def terms(
     others = [federation.display_name(p) for p in sorted(federation.verifying) if p >= FIRST_SERVER]
     yield f"{federation.display_name(user)} of federation {federation.digest.hex()}"
     yield f"  {task.kind} by method {task.terms.method}; {len(names)} classes: {', '.join(shown)}"
+    if known is not None:
+        yield f"  known of the classes before, from public sources: {'; '.join(known.words)}"
     yield (
         f"  sent: one vector of {federation.dimension} numbers{rounds}, {noise}: "
         f"{size} bytes before encryption, in each of {federation.sessions} session(s)"

@@ -1,0 +1,197 @@
+"""Guesses of class means from public sources: names, examples, classes that look alike.
+
+All in the q features of a transform, whose labelled public rows give the means of public classes,
+their scatter B_pub about each other and W_pub within them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embed.known_classes import ClassGuess
+from embed.store import EmbeddingSet
+from embed.transform import PublicTransform
+
+WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.3, 1.8)  # of the kernel, on the unit sphere
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+ELSEWHERE = 0.05  # of B_pub: public and private pictures of one class differ
+ALIKE = 0.4  # of B_pub, that is left open by classes that look alike
+TOWARDS_ALL = 0.25  # share by which their mean is moved towards that of all public classes
+FEWEST = 10  # names of public classes from which a rule is learned
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Means of the classes of a labelled set, as a transform sees them."""
+
+    means: Tensor  # (L, q) float64; NaN for a class without rows
+    counts: Tensor  # (L,) float64
+
+    @classmethod
+    def of(cls, rows: EmbeddingSet, transform: PublicTransform, classes: int) -> "ClassMeans":
+        """Means of classes 0 to `classes` − 1."""
+        sums = torch.zeros(classes, transform.dim - 1, dtype=torch.float64)
+        labels = torch.from_numpy(np.array(rows.labels, np.int64))
+        start = 0
+        for block in rows.blocks():
+            features = transform(torch.from_numpy(np.array(block)))[:, 1:].double()
+            sums.index_add_(0, labels[start : start + len(block)], features)
+            start += len(block)
+        counts = torch.bincount(labels, minlength=classes).double()
+        return cls(sums / counts[:, None], counts)
+
+
+@dataclass(frozen=True)
+class PublicScatter:
+    """Centre of the public class means, and their scatter."""
+
+    centre: Tensor  # (q,)
+    between: Tensor  # (q, q) B_pub
+    within: Tensor  # (q, q) W_pub
+
+    @classmethod
+    def of(cls, transform: PublicTransform) -> "PublicScatter":
+        """That of a transform; raises ValueError if its public rows had no labels."""
+        between, within = transform.between_class, transform.within_class
+        if between is None or within is None:
+            raise ValueError("public must have labels of two classes for guesses of class means")
+        return cls(transform.row_mean[1:].double(), between.double(), within.double())
+
+
+def from_examples(
+    found: ClassMeans, scatter: PublicScatter, before: ClassGuess | None = None
+) -> ClassGuess:
+    """Posterior of the class means given n_k examples of mean x_k.
+
+    μ_k ~ N(m_k, V), by default that of public classes, and x_k ~ N(μ_k, W_pub/n_k); V becomes the
+    average over classes of what is left open, and .05 B_pub. Classes without examples keep m_k.
+    """
+    prior = scatter.between if before is None else before.covariance
+    means = (
+        scatter.centre[:, None].repeat(1, len(found.counts)) if before is None else before.means
+    ).clone()
+    left = torch.zeros_like(prior)
+    for k, (count, mean) in enumerate(zip(found.counts.tolist(), found.means, strict=True)):
+        if not count:
+            left += prior
+            continue
+        gain = torch.linalg.solve(prior + scatter.within / count, prior).mT  # V(V + W/n)⁻¹
+        means[:, k] += gain @ (mean - means[:, k])
+        left += prior - gain @ prior
+    left = left / len(found.counts) + ELSEWHERE * scatter.between
+    sizes = found.counts[found.counts > 0]
+    words = f"{int(sizes.sum())} public examples of {len(sizes)} classes"
+    earlier, sources = (
+        ("", 1) if before is None else (f"{before.source}, then ", before.sources + 1)
+    )
+    return ClassGuess(earlier + words, means, (left + left.mT) / 2, sources)
+
+
+def from_alike(
+    alike: Sequence[Sequence[int]], public: ClassMeans, scatter: PublicScatter
+) -> ClassGuess:
+    """Mean of the public classes that look like each private one, moved towards that of all.
+
+    A class for which none is named keeps the mean of all.
+    """
+    means = scatter.centre[:, None].repeat(1, len(alike))
+    for k, labels in enumerate(alike):
+        if labels:
+            own = public.means[list(labels)].mean(0)
+            means[:, k] = (1 - TOWARDS_ALL) * own + TOWARDS_ALL * scatter.centre
+    named = len({label for labels in alike for label in labels})
+    return ClassGuess(f"likeness to {named} public classes", means, ALIKE * scatter.between)
+
+
+@dataclass(frozen=True)
+class NameRule:
+    """Kernel ridge regression from vectors of names to class means."""
+
+    vectors: Tensor  # (L, e) of length 1
+    coefficients: Tensor  # (L, q)
+    centre: Tensor  # (q,)
+    width: float
+    explained: float  # R² by leave-one-out, at most 1, below 0 where names say nothing
+
+    @classmethod
+    def learned(cls, vectors: Tensor, means: Tensor, measured: int) -> "NameRule":
+        """The rule whose width and ridge predict the first `measured` class means best.
+
+        The error of predicting class i by a rule of all others is in closed form e_i/(1 − H_ii),
+        H the matrix that maps means to fitted ones.
+
+        Args:
+            vectors: (L, e) of length 1.
+            means: (L, q) class means, the first `measured` of real ones.
+            measured: L' <= L that count.
+        """
+        centre = means[:measured].mean(0)
+        targets = means - centre
+        one = torch.eye(len(vectors), dtype=torch.float64)
+        best = None
+        for width in WIDTHS:
+            kernel = _kernel(vectors, vectors, width)
+            values, basis = torch.linalg.eigh(kernel)
+            turned = basis.mT @ targets
+            for ridge in RIDGES:
+                kept = values.clamp(min=0) / (values.clamp(min=0) + ridge)
+                own = (basis.square() @ kept)[:measured]
+                fitted = (basis[:measured] * kept) @ turned
+                missed = (targets[:measured] - fitted) / (1 - own).clamp(min=1e-9)[:, None]
+                error = float(missed.square().sum())
+                if best is None or error < best[0]:
+                    best = (error, width, ridge)
+        assert best is not None
+        error, width, ridge = best
+        explained = 1 - error / float(targets[:measured].square().sum())
+        coefficients = torch.linalg.solve(_kernel(vectors, vectors, width) + ridge * one, targets)
+        return cls(vectors, coefficients, centre, width, explained)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(q, G) class means of (G, e) names."""
+        return (self.centre + _kernel(vectors, self.vectors, self.width) @ self.coefficients).mT
+
+
+def from_names(
+    rule: NameRule,
+    groups: Sequence[Tensor],
+    scatter: PublicScatter,
+    words: str,
+) -> ClassGuess | None:
+    """Class means by names, with what the rule does not explain left open; None: nothing is said.
+
+    `groups` holds the (m_k, e) vectors of the names of each class, one or more.
+    """
+    if rule.explained <= 0:
+        return None
+    means = torch.stack([rule(each).mean(1) for each in groups], 1)
+    return ClassGuess(words, means, (1 - rule.explained) * scatter.between)
+
+
+def of_classifier(
+    directions: Tensor, matched: Mapping[int, int], public: ClassMeans
+) -> tuple[Tensor, float]:
+    """(C, q) class means that a classifier's weights imply, and the R² of those it shares.
+
+    Under linear discriminant analysis with all classes alike w_c = W⁻¹(μ_c − μ), so μ_c lies along
+    C_x w_c; how far is fitted on classes that are public ones too.
+
+    Args:
+        directions: (C, q) C_x w_c in features.
+        matched: classifier's class -> public class.
+        public: means of the public classes.
+    """
+    ours = directions[list(matched)]
+    theirs = public.means[list(matched.values())]
+    shift, centre = ours.mean(0), theirs.mean(0)
+    apart, wanted = ours - shift, theirs - centre
+    factor = (apart * wanted).sum() / apart.square().sum().clamp(min=1e-300)
+    missed = (wanted - factor * apart).square().sum() / wanted.square().sum()
+    return centre + factor * (directions - shift), float(1 - missed)
+
+
+def _kernel(left: Tensor, right: Tensor, width: float) -> Tensor:
+    return torch.exp(-torch.cdist(left, right).square() / (2 * width**2))

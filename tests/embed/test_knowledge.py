@@ -1,0 +1,245 @@
+"""Guesses of class means from public sources, against their formulas; what they may not see."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from embed.class_sources import (
+    ELSEWHERE,
+    ClassMeans,
+    NameRule,
+    PublicScatter,
+    from_alike,
+    from_examples,
+    from_names,
+    of_classifier,
+)
+from embed.knowledge import NONE, Knowledge, Sources, assembled, covariance_with, read_alike
+from embed.known_classes import KnownClasses
+from embed.run import FitTransform
+from train_distributed import Privacy, release
+
+P, NAMES = 6, ("cat", "dog", "ship")
+
+
+def rows_of(names: tuple[str, ...], seed: int, each: int = 40) -> EmbeddingSet:
+    """Classes whose means depend on their names alone, rows on the seed."""
+    labels = np.repeat(np.arange(len(names)), each)
+    means = np.stack([mean_of(name) for name in names])
+    noise = np.random.default_rng(seed).standard_normal((len(labels), P))
+    meta = {"class_names": list(names)}
+    return EmbeddingSet(embeddings=means[labels] + noise, labels=labels, meta=meta)
+
+
+def mean_of(name: str) -> np.ndarray:
+    return 2 * np.random.default_rng(list(name.encode())).standard_normal(P)
+
+
+@pytest.fixture(scope="module")
+def public() -> EmbeddingSet:
+    return rows_of(tuple(f"thing {k}" for k in range(30)), 0)
+
+
+@pytest.fixture(scope="module")
+def transform(public: EmbeddingSet) -> PublicTransform:
+    return PublicTransform.fit(public, components=4)
+
+
+def unit(*shape: int, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(*shape, generator=draw, dtype=torch.float64)
+    return torch.nn.functional.normalize(vectors, dim=1)
+
+
+def test_examples_give_the_posterior_of_the_class_means(transform: PublicTransform) -> None:
+    scatter = PublicScatter.of(transform)
+    draw = torch.Generator().manual_seed(1)
+    means = torch.randn(3, 4, generator=draw, dtype=torch.float64)
+    counts = torch.tensor([2.0, 7.0, 0.0], dtype=torch.float64)
+    found = from_examples(ClassMeans(means, counts), scatter)
+    left = []
+    for k, count in enumerate(counts.tolist()):
+        precision = torch.linalg.inv(scatter.between) + count * torch.linalg.inv(scatter.within)
+        pulled = torch.linalg.inv(scatter.between) @ scatter.centre
+        pulled = pulled + count * torch.linalg.inv(scatter.within) @ means[k]
+        assert torch.allclose(found.means[:, k], torch.linalg.solve(precision, pulled))
+        left.append(torch.linalg.inv(precision))
+    expected = torch.stack(left).mean(0) + ELSEWHERE * scatter.between
+    assert torch.allclose(found.covariance, expected)
+    again = from_examples(ClassMeans(means, counts), scatter, replace(found, source="names"))
+    assert again.sources == 2
+    assert again.source.startswith("names, then 9 public examples of 2 classes")
+
+
+def test_the_leave_one_out_error_is_that_of_rules_without_the_class() -> None:
+    vectors = unit(14, 5, seed=2)
+    means = vectors[:, :3] + 0.1 * unit(14, 3, seed=3)
+    rule = NameRule.learned(vectors, means, 14)
+    assert 0.3 < rule.explained < 1
+    centre, error = means.mean(0), 0.0
+    kernel = torch.exp(-torch.cdist(vectors, vectors).square() / (2 * rule.width**2))
+    ridge = torch.linalg.lstsq(rule.coefficients, means - centre - kernel @ rule.coefficients)
+    ridge = float(ridge.solution.diagonal().mean())
+    for out in range(14):
+        rest = [k for k in range(14) if k != out]
+        inner = kernel[rest][:, rest] + ridge * torch.eye(13, dtype=torch.float64)
+        said = kernel[out, rest] @ torch.linalg.solve(inner, (means - centre)[rest])
+        error += float((means[out] - centre - said).square().sum())
+    scatter = float((means - centre).square().sum())
+    assert rule.explained == pytest.approx(1 - error / scatter, abs=1e-6)
+
+
+def test_names_that_say_nothing_are_left_out(transform: PublicTransform) -> None:
+    rule = NameRule.learned(unit(30, 200, seed=4), unit(30, 4, seed=5), 30)
+    assert rule.explained <= 0
+    scatter = PublicScatter.of(transform)
+    assert from_names(rule, [unit(1, 200, seed=6)], scatter, "names") is None
+    assert assembled(transform, rule, "names", [unit(1, 200, seed=6)], None, None) == ()
+
+
+def test_a_classifier_shows_the_means_of_its_classes() -> None:
+    """Classes alike about their means: Σ_x w_c leads to them, up to one factor."""
+    rng, classes = np.random.default_rng(7), 20
+    means = rng.standard_normal((classes, P))
+    labels = rng.integers(0, classes, 40_000)
+    rows = means[labels] + rng.standard_normal((len(labels), P)) @ np.diag(np.arange(1, P + 1))
+    within = np.diag(np.arange(1, P + 1) ** 2.0)
+    weights = torch.from_numpy(3.0 * means @ np.linalg.inv(within))
+    found = covariance_with(EmbeddingSet(embeddings=rows, labels=labels), weights)
+    centred = torch.from_numpy(rows - rows.mean(0))
+    expected = (weights - weights.mean(0)) @ (centred.mT @ centred) / len(rows)
+    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3)
+    shown = ClassMeans(torch.from_numpy(means), torch.ones(classes))
+    guessed, explained = of_classifier(found, {c: c for c in range(12)}, shown)
+    assert explained > 0.9
+    unseen = torch.from_numpy(means)[12:]
+    assert (guessed[12:] - unseen).square().sum() < 0.3 * (unseen - unseen.mean(0)).square().sum()
+
+
+def test_a_rule_without_classes_knows_nothing_of_them(
+    public: EmbeddingSet, transform: PublicTransform
+) -> None:
+    vectors, own = unit(30, 5, seed=8), unit(40, 5, seed=9)
+    directions = torch.from_numpy(np.random.default_rng(1).standard_normal((40, P)))
+    matched = tuple((c, c) for c in range(20))
+    sources = Sources(30, "package", vectors, own, directions, matched)
+    means = ClassMeans.of(public, transform, 30)
+    one, _ = sources.rule(transform, means, without=[3, 4])
+    moved = replace(means, means=means.means.clone())
+    moved.means[3:5] += 100
+    other, words = sources.rule(transform, moved, without=[3, 4])
+    assert one is not None
+    assert other is not None
+    assert torch.equal(one.coefficients, other.coefficients)
+    assert words.startswith("names of 28 public classes and of 20 ")
+
+
+def test_alike_names_public_classes_by_name_or_words(
+    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform
+) -> None:
+    file = tmp_path / "alike.json"
+    file.write_text(json.dumps({"cat": ["thing 3", "tench"], "ship": []}))
+    names = [*public.meta["class_names"], "n01440764"]
+    assert read_alike(file, NAMES, names) == [[3, 30], [], []]
+    means = ClassMeans.of(public, transform, 30)
+    scatter = PublicScatter.of(transform)
+    found = from_alike([[3, 4], [], []], means, scatter)
+    expected = 0.75 * means.means[3:5].mean(0) + 0.25 * scatter.centre
+    assert torch.allclose(found.means[:, 0], expected)
+    assert torch.equal(found.means[:, 1], scatter.centre)
+    file.write_text(json.dumps({"cat": ["dragon"]}))
+    with pytest.raises(ValueError, match=r"alike .* cat, got 'dragon'"):
+        read_alike(file, NAMES, names)
+    file.write_text(json.dumps({"bird": []}))
+    with pytest.raises(ValueError, match=r"alike .* bird"):
+        read_alike(file, NAMES, names)
+
+
+def test_a_file_keeps_the_guesses_under_its_hash(
+    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform
+) -> None:
+    shown = rows_of(NAMES, 2, 5)
+    shown.save(tmp_path / "shown")
+    known = Knowledge(examples=tmp_path / "shown").told(transform, public, NAMES)
+    for number, each in enumerate((transform, known, known)):
+        each.save(tmp_path / f"{number}.safetensors")
+    plain, first, second = ((tmp_path / f"{n}.safetensors").read_bytes() for n in range(3))
+    assert first == second != plain
+    assert PublicTransform.load(tmp_path / "0.safetensors").known is None
+    again = PublicTransform.load(tmp_path / "1.safetensors")
+    assert again.known is not None
+    assert again.known.words == ["15 public examples of 3 classes"]
+    assert again.same_scatter(known)
+    assert again.same_rows(transform)
+    assert not again.same_scatter(transform)
+    with pytest.raises(ValueError, match="class names"):
+        again.known.check_classes(("cat", "ship", "dog"), 3)
+    with pytest.raises(ValueError, match="num_classes must be 3"):
+        again.known.check_classes((), 4)
+
+
+def test_public_classes_of_the_same_names_are_examples_by_themselves() -> None:
+    public = rows_of((*NAMES, "bird"), 1)
+    fitted = PublicTransform.fit(public, components=3)
+    known = Knowledge().told(fitted, public, NAMES).known
+    assert known is not None
+    assert known.words == ["120 public examples of 3 classes"]
+    assert Knowledge().told(fitted, public, ("cat", "cow")).known is None
+    assert Knowledge(examples=NONE).told(fitted, public, NAMES).known is None
+    numbered = rows_of(("0", "1", "2"), 1)
+    fitted = PublicTransform.fit(numbered, components=2)
+    assert Knowledge().told(fitted, numbered, ("0", "1")).known is None
+    assert Knowledge().told(fitted, numbered, ("0", "1", "2")).known is not None
+
+
+def test_a_private_picture_among_the_examples_is_refused(
+    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform
+) -> None:
+    private, shown = rows_of(NAMES, 3), rows_of(NAMES, 4, 5)
+    shown.embeddings[7] = private.embeddings[50]
+    shown.save(tmp_path / "shown")
+    knowing = Knowledge(examples=tmp_path / "shown").told(transform, public, NAMES)
+    with pytest.raises(ValueError, match="private rows, got 1 of 120"):
+        release(private, "discriminant", Privacy(1.0, 1e-5), transform=knowing)
+    private.save(tmp_path / "private")
+    public.save(tmp_path / "public")
+    command = FitTransform(
+        public=tmp_path / "public",
+        apply_to=tmp_path / "private",
+        knowledge=Knowledge(examples=tmp_path / "shown"),
+        components=3,
+        out=tmp_path / "out",
+    )
+    with pytest.raises(ValueError, match="examples must hold no private rows, got 1 of 120"):
+        command.run()
+    replace(command, apply_to=None).run()
+    known = PublicTransform.load(tmp_path / "out" / "transform.safetensors").known
+    assert isinstance(known, KnownClasses)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_examples_serve_ten_users_and_the_report_names_them(
+    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform, epsilon: float
+) -> None:
+    rows_of(NAMES, 5, 20).save(tmp_path / "shown")
+    knowing = Knowledge(examples=tmp_path / "shown").told(transform, public, NAMES)
+    data = rows_of(NAMES, 6, 100)
+    data = replace(
+        data, split=(np.arange(300) % 3 == 0).astype(np.uint8), users=np.arange(300) % 10
+    )
+    more = {"noise": "float", "generator": torch.Generator().manual_seed(0)}
+    found = release(data, "discriminant", Privacy(epsilon, 1e-5), transform=knowing, **more)
+    assert found.report["test_accuracy"] > 0.75
+    assert found.report.known_before == ["60 public examples of 3 classes"]
+    believed = found.report.believed
+    assert believed is not None
+    assert sum(believed.values()) == pytest.approx(1)
+    swapped = replace(data, meta={"class_names": ["dog", "cat", "ship"]})
+    with pytest.raises(ValueError, match="class names must be those"):
+        release(swapped, "discriminant", Privacy(epsilon, 1e-5), transform=knowing)

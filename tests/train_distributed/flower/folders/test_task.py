@@ -34,17 +34,24 @@ def _silent(std: float, count: int) -> NDArray[np.int64]:
     return np.zeros(count, np.int64)
 
 
-@pytest.mark.parametrize("method", ["class-sums", "least-squares", "softmax", "svm"])
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [
+        *((name, None) for name in ("class-sums", "least-squares", "softmax", "svm")),
+        ("discriminant", 0.45),
+    ],
+)
 def test_without_noise_the_model_is_that_of_the_plain_sum(
-    method: str, make: Callable[..., ModelTask], tmp_path: Path
+    method: str, code: float | None, make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:
-    task, path = make(method), tmp_path / "public.safetensors"
+    options = MethodOptions(class_code=code)
+    task, path = make(method, options=options), tmp_path / "public.safetensors"
     encoded = [task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)]
     sent = np.stack([task.noised(words, _silent) for words in encoded])
     result = simulate_sum(sent, drop={2: [1]}, dropout_fraction=0.3)
     opened = Opened(result.total, frozenset(result.survivors))
     model = task.released(opened, FACTS)
-    plain = build_method(method, PublicTransform.load(path), K, {})
+    plain = build_method(method, PublicTransform.load(path), K, options.given())
     expected = torch.zeros(plain.statistic.dimension, dtype=torch.float64)
     for i in (0, 2, 3):
         expected += plain.statistic.submit(_chunk(task, embeddings_of(tmp_path, i)))[0]

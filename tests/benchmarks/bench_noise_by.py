@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_noise_by.py --embeddings cifar10_lite0 --public tiny_lite0 \
         [--epsilons 0.4 1.2 3] [--seeds 3] [--write results/secure_sum/noise_by.json]
 
-Whole releases by `discriminant` with the components of the public rule and discrete noise from the
+Whole releases by `discriminant` with the transform of the public rule and discrete noise from the
 operating system; a seed decides who holds which rows, for both alike.
 """
 
@@ -49,8 +49,7 @@ def main() -> None:
             parts = split(labels, given.users, "iid", generator=draw)
             classes = len(private.declared_classes)
             facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=promise)
-            kept = facts.components(METHOD, public.dim)
-            transform = TransformOptions(components=kept).fit(public)
+            transform = facts.transform(METHOD, TransformOptions(), public.dim).fit(public)
             for by, accuracies in found.items():
                 privacy = Privacy(epsilon, 1e-5, noise_by=by)
                 made = release(

@@ -53,15 +53,14 @@ class Poisoned:
         seed: int,
         options: dict[str, Any],
     ) -> "Poisoned":
-        """Users that share the training rows at random, with the components of the public rule."""
+        """Users that share the training rows at random, with the transform of the public rule."""
         private, public = sets
         train = private.split == TRAIN
         draw = torch.Generator().manual_seed(seed)
         parts = split(torch.from_numpy(private.labels[train]), users, "iid", generator=draw)
         classes = len(private.declared_classes)
         facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=privacy)
-        kept = facts.components(METHOD, public.dim)
-        transform = TransformOptions(components=kept).fit(public)
+        transform = facts.transform(METHOD, TransformOptions(), public.dim).fit(public)
         method = build_method(METHOD, transform, classes, dict(options))
         (only,) = rounds_of(method, parts.counts, privacy)
         encoder = IntegerEncoder.of(method.statistic, only.guarantee, parts.counts)

@@ -58,3 +58,15 @@ def test_without_noise_there_is_nothing_to_state() -> None:
     _, summation = _sum(5, FloatSum)
     bare = Guarantee.of(torch.full((5,), 6), METHOD, Privacy(math.inf, DELTA))
     assert "epsilon_if_all_others_collude" not in promise_report([(bare, summation)])
+
+
+def test_where_servers_add_the_noise_nothing_is_stated() -> None:
+    """Two servers that collude see all that was sent: no ε is left, whatever the noise."""
+    guarantee, summation = _sum(5, IntegerSum, noise_by="servers")
+    report = promise_report([(guarantee, summation)])
+    assert "epsilon_if_all_others_collude" not in report
+    assert (report["noise_by"], report["honest_servers"], report["noise_servers"]) == (
+        "servers",
+        1,
+        2,
+    )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from train_distributed.one_shot.estimator import Fitted
@@ -84,6 +83,8 @@ def gaussian_temperature(means: Tensor, covariance: Tensor, shares: Tensor) -> f
         sharpness = math.exp(-log_temperature)
         wrong = torch.logsumexp(sharpness * scores, 2) - sharpness * right
         return float(shares @ wrong.mean(1))
+
+    from scipy.optimize import minimize_scalar  # half a second that no user needs
 
     bounds = (math.log(LEAST), math.log(LARGEST))
     found: Any = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-3})

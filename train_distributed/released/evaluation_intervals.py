@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln, ndtr, xlog1py, xlogy
-from scipy.stats import binom, norm
+from scipy.special import betainc, gammaln, ndtr, ndtri, xlog1py, xlogy
 
 WIDE = 12  # standard deviations of a binomial beyond which its terms do not count
 FEW = 4.0  # standard deviations of noise: of fewer rows nothing is said
@@ -148,7 +147,7 @@ def absolute_sum(
     seen = float(np.abs(gaps).sum())
     drawn = np.abs(np.random.default_rng(SEED).standard_normal((DRAWS, len(gaps)))) @ stds
     low = seen - float(np.quantile(drawn, 1 - miss))
-    high = seen + float(norm.isf(miss)) * math.hypot(*stds)
+    high = seen + float(-ndtri(miss)) * math.hypot(*stds)
     low, high = (min(max(bound / rows, 0.0), 1.0) for bound in (low, high))
     estimate = float(np.sqrt(np.clip(gaps**2 - stds**2, 0, None)).sum()) / rows
     return Interval(low, high, min(max(estimate, low), high))
@@ -170,7 +169,8 @@ def _least(seen: float, trials: int, std: float, miss: float) -> float:
 def _tail(seen: float, trials: int, share: float, std: float) -> float:
     """P[X + N(0, std²) >= seen], X binomial; without noise P[X >= seen] up to double rounding."""
     if not std:
-        return float(binom.sf(math.ceil(seen - 1e-9) - 1, trials, share))
+        least = math.ceil(seen - 1e-9)
+        return float(betainc(least, trials - least + 1, share)) if least > 0 else 1.0
     middle, reach = trials * share, WIDE * math.sqrt(trials * share * (1 - share)) + 1
     counts = np.arange(max(0, int(middle - reach)), min(trials, math.ceil(middle + reach)) + 1)
     ways = gammaln(trials + 1) - gammaln(counts + 1) - gammaln(trials - counts + 1)
@@ -191,7 +191,7 @@ def _fieller(
 
     V(r) = (1 − r)² a + r² b + r(1 − r) spread; beyond [0, 1] without its last term.
     """
-    z2 = float(norm.isf((1 - confidence) / 2)) ** 2
+    z2 = float(ndtri((1 - confidence) / 2)) ** 2
     found = []
     for extra in (spread, np.zeros_like(spread)):
         square = rows**2 - z2 * (a + b - extra)

@@ -102,7 +102,7 @@ class Party:
             partial.write_text(json.dumps(asdict(self) | {"signature": signature}, indent=1) + "\n")
 
     def _signed(self) -> bytes:
-        return _DOMAIN + json.dumps(asdict(self), sort_keys=True).encode()
+        return _DOMAIN + json.dumps(vars(self), sort_keys=True).encode()
 
 
 def write_party(folder: Path) -> PrivateKeys:

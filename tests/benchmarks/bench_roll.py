@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import Party, node_key, read_private, write_party
 from train_distributed.flower.documents.place import place_path, with_roll, write_place
 from train_distributed.flower.transport.processes import free_port
-from train_distributed.secure_sum.keys import PrivateKeys, sign
+from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 
 ROWS, P, CLASSES = (20, 50, 100), 128, 10  # sizes of users; p and K as for CIFAR-10
@@ -57,7 +56,7 @@ def lines(node: str, start: int, stop: int) -> list[dict[str, Any]]:
         party = Party(
             name, "user", rows_of(number), public.verifying.hex(), public.sealing.hex(), node
         )
-        found.append(asdict(party) | {"signature": sign(keys.signing, party._signed()).hex()})
+        found.append(party.signed(keys))
     return found
 
 
@@ -100,7 +99,7 @@ def embeddings(seed: int, rows: int) -> EmbeddingSet:
     return EmbeddingSet(embeddings=points, labels=labels, split=split, meta={"class_names": names})
 
 
-def init(home: Path, users: int, own: Party, signature: str) -> dict[str, float]:
+def init(home: Path, users: int, own: dict[str, Any]) -> dict[str, float]:
     """Makes the federation; all users but one are made on the way."""
     words = "--transform public.safetensors --hosts 127.0.0.1 --protocol shares --places 0"
     words += f" --epsilon 1 --class-names {' '.join(f'class-{k}' for k in range(CLASSES))}"
@@ -111,12 +110,12 @@ def init(home: Path, users: int, own: Party, signature: str) -> dict[str, float]
     table = csv.DictWriter(process.stdin, COLUMNS)
     table.writeheader()
     starts = range(0, users, BATCH)
-    make = partial(lines, own.node)
+    make = partial(lines, own["node"])
     with ProcessPoolExecutor(1) as pool:
         stops = [min(users, first + BATCH) for first in starts]
         for first, batch in zip(starts, pool.map(make, starts, stops), strict=True):
             if 0 <= users // 2 - first < len(batch):
-                batch[users // 2 - first] = asdict(own) | {"signature": signature}
+                batch[users // 2 - first] = own
             table.writerows(batch)
     process.stdin.close()
     found = ended(process)
@@ -170,7 +169,7 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     public, node = keys.public, node_key(home / "nobody")
     own = Party("me", "user", rows, public.verifying.hex(), public.sealing.hex(), node)
     found: dict[str, Any] = {"users": users}
-    found["init"] = init(home, users, own, sign(keys.signing, own._signed()).hex())
+    found["init"] = init(home, users, own.signed(keys))
     fed = home / "fed"
     federation = with_roll(Federation.load(fed / "federation.json"), fed)
     assert isinstance(federation.known, Roll)

@@ -9,6 +9,7 @@ from pretrain.cli.output import new_directory
 from train_distributed.commands.choices import OneSumMethodName
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.documents.certificates import CA, renew_certificates
+from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import (
     MOST_ROWS,
@@ -158,8 +159,9 @@ class Start:
 
     folder: Path
     """Folder of the operator (from `init`) or of the party (from `join`)."""
-    invitation: Path | None = None
-    """Party: folder `invitation` that the operator handed out. Without it: run as the operator."""
+    invitation: str | Path | None = None
+    """Party: folder `invitation` that the operator handed out, or the link to it
+    (http://HOST:PORT/invitations/DIGEST). Without it: run as the operator."""
     embeddings: Path | None = None
     """User: embedding set with its rows."""
     accept: str = ""
@@ -237,5 +239,7 @@ class Renew:
         until = renew_certificates(tls, list(self.hosts), anew=self.authority)
         print(f"valid until {until:%Y-%m-%d}")
         if self.authority:
-            shutil.copyfile(tls / CA, self.folder / INVITATION / CA)
+            invitation = Invitation.read(self.folder / INVITATION)
+            shutil.copyfile(tls / CA, invitation.ca)
+            invitation.sign(read_private(self.folder))
             print(f"hand {self.folder / INVITATION / CA} to every party")

@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from pretrain import check
-from train_distributed.commands.federation.reporting import authorities
+from train_distributed.commands.federation.setup import INVITATION
+from train_distributed.commands.federation.taking_part import authorities
+from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
@@ -57,6 +59,7 @@ class Aggregate:
         from train_distributed.flower.aggregator_client import Aggregators
         from train_distributed.flower.aggregator_server import serve
         from train_distributed.flower.aggregator_watch import Watch, logged
+        from train_distributed.flower.invitation_app import LINKS, invitation_routes
 
         folder = self.folder.resolve()
         file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
@@ -87,6 +90,13 @@ class Aggregate:
             if self.metrics is not None:
                 stack.callback(watch.serve(*split_address(self.metrics)))
             app = application(aggregator, others.job, watch, self.proxies)
+            if number == LEADER and (folder / INVITATION).exists():
+                invitation = Invitation.read(folder / INVITATION, signed=True)
+                found = invitation_routes(invitation, enrolled.roll, self.window / WINDOW)
+                app.routes.extend(found)
+                place = "{}:{}".format(*file.addresses[number])
+                scheme, digest = "https" if tls else "http", invitation.federation.digest.hex()
+                log.say(f"users may be sent {scheme}://{place}/{LINKS}/{digest}")
             serving = serve if self.store is None else partial(serve, shared=True)
             with suppress(KeyboardInterrupt):
                 asyncio.run(serving(app, host, port, tls, partial(_ready, log)))

@@ -9,7 +9,8 @@ from pathlib import Path
 from pretrain import check
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.hosting import NextSum, own_keys
-from train_distributed.commands.federation.reporting import agreed, authorities
+from train_distributed.commands.federation.reporting import agreed
+from train_distributed.commands.federation.taking_part import authorities
 from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
@@ -50,6 +51,7 @@ class MakeWindow:
         from train_distributed.flower.evaluation_task import task_of
 
         federation = with_roll(Federation.load(self.folder / FEDERATION), self.folder)
+        keys = own_keys(self.folder, federation)
         check.within("(0, 100000)", hours=self.hours)
         now = time.time()
         opens, closes = int(now), int(now + 3600 * self.hours) + 1
@@ -59,7 +61,7 @@ class MakeWindow:
         addresses = dict(enumerate(map(split_address, self.aggregators), FIRST_SERVER))
         with new_directory(self.out) as partial:
             made = WindowFile(window=window, addresses=addresses)
-            made.save(partial / WINDOW)
+            made.save(partial / WINDOW, keys)
             shutil.copyfile(self.folder / ROLL, partial / ROLL)
             keep_window(self.folder, made)
         longest = report_bytes(window, max(task.norm_bounds.values()))

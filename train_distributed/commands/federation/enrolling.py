@@ -12,10 +12,11 @@ from pretrain import check
 from train_distributed.flower.documents.document import DIGITS, Document
 from train_distributed.flower.documents.federation import SERVERS
 from train_distributed.flower.documents.party import SUFFIX, Party
+from train_distributed.flower.documents.signed import SIGNATURE
 from train_distributed.secure_sum.roll import Roll, User
 
 STANDARD_INPUT, TABLE = Path("-"), ".csv"
-COLUMNS = (*Party.__dataclass_fields__, "signature")  # of a table, in any order
+COLUMNS = (*Party.__dataclass_fields__, SIGNATURE)  # of a table, in any order
 
 
 def parties_of(paths: Sequence[Path]) -> Iterator[tuple[Path, Party]]:

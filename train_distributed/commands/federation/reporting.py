@@ -1,6 +1,5 @@
 """`federation report`: everything is checked first, then one report is made, kept and sent."""
 
-import ssl
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +9,12 @@ import numpy as np
 
 from pretrain import check
 from train_distributed.commands.federation.consent import consent
-from train_distributed.commands.federation.taking_part import OwnRows
-from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.commands.federation.taking_part import OwnRows, authorities, invited
 from train_distributed.flower.documents.ledger import BudgetedJournal, remember, state_of
 from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.sessions import spend_session
-from train_distributed.flower.documents.window_file import WindowFile
+from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
@@ -33,12 +31,13 @@ class Report:
 
     folder: Path
     """Folder of `join`."""
-    invitation: Path
-    """The folder that the operator handed out."""
-    window: Path
-    """The window.json that it handed out."""
+    invitation: str | Path
+    """The folder that the operator handed out, or the link to it
+    (http://HOST:PORT/invitations/DIGEST)."""
     embeddings: Path
     """The embedding set."""
+    window: Path | None = None
+    """The window.json that the operator handed out (default: the one behind the link)."""
     accept: str = ""
     """The federation's digest, or its first characters, which you have received over another
     channel. Without it you are shown the terms and asked, once per federation."""
@@ -61,11 +60,14 @@ class Report:
         from train_distributed.flower.aggregator_client import Aggregators
 
         keys = read_private(self.folder)
-        invitation = Invitation.read(self.invitation, self.accept).placed(keys)
+        invitation = invited(self.invitation, self.folder, keys, self.accept, self.ca)
         federation = invitation.federation
         user = invitation.identify(keys, self.folder)
         rows = OwnRows.of(self.embeddings, self.ledger, invitation, user)
-        file = WindowFile.load(self.window)
+        beside = invitation.folder / WINDOW
+        if self.window is None and not beside.exists():
+            raise ValueError(f"window must be given where {invitation.folder} holds none, got none")
+        file = WindowFile.load(self.window or beside)
         window = agreed(file.window, rows.task)
         account = rows.account(self.folder, federation, self.limits)
         plain = DurableJournal(state_of(self.folder, federation, user))
@@ -101,11 +103,6 @@ def agreed(window: Window, task: "SumTask") -> Window:
     if expected.digest != window.digest:
         raise ValueError(f"window must be of federation {federation.digest.hex()}, is not")
     return window
-
-
-def authorities(ca: Path | None) -> ssl.SSLContext | None:
-    """TLS context that trusts these authorities; None without any."""
-    return None if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
 def _check_time(window: Window) -> None:

@@ -58,7 +58,7 @@ def fill(folder: Path, init: "Init") -> "SumTask":
         users, servers = listed(init.parties)
     sizes = {i: party.rows for i, party in enumerate(users)}
     terms, dimension, *rounds = _agreed(folder, init, sizes, roll.sizes if roll else None)
-    keys = write_party(folder).public
+    keys = write_party(folder)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
     nodes = {} if roll else named
     count = len(roll) if roll else len(users)
@@ -68,7 +68,7 @@ def fill(folder: Path, init: "Init") -> "SumTask":
         minimum=-(-4 * count // 5) if init.minimum is None else init.minimum,
         users={i: party.verifying for i, party in enumerate(users)},
         roll=Enrolment(roll.root.hex(), roll.sizes) if roll else None,
-        servers=(public_keys(keys), *(_keys(party) for party in servers)),
+        servers=(public_keys(keys.public), *(_keys(party) for party in servers)),
         sessions=init.sessions,
         task=terms.as_task(),
         nodes={number: fingerprint(party.node) for number, party in nodes.items()},
@@ -88,7 +88,7 @@ def fill(folder: Path, init: "Init") -> "SumTask":
     write_certificates(folder / TLS, list(init.hosts))
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]
     invitation = Invitation(folder / INVITATION, federation, f"{host}:{init.port}")
-    invitation.write(folder / TLS / CA, folder / agreed_file(federation.task))
+    invitation.write(folder / TLS / CA, folder / agreed_file(federation.task), keys)
     if roll is not None and count <= init.places:
         (invitation.folder / PLACES).mkdir()
         for number in roll:

@@ -1,5 +1,6 @@
 """`federation start` of a party: everything is checked first, then it answers the operator."""
 
+import ssl
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,8 +46,9 @@ def take_part(start: "Start") -> int:
     """
     assert start.invitation is not None
     _check_options(start)
-    invitation = Invitation.read(start.invitation, start.accept)
-    federation, keys = invitation.federation, read_private(start.folder)
+    keys = read_private(start.folder)
+    invitation = invited(start.invitation, start.folder, keys, start.accept)
+    federation = invitation.federation
     if federation.protocol == "shares":
         raise ValueError(
             "start must be of protocol secagg; of shares, a user reports, and a server is an "
@@ -73,6 +75,35 @@ def take_part(start: "Start") -> int:
     log.status(**status)
     log.say(f"{state_of}: {status['sessions used']} of {status['sessions']} sessions used")
     return code
+
+
+def invited(
+    given: str | Path, folder: Path, keys: PrivateKeys, accept: str, ca: Path | None = None
+) -> Invitation:
+    """Invitation in a folder or behind a link, with this party's place if it is a user's on a roll.
+
+    Args:
+        given: the folder, or the link.
+        folder: the party's own; what a link names is kept there.
+        keys: the party's own.
+        accept: how the federation's digest must begin.
+        ca: certificates of the authorities of the link's server.
+
+    Raises:
+        ValueError: a file that does not fit, or a place that is not proved.
+        ConnectionError: the link's server is gone.
+    """
+    if isinstance(given, str) and "://" in given:
+        check.installed("httpx", "a link", extra="flower")
+        from train_distributed.flower.invitation_client import fetched
+
+        given = fetched(given, folder, keys, authorities(ca)).folder
+    return Invitation.read(Path(given), accept).placed(keys)
+
+
+def authorities(ca: Path | None) -> ssl.SSLContext | None:
+    """TLS context that trusts these authorities; None without any."""
+    return None if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
 class _Told:

@@ -1,11 +1,13 @@
 """Invitation: the folder that the operator hands to every party, and who a party is in it."""
 
+import hashlib
 import json
 import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pretrain.cli.output import new_file
 from train_distributed.flower.documents.certificates import CA, read_authority
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.documents.evaluation_terms import agreed_file
@@ -13,6 +15,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import KEY, NODE_KEY, node_key
 from train_distributed.flower.documents.place import PLACES, at_place, place_path
+from train_distributed.flower.documents.signed import SIGNATURE, check_signature, with_signature
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
@@ -38,28 +41,38 @@ class Invitation:
         """The one file that was agreed on: the public transform, or the model to be evaluated."""
         return self.folder / agreed_file(self.federation.task)
 
-    def write(self, ca: Path, agreed: Path) -> None:
-        """Writes the folder, which must not exist."""
+    def write(self, ca: Path, agreed: Path, keys: PrivateKeys) -> None:
+        """Writes the folder, which must not exist; the keys are the operator's."""
         self.folder.mkdir()
         self.federation.save(self.folder / FEDERATION)
         shutil.copyfile(ca, self.ca)
         shutil.copyfile(agreed, self.agreed)
+        self.sign(keys)
+
+    def sign(self, keys: PrivateKeys) -> None:
+        """Signs, as the operator, where it listens and by which authority."""
         told = {"superlink": self.superlink, "federation": self.federation.digest.hex()}
-        (self.folder / OPERATOR).write_text(json.dumps(told, indent=1) + "\n")
+        told |= {"ca": hashlib.sha256(self.ca.read_bytes()).hexdigest()}
+        signed = with_signature(told, OPERATOR, keys.signing)
+        with new_file(self.folder / OPERATOR) as partial:
+            partial.write_text(json.dumps(signed, indent=1) + "\n")
 
     @staticmethod
-    def read(folder: Path, digest: str = "") -> "Invitation":
+    def read(folder: Path, digest: str = "", *, signed: bool = False) -> "Invitation":
         """Reads the folder.
 
         Args:
             folder: what the operator handed out.
             digest: the federation's, as heard over a second channel, or how it begins.
+            signed: whether the operator must have signed its address and authority, as where they
+                were fetched; one of an earlier version has not.
 
         Raises:
             ValueError: naming the file that is missing, bad, or of another federation.
         """
         document = read_document(folder / OPERATOR)
-        document.only(["superlink", "federation"])
+        also = ["ca", SIGNATURE]
+        document.only(["superlink", "federation", *(also if signed else ())], also)
         told = document.text("federation", KEY, "a SHA-256 in hexadecimal")
         federation = Federation.load(folder / FEDERATION)
         found = federation.digest.hex()
@@ -70,6 +83,11 @@ class Invitation:
                     f"got {found}: it is a copy of another federation"
                 )
         read_authority(folder / CA)
+        if SIGNATURE in document.values:
+            operator = federation.servers[0]["verifying"]
+            check_signature(document, OPERATOR, operator, "the operator's")
+            if document.values["ca"] != hashlib.sha256((folder / CA).read_bytes()).hexdigest():
+                raise ValueError(f"{folder / CA} must be the one that the operator signed, is not")
         superlink = document.text("superlink", ADDRESS, "HOST:PORT")
         return Invitation(folder, federation, superlink)
 

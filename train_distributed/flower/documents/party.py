@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import Document, read_document, read_file
@@ -14,15 +14,13 @@ from train_distributed.flower.documents.key_files import (
     write_node_key,
     write_secret,
 )
-from train_distributed.secure_sum.errors import BadSeal, BadSignature
+from train_distributed.flower.documents.signed import SIGNATURE, check_signature, with_signature
+from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,
-    SIGNATURE_BYTES,
     PrivateKeys,
     PublicKeys,
     check_order,
-    sign,
-    verify,
 )
 
 PRIVATE, NODE_KEY, SUFFIX = "private.json", "node-key", ".party.json"
@@ -33,8 +31,7 @@ KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 KEY_RULE = f"{KEY_BYTES} bytes in hexadecimal"
 NODE = re.compile("ecdsa-sha2-nistp384 [A-Za-z0-9+/]{100,200}={0,2}")
 NODE_RULE = "an OpenSSH key, ecdsa-sha2-nistp384"
-_SIGNATURE = re.compile(f"[0-9a-f]{{{2 * SIGNATURE_BYTES}}}")
-_DOMAIN = b"blind averaging, party file, version 1\n"
+PARTY_FILE = "party file"
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Party:
         Raises:
             ValueError: naming file, field, rule and value.
         """
-        document.only([*Party.__dataclass_fields__, "signature"])
+        document.only([*Party.__dataclass_fields__, SIGNATURE])
         role = document.text("role", re.compile("user|server"), '"user" or "server"')
         party = Party(
             name=document.text("name", NAME, NAME_RULE),
@@ -82,27 +79,22 @@ class Party:
             sealing=document.text("sealing", KEY, KEY_RULE),
             node=document.text("node", NODE, NODE_RULE),
         )
-        signature = document.text(
-            "signature", _SIGNATURE, f"{SIGNATURE_BYTES} bytes in hexadecimal"
-        )
         try:
             check_order(bytes.fromhex(party.sealing))
         except BadSeal as error:
             document.refuse("sealing", "a key of full order", str(error))
-        try:
-            verify(bytes.fromhex(party.verifying), bytes.fromhex(signature), party._signed())
-        except BadSignature as error:
-            document.refuse("signature", "the party's own, by its verifying key", str(error))
+        own = "the party's own, by its verifying key"
+        check_signature(document, PARTY_FILE, party.verifying, own)
         return party
 
     def write(self, path: Path, keys: PrivateKeys) -> None:
         """Writes the file, signed, whole or not at all."""
-        signature = sign(keys.signing, self._signed()).hex()
         with new_file(path) as partial:
-            partial.write_text(json.dumps(asdict(self) | {"signature": signature}, indent=1) + "\n")
+            partial.write_text(json.dumps(self.signed(keys), indent=1) + "\n")
 
-    def _signed(self) -> bytes:
-        return _DOMAIN + json.dumps(vars(self), sort_keys=True).encode()
+    def signed(self, keys: PrivateKeys) -> dict[str, Any]:
+        """All fields, and their signature."""
+        return with_signature(vars(self), PARTY_FILE, keys.signing)
 
 
 def write_party(folder: Path) -> PrivateKeys:

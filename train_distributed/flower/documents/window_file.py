@@ -15,7 +15,8 @@ from train_distributed.flower.documents.document import LARGE, Document, read_do
 from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS
 from train_distributed.flower.documents.place import ROLL
-from train_distributed.secure_sum.keys import PublicKeys, check_order
+from train_distributed.flower.documents.signed import SIGNATURE, check_signature, with_signature
+from train_distributed.secure_sum.keys import PrivateKeys, PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import AGGREGATORS, LATEST, Window, WindowWithKeys
@@ -41,14 +42,19 @@ class WindowFile:
     addresses: Mapping[int, Address]
 
     @staticmethod
-    def load(path: Path) -> "WindowFile":
+    def load(path: Path, *, signed: bool = False) -> "WindowFile":
         """Reads the JSON file.
+
+        Args:
+            path: of the file.
+            signed: whether the operator's aggregator must have signed it, as where it was fetched.
 
         Raises:
             ValueError: naming file, field, rule and value.
         """
         document = read_document(path, LARGE)
-        document.only([*_NUMBERS, "noise_std", "nonce", "roll", "sizes", "context", "aggregators"])
+        fields = [*_NUMBERS, "noise_std", "nonce", "roll", "sizes", "context", "aggregators"]
+        document.only([*fields, *([SIGNATURE] if signed else ())], [SIGNATURE])
         aggregators = document.list("aggregators", AGGREGATORS)
         parts = [aggregators.part(place) for place in aggregators.values]
         try:
@@ -65,12 +71,15 @@ class WindowFile:
             if str(error).startswith(str(path)):
                 raise
             raise ValueError(f"{path}: {error}") from error
+        if SIGNATURE in document.values:
+            leader = window.servers[FIRST_SERVER].verifying.hex()
+            check_signature(document, WINDOW, leader, "the operator's")
         return WindowFile(
             window=window, addresses=dict(enumerate(map(_address, parts), FIRST_SERVER))
         )
 
-    def save(self, path: Path) -> None:
-        """Writes the JSON file, whole or not at all."""
+    def save(self, path: Path, keys: PrivateKeys | None = None) -> None:
+        """Writes the JSON file, whole or not at all, signed with the operator's keys if given."""
         window = self.window
         aggregators = [
             {
@@ -82,9 +91,12 @@ class WindowFile:
         ]
         stated = {name: getattr(window, name) for name in (*_NUMBERS, "noise_std")}
         stated |= {name: getattr(window, name).hex() for name in ("nonce", "roll", "context")}
-        stated |= {"sizes": {rows: list(of) for rows, of in window.sizes.items()}}
+        stated |= {"sizes": {str(rows): list(of) for rows, of in window.sizes.items()}}
+        stated |= {"aggregators": aggregators}
+        if keys is not None:
+            stated = with_signature(stated, WINDOW, keys.signing)
         with new_file(path) as partial:
-            partial.write_text(json.dumps(stated | {"aggregators": aggregators}, indent=1) + "\n")
+            partial.write_text(json.dumps(stated, indent=1) + "\n")
 
     def enrolled(self, folder: Path) -> WindowWithKeys:
         """The window with the roll that lies beside the file.

@@ -13,7 +13,7 @@ import pytest
 
 from embed import EmbeddingSet
 from tests.train_distributed.flower.folders.windows import SETTINGS, Home, running
-from train_distributed.commands.federation import Status, aggregating, collecting, reporting
+from train_distributed.commands.federation import Join, Status, aggregating, collecting, reporting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.documents.party import read_private
@@ -130,6 +130,32 @@ def test_reports_over_tls(opened) -> None:
     assert report["survivors"] == 3
     (kept,) = kept_reports(home.home / "user0")
     assert report["bytes_per_user"] == len(kept)
+
+
+def test_a_link_is_all_that_a_user_needs(opened) -> None:
+    """Federation, transform, its place and the window come from the operator's aggregator."""
+    home = opened()
+    window = WindowFile.load(home.window / WINDOW)
+    digest = home.task().federation.digest.hex()
+    link = "http://{}:{}/invitations/{}".format(*window.addresses[2**31], digest)
+    for path in (home.home / "fed" / "invitation" / "places").iterdir():
+        path.unlink()  # as where there are very many
+    for user in (0, 2, 0):
+        home.report(user, invitation=link, window=None).run()
+    home.collect().run()
+    report = json.loads((home.home / "model" / "report.json").read_text())
+    assert report["surviving_users"] == ["user 0 (hospital-0)", "user 2 (hospital-2)"]
+    with pytest.raises(ValueError, match="must be registered in"):
+        home.report(0, invitation=link, window=None, folder=_stranger(home)).run()
+    with pytest.raises(ConnectionError, match="must be there, got status 404"):
+        home.report(
+            0, invitation=link[:-1] + "0" * (link[-1] != "0") + "1" * (link[-1] == "0")
+        ).run()
+
+
+def _stranger(home: Home) -> Path:
+    Join(home.home / "stranger", "stranger", rows=12).run()
+    return home.home / "stranger"
 
 
 def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:

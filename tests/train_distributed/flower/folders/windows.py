@@ -92,8 +92,8 @@ class Home:
         made = Report(
             folder,
             self.home / "fed" / "invitation",
-            self.window / WINDOW,
             folder / "embeddings",
+            self.window / WINDOW,
             accept=digest_of(self.home),
             patience=5.0,
         )

@@ -108,7 +108,8 @@ class Connections:
                         self._log.refuse(f"node {node}", b"refused: " + answer[1:REFUSAL_BYTES])
             for node, answer in self._relay.ask_each(orders, patience):
                 self._bind(node, nodes[node], orders[node], answer)
-            self._progress.present(self._willing, len(wanted))
+            missing = map(self._federation.display_name, sorted(wanted - self._node.keys()))
+            self._progress.present(self._willing, len(wanted), missing)
             if time.monotonic() >= deadline:
                 return
             if not wanted <= self._node.keys():
@@ -188,7 +189,7 @@ class Connections:
             yield party[node], answer
 
     def _read(self, party: int, answer: bytes, longest: int | None) -> list[bytes] | None:
-        most, who = self._most(longest), name_of(party)
+        most, who = self._most(longest), self._federation.display_name(party)
         self._log.bytes_of[party] = self._log.bytes_of.get(party, 0) + len(answer)
         if answer[:1] != DONE:
             self._log.refuse(who, b"refused: " + answer[1:REFUSAL_BYTES])
@@ -228,7 +229,8 @@ class Connections:
         if willing:
             self._willing.add(party)
         else:
-            self._log.refuse(name_of(party), "takes part in no further session: all are used up")
+            why = "refused: budget, all agreed sessions are used up"
+            self._log.refuse(self._federation.display_name(party), why)
 
 
 def _stage(requests: dict[int, bytes]) -> str:

@@ -21,8 +21,6 @@ from train_distributed.flower.documents.place import place_text
 from train_distributed.flower.documents.window_file import WINDOW
 from train_distributed.secure_sum.roll import Roll
 
-LINKS = "invitations"
-
 
 def invitation_routes(
     invitation: Invitation, roll: Roll | None, window: Path | None
@@ -34,7 +32,7 @@ def invitation_routes(
         roll: of its users, with protocol `shares`.
         window: window.json of the window that is open; None: there is none.
     """
-    base = f"/{LINKS}/{invitation.federation.digest.hex()}"
+    base = f"/invitations/{invitation.federation.digest.hex()}"
     names = (FEDERATION, OPERATOR, CA, invitation.agreed.name)
     files = {name: invitation.folder / name for name in names}
     files |= {} if window is None else {WINDOW: window}

@@ -13,6 +13,7 @@ from train_distributed.flower.documents.federation import name_of
 from train_distributed.flower.escape import safe
 
 MOST_REFUSED = 200  # kept
+MOST_SHOWN = 5  # names and refusals in a line
 STATUS = "status.json"
 
 
@@ -62,6 +63,8 @@ class Progress:
         """
         self._log, self._directory, self._say = log, directory, say
         self._start = time.monotonic()
+        self._seen = 0  # refusals that were in a line
+        self._told: tuple[list[str], list[str]] | None = None
         self._fields: dict[str, Any] = {"stage": "gather", "outcome": None}
 
     def stage(self, name: str, asked: Iterable[int]) -> None:
@@ -71,14 +74,27 @@ class Progress:
     def answered(self, count: int, asked: int) -> None:
         """The answers have come."""
         self._write(answered=count)
-        self._line(f"{self._fields['stage']}: {count} of {asked}")
+        fresh = self._log.refused[self._seen :]
+        self._seen += len(fresh)
+        self._line("; ".join([f"{self._fields['stage']}: {count} of {asked}", *fresh[:MOST_SHOWN]]))
 
-    def present(self, parties: Iterable[int], of: int) -> None:
-        """Notes which parties are connected."""
-        names = [name_of(party) for party in sorted(parties)]
-        if names != self._fields.get("present"):
-            self._write(present=names)
-            self._line(f"present: {len(names)} of {of}")
+    def present(self, parties: Iterable[int], of: int, missing: Iterable[str] = ()) -> None:
+        """Notes which parties are connected and, while some are not, which, and who refused why.
+
+        Args:
+            parties: that are here and can take part.
+            of: number of all.
+            missing: names of those who have not come.
+        """
+        names, refused = [name_of(party) for party in sorted(parties)], self._log.refused[:]
+        if (names, refused) == self._told:
+            return
+        self._told, self._seen = (names, refused), len(refused)
+        self._write(present=names)
+        absent = list(missing)
+        shown = ", ".join(absent[:MOST_SHOWN]) + ", ..." * (len(absent) > MOST_SHOWN)
+        words = [f"{len(names)} of {of} present", *refused[-MOST_SHOWN:]]
+        self._line("; ".join(words + ([f"waiting for {shown}"] if absent else [])))
 
     def outcome(self, words: str) -> None:
         """How it ended."""

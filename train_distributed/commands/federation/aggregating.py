@@ -14,7 +14,12 @@ from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.state import party_state
-from train_distributed.flower.documents.window_file import WINDOW, WindowFile, split_address
+from train_distributed.flower.documents.window_file import (
+    WINDOW,
+    Address,
+    WindowFile,
+    split_address,
+)
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.secure_sum.aggregator import AGGREGATORS
 from train_distributed.secure_sum.report_store import ADDED, ReportStore
@@ -59,7 +64,7 @@ class Aggregate:
         from train_distributed.flower.aggregator_client import Aggregators
         from train_distributed.flower.aggregator_server import serve
         from train_distributed.flower.aggregator_watch import Watch, logged
-        from train_distributed.flower.invitation_app import LINKS, invitation_routes
+        from train_distributed.flower.invitation_app import invitation_routes
 
         folder = self.folder.resolve()
         file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
@@ -92,15 +97,18 @@ class Aggregate:
             app = application(aggregator, others.job, watch, self.proxies)
             if number == LEADER and (folder / INVITATION).exists():
                 invitation = Invitation.read(folder / INVITATION, signed=True)
-                found = invitation_routes(invitation, enrolled.roll, self.window / WINDOW)
-                app.routes.extend(found)
-                place = "{}:{}".format(*file.addresses[number])
-                scheme, digest = "https" if tls else "http", invitation.federation.digest.hex()
-                log.say(f"users may be sent {scheme}://{place}/{LINKS}/{digest}")
+                shown = invitation_routes(invitation, enrolled.roll, self.window / WINDOW)
+                app.routes.extend(shown)
+                log.say(_link(invitation, "https" if tls else "http", file.addresses[number]))
             serving = serve if self.store is None else partial(serve, shared=True)
             with suppress(KeyboardInterrupt):
                 asyncio.run(serving(app, host, port, tls, partial(_ready, log)))
             log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")
+
+
+def _link(invitation: Invitation, scheme: str, address: Address) -> str:
+    at, digest = "{}:{}".format(*address), invitation.federation.digest.hex()
+    return f"a user needs no more than {scheme}://{at}/invitations/{digest}"
 
 
 def _ready(log: RunLog, port: int) -> None:

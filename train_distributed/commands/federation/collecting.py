@@ -116,8 +116,12 @@ class Collect:
         with Aggregators(
             window, file.addresses, authorities(self.ca), self.patience
         ) as aggregators:
+            decided = -1
             while self.wait and not self.status and time.time() < window.closes:
-                if aggregators.decided(keys) == window.enrolled:
+                before, decided = decided, aggregators.decided(keys)
+                if decided != before:
+                    print(f"{decided} of {window.enrolled} users' reports decided", flush=True)
+                if decided == window.enrolled:
                     break
                 time.sleep(LOOK_SECONDS)
             for aggregator, words in aggregators.status(keys).items():

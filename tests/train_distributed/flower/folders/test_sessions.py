@@ -90,7 +90,7 @@ def test_from_join_to_model(initiated: Callable[..., Path], commands: Commands) 
     assert report["suitable_for_release"]
     commands.party("user0", "--patience", "30")
     said = _ended(commands.operator("--timeout", "15"), 2)
-    assert "user 0: takes part in no further session: all are used up" in said
+    assert "; user 0 (hospital-0): refused: budget, all agreed sessions are used up" in said
 
 
 def test_rounds_from_join_to_model(initiated: Callable[..., Path], commands: Commands) -> None:

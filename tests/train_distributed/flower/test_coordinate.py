@@ -122,7 +122,7 @@ def test_a_restarted_user_submits_no_second_time(tmp_path: Path, fake: ModuleTyp
         relay = LossyRelay(fake, federation, lambda i, f=folder: DurableJournal(f / str(i)))
         with pytest.raises((TooFewUsers, OutOfOrder)):
             _run(federation, relay, log, DurableJournal(folder / "operator"))
-        assert sum("all are used up" in text for text in log.refused) == fake.W
+        assert sum("all agreed sessions are used up" in text for text in log.refused) == fake.W
 
 
 def test_an_endpoint_survives_any_request(fake: ModuleType) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pretrain import check
 from pretrain.cli.output import new_directory
 from train_distributed.commands.choices import OneSumMethodName
+from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.documents.certificates import CA, renew_certificates
 from train_distributed.flower.documents.invitation import Invitation
@@ -37,7 +38,9 @@ class Join:
     rows: int | None = None
     """Public number of training rows of a user (default: counted in --embeddings)."""
     embeddings: Path | None = None
-    """The user's embedding set, whose training rows are counted."""
+    """The user's embedding set, whose training rows are counted (default with --pictures:
+    FOLDER/embeddings)."""
+    images: Pictures = field(default_factory=Pictures)
     held_out: bool = False
     """Count rows of split `evaluation` instead, to evaluate a model."""
     server: bool = False
@@ -67,16 +70,23 @@ class Join:
         print(f"give {out} to the operator, and nothing else in {self.folder}")
 
     def _rows(self) -> int:
+        pictures = self.images.pictures
         given = {"rows": self.rows, "embeddings": self.embeddings}
         if self.server:
-            check.left_out("for a server", **given)
+            check.left_out("for a server", **given, pictures=pictures)
             return 0
-        check.exactly_one(**given)
+        if pictures is None:
+            check.exactly_one(**given)
+        else:
+            check.left_out("with pictures", **given, held_out=self.held_out)
         rows = self.rows
-        if self.embeddings is not None:
+        if rows is None:
             from embed.store import EVALUATION, TRAIN, EmbeddingSet
 
-            own = EmbeddingSet.open(self.embeddings)
+            if self.embeddings is None:
+                own = embed_pictures(self.images, self.folder)
+            else:
+                own = EmbeddingSet.open(self.embeddings)
             own.need_labels()
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
         assert rows is not None
@@ -163,7 +173,8 @@ class Start:
     """Party: folder `invitation` that the operator handed out, or the link to it
     (http://HOST:PORT/invitations/DIGEST). Without it: run as the operator."""
     embeddings: Path | None = None
-    """User: embedding set with its rows."""
+    """User: embedding set with its rows (default: FOLDER/embeddings, which `join --pictures` has
+    made)."""
     accept: str = ""
     """Party: digest of the federation, or its first characters, as received over a second channel
     (default: show the terms and ask, once per federation)."""

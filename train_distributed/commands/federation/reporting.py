@@ -9,6 +9,7 @@ import numpy as np
 
 from pretrain import check
 from train_distributed.commands.federation.consent import consent
+from train_distributed.commands.federation.embedding import own_set
 from train_distributed.commands.federation.taking_part import OwnRows, authorities, invited
 from train_distributed.flower.documents.ledger import BudgetedJournal, remember, state_of
 from train_distributed.flower.documents.limits import Limits
@@ -34,8 +35,8 @@ class Report:
     invitation: str | Path
     """The folder that the operator handed out, or the link to it
     (http://HOST:PORT/invitations/DIGEST)."""
-    embeddings: Path
-    """The embedding set."""
+    embeddings: Path | None = None
+    """The embedding set (default: FOLDER/embeddings, which `join --pictures` has made)."""
     window: Path | None = None
     """The window.json that the operator handed out (default: the one behind the link)."""
     accept: str = ""
@@ -63,7 +64,7 @@ class Report:
         invitation = invited(self.invitation, self.folder, keys, self.accept, self.ca)
         federation = invitation.federation
         user = invitation.identify(keys, self.folder)
-        rows = OwnRows.of(self.embeddings, self.ledger, invitation, user)
+        rows = OwnRows.of(own_set(self.folder, self.embeddings), self.ledger, invitation, user)
         beside = invitation.folder / WINDOW
         if self.window is None and not beside.exists():
             raise ValueError(f"window must be given where {invitation.folder} holds none, got none")

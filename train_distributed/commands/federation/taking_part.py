@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from pretrain import check
 from train_distributed.commands.federation.consent import consent
+from train_distributed.commands.federation.embedding import own_set
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account, BudgetedJournal, remember
@@ -55,7 +56,8 @@ def take_part(start: "Start") -> int:
             "aggregator"
         )
     party = invitation.identify(keys, start.folder)
-    user = OwnRows.of(start.embeddings, start.ledger, invitation, party)
+    embeddings = own_set(start.folder, start.embeddings)
+    user = OwnRows.of(embeddings, start.ledger, invitation, party)
     account = user.account(start.folder, federation, start.limits)
     consent(user.task, invitation, party, account, start.accept)
     state = remember(start.folder, federation, party)

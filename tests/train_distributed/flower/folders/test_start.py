@@ -137,7 +137,10 @@ def test_a_party_finds_its_number_and_keeps_its_log(
 def test_a_party_is_told_what_does_not_fit(
     change: dict[str, object], message: str, engine: Engine, initiated: Callable[..., Path]
 ) -> None:
-    start = _party(initiated(), "user0")
+    home = initiated()
+    start = _party(home, "user0")
+    if "embeddings" in change:
+        (home / "user0" / "embeddings").rename(home / "elsewhere")
     with pytest.raises(ValueError, match=message):
         replace(start, **change).run()  # pyright: ignore[reportArgumentType]
     assert not engine.nodes

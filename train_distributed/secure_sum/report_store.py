@@ -28,6 +28,7 @@ from train_distributed.secure_sum.session import Agreement
 from train_distributed.store.sql import Run, Sql
 
 WAITING, ADDED, REFUSED = range(3)
+PIECE = 2**16  # users that are read together
 _GATE, _NOISED = "gate", "noised share"
 _OPEN, _CLOSED = b"open", b"closed"
 _TABLES = (
@@ -87,11 +88,13 @@ class ReportStore:
         return {WAITING: 0, ADDED: 0, REFUSED: 0} | dict(found)
 
     def held(self) -> NDArray[np.bool_]:
-        """(w,) whose reports are in the total."""
+        """(w,) whose reports are in the total; read piece by piece, however many there are."""
+        query = "SELECT person FROM report WHERE state = ? AND person >= ? ORDER BY person LIMIT ?"
+        held, start = np.zeros(len(self._window.users), bool), 0
         with self._sql.transaction() as run:
-            found = run("SELECT person FROM report WHERE state = ?", (ADDED,)).fetchall()
-        held = np.zeros(len(self._window.users), bool)
-        held[[user for (user,) in found]] = True
+            while found := [user for (user,) in run(query, (ADDED, start, PIECE)).fetchall()]:
+                held[found] = True
+                start = found[-1] + 1
         return held
 
     def refused(self) -> dict[int, str]:
@@ -127,11 +130,18 @@ class ReportStore:
 
     @contextmanager
     def waiting(self, most: int) -> Iterator[dict[int, bytes]]:
-        """Up to so many reports that wait, which no other process takes until the block ends."""
-        query = f"SELECT person, content FROM report WHERE state = 0 LIMIT ?{self._sql.skip}"
+        """Up to so many reports that wait, which no other process takes until the block ends.
+
+        Processes share them by users' numbers: each begins at one that it draws, and goes round.
+        """
+        query = "SELECT person, content FROM report WHERE state = 0 AND person >= ? "
+        query += f"ORDER BY person LIMIT ?{self._sql.skip}"
+        drawn = secrets.randbelow(len(self._window.users)) if self._sql.skip else 0
         with self._sql.held():
             with self._sql.transaction() as run:
-                found = run(query, (most,)).fetchall()
+                found = run(query, (drawn, most)).fetchall()
+                if not found and drawn:
+                    found = run(query, (0, most)).fetchall()
             yield {user: bytes(report) for user, report in found}
 
     def decide(self, verdicts: Mapping[int, str], total: Elements) -> None:

@@ -210,6 +210,7 @@ class IntegerSum(IntegerEncoder):
     minimum: int  # m_min
     sampler: NoiseSampler = discrete_gaussian
     bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows
+    longest: int = 0  # steps of the longest vector that a user can send, where servers add noise
     _sum: np.ndarray = field(init=False)
     _added: np.ndarray = field(init=False)
     _opened: np.ndarray | None = field(init=False, default=None)
@@ -229,7 +230,10 @@ class IntegerSum(IntegerEncoder):
     ) -> Self:
         """An empty sum, encoded as `IntegerEncoder.of` says."""
         own |= {"parties": guarantee.users, "minimum": guarantee.min_survivors}
-        return super().of(method, guarantee, sizes, zeta, **own)
+        made = super().of(method, guarantee, sizes, zeta, **own)
+        if made.servers:
+            made.longest = max(made.norm_bounds(method, sizes.unique()))
+        return made
 
     def add(self, users: Tensor, submissions: Tensor) -> None:
         """Takes (u, D) float64 scaled submissions of these (u,) users.
@@ -266,6 +270,10 @@ class IntegerSum(IntegerEncoder):
     def report(self) -> dict[str, Any]:
         """Facts of `IntegerEncoder`, and the bytes that each user would send."""
         sent = self._sum.nbytes if self.parties > 1 else 0
+        if sent and self.servers:
+            from train_distributed.secure_sum.reports import bytes_of_report
+
+            sent = bytes_of_report(len(self._sum), self.longest)
         return super().report() | {"secure_sum": NO_PROTOCOL, "bytes_per_user": sent}
 
 

@@ -15,6 +15,7 @@ from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum, add_chunk
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.secure_sum.reports import bytes_of_report
 
 TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
 USERS, ROWS, CLASSES = 5, 8, 3
@@ -183,6 +184,16 @@ def test_integers_alone_report_no_sum():
     assert summation.report()["bytes_per_user"] == 8 * method.dimension
     with pytest.raises(ValueError, match=f"users must be >= {USERS}, got 0"):
         summation.total()
+
+
+def test_where_servers_add_the_noise_a_user_sends_two_shares_and_a_proof() -> None:
+    method, _, sizes = parts("softmax")
+    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
+    summation = IntegerSum.of(method, guarantee, sizes)
+    longest = max(summation.norm_bounds(method, sizes))
+    sent = summation.report()["bytes_per_user"]
+    assert sent == bytes_of_report(method.dimension, longest)
+    assert sent > 8 * method.dimension
 
 
 def test_a_user_is_added_once():

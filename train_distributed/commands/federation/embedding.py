@@ -9,7 +9,7 @@ from pretrain import check
 if TYPE_CHECKING:
     from embed import EmbeddingSet
 
-EMBEDDINGS = "embeddings"  # in a user's folder: what `report` and `start` read unless told others
+EMBEDDINGS = "embeddings"  # in a user's folder: default of `report` and `start`
 
 
 @dataclass(frozen=True, kw_only=True)

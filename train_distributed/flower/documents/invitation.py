@@ -118,6 +118,7 @@ class Invitation:
             raise ValueError(
                 f"keys in {folder} must be registered in {self.folder}, are not: ask the operator "
                 f"for an invitation made with the party file of this folder"
+                + (", or for the link to it" if federation.roll else "")
             )
         if party == FIRST_SERVER:
             raise ValueError(f"{folder} must be a party's, is the operator's: leave out invitation")

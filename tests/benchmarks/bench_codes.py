@@ -27,6 +27,7 @@ from train_distributed.simulation.shared_training import RowsInMemory, released,
 USERS, ROWS, DELTA, CODE, MORE = 100, 50, 1e-5, 0.45, 1.24
 PAIRS = ((3, 5), (0, 2), (1, 9), (4, 7))
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
+EQUAL: dict[str, Any] = {"prior": "equal"}  # as balanced accuracy asks for
 SHARES = {"equal": 1.0, "1:4": 0.25}  # rows of the first class that are kept
 
 
@@ -80,9 +81,9 @@ def main() -> None:
     data, public = EmbeddingSet.open(arguments.embeddings), EmbeddingSet.open(arguments.public)
     transform = TransformOptions(components=64, directions="mixed").fit(public)
     kinds: Mapping[str, tuple[dict[str, Any], float]] = {
-        "plain": ({}, 1.0),
-        f"plain at {MORE} eps": ({}, MORE),
-        "code": ({"class_code": CODE}, 1.0),
+        "plain": (EQUAL, 1.0),
+        f"plain at {MORE} eps": (EQUAL, MORE),
+        "code": (EQUAL | {"class_code": CODE}, 1.0),
     }
     methods = {
         name: build_method("discriminant", transform, 2, o) for name, (o, _) in kinds.items()

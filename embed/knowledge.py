@@ -42,8 +42,6 @@ class Knowledge:
         """Raises ValueError for an option that needs another one."""
         if self.classifier and self.text_encoder is None:
             raise ValueError("text_encoder must be given with classifier, got none")
-        if self.names and not (self.text_encoder or self.alike or self.examples):
-            raise ValueError("names must come with text_encoder, examples or alike, got neither")
 
     def told(
         self, transform: "PublicTransform", public: "EmbeddingSet", class_names: Sequence[str]
@@ -62,6 +60,7 @@ class Knowledge:
         from embed.encoding import refuse_other
         from embed.identity import known_rows
         from embed.known_classes import KnownClasses
+        from embed.named_classes import examples_of, means_by_name
         from embed.store import EmbeddingSet
 
         self.validate()
@@ -103,6 +102,7 @@ class Knowledge:
         transform: "PublicTransform",
     ) -> "ClassGuess | None":
         from embed.class_sources import PublicScatter, from_alike
+        from embed.named_classes import read_alike
 
         if self.alike is None:
             return None
@@ -137,20 +137,26 @@ class Sources:
             return cls(classes, knowledge.text_encoder, vectors)
         if public.encoding is None:
             raise ValueError("public must say its encoder for classifier, got rows of unknown one")
+        from embed.named_classes import plain
         from pretrain.encoders.classifier import classifier_of
 
         ids, weights = classifier_of(public.encoding.encoder, knowledge.classifier)
-        place = {_plain(name): label for label, name in enumerate(named)}
-        place |= {_plain(words_of(name)): label for label, name in enumerate(named)}
+        place = {plain(name): label for label, name in enumerate(named)}
+        place |= {plain(words_of(name)): label for label, name in enumerate(named)}
         matched = tuple(
             (number, place[key])
             for number, name in enumerate(ids)
-            for key in [_plain(words_of(name))]
+            for key in [plain(words_of(name))]
             if key in place
         )
         own = name_vectors(ids, knowledge.text_encoder)
         directions = covariance_with(public, weights)
         return cls(classes, knowledge.text_encoder, vectors, own, directions, matched)
+
+    def compressed(self, basis: "Tensor") -> "Sources":
+        """Sources for coordinates along a (p, Q) basis; see `embed.compress`."""
+        moved = None if self.directions is None else self.directions @ basis
+        return replace(self, directions=moved)
 
     def vectors(self, names: Sequence[str]) -> "list[Tensor]":
         """(1, e) vector of each name; nothing without a text encoder."""
@@ -216,74 +222,6 @@ def assembled(
     return (*first, *after)
 
 
-def examples_of(public: "EmbeddingSet", names: Sequence[str]) -> "EmbeddingSet | None":
-    """The public set itself where its class names contain these; None: they do not.
-
-    Numbers are no names: they count where both have the same ones.
-    """
-    theirs = [_plain(str(name)) for name in public.meta.get("class_names", ())]
-    ours = [_plain(name) for name in names]
-    numbers = all(name.isdecimal() for name in ours)
-    same = bool(ours) and (set(ours) == set(theirs) if numbers else set(ours) <= set(theirs))
-    return public if same and public.labelled else None
-
-
-def means_by_name(
-    shown: "EmbeddingSet", transform: "PublicTransform", names: Sequence[str]
-) -> "ClassMeans":
-    """Means of the classes of these names among labelled examples.
-
-    Raises:
-        ValueError: no class of the examples has one of the names.
-    """
-    import torch
-
-    from embed.class_sources import ClassMeans
-
-    theirs = {_plain(str(name)): k for k, name in enumerate(shown.meta.get("class_names", ()))}
-    place = [theirs.get(_plain(name)) for name in names]
-    if all(label is None for label in place):
-        raise ValueError(f"examples must have classes named as the private ones, got {[*theirs]}")
-    found = ClassMeans.of(shown, transform, len(theirs))
-    means = torch.zeros(len(names), transform.dim - 1, dtype=torch.float64)
-    counts = torch.zeros(len(names), dtype=torch.float64)
-    for k, label in enumerate(place):
-        if label is not None and found.counts[label]:
-            means[k], counts[k] = found.means[label], found.counts[label]
-    return ClassMeans(means, counts)
-
-
-def read_alike(path: Path, names: Sequence[str], public: Sequence[str]) -> list[list[int]]:
-    """Public labels that look like each private class, of a JSON file {class: [public classes]}.
-
-    A public class may be named by its own name or by its words.
-
-    Raises:
-        ValueError: no such file, or a class that is unknown.
-    """
-    from pretrain.cli.json_text import parsed
-    from pretrain.encoders.text import words_of
-
-    try:
-        given: Any = parsed(path.read_text("utf-8"))
-        if not isinstance(given, dict) or not all(isinstance(v, list) for v in given.values()):
-            raise ValueError("a JSON object of class and list of public classes is wanted")
-        for name in given:
-            if name not in names:
-                raise ValueError(f"one of the classes {', '.join(names)} is wanted, got {name}")
-        place = {_plain(words): k for k, name in enumerate(public) for words in (words_of(name),)}
-        place |= {first.partition(",")[0]: k for first, k in list(place.items())}
-        place |= {_plain(name): k for k, name in enumerate(public)}
-        labels = [[place.get(_plain(str(each))) for each in given.get(name, ())] for name in names]
-        for name, found in zip(names, labels, strict=True):
-            if None in found:
-                odd = given[name][found.index(None)]
-                raise ValueError(f"a public class is wanted for {name}, got {odd!r}")
-        return [[label for label in found if label is not None] for found in labels]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"alike must be a file of classes, got {path}: {error}") from error
-
-
 def covariance_with(public: "EmbeddingSet", weights: "Tensor") -> "Tensor":
     """(C, p) covariance of (C, p) scores' weights with embeddings: C_x w_c, over public rows."""
     import numpy as np
@@ -302,7 +240,3 @@ def covariance_with(public: "EmbeddingSet", weights: "Tensor") -> "Tensor":
             count + len(x),
         )
     return both / count - torch.outer(scores / count, rows / count)
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", " ").casefold().strip()

@@ -20,8 +20,9 @@ from embed.class_sources import (
     from_names,
     of_classifier,
 )
-from embed.knowledge import NONE, Knowledge, Sources, assembled, covariance_with, read_alike
+from embed.knowledge import NONE, Knowledge, Sources, assembled, covariance_with
 from embed.known_classes import KnownClasses
+from embed.named_classes import read_alike
 from embed.run import FitTransform
 from train_distributed import Privacy, release
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from embed.knowledge import Knowledge
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
@@ -36,6 +37,7 @@ class Select:
     num_classes: int
     """Number of classes K of the private task."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    knowledge: Knowledge = field(default_factory=Knowledge)
     scheme: Literal["iid", "one-class", "dirichlet"] = "iid"
     """Expected partition of the rows among users."""
     concentration: float | None = None
@@ -67,7 +69,7 @@ class Select:
             FileExistsError: the directory exists.
         """
         sizes = self._checked()
-        given = (self.public, self.balance)
+        given = (self.public, self.balance, self.knowledge.examples, self.knowledge.alike)
         out = output_directory(self.out, "select", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial, sizes)
@@ -80,6 +82,7 @@ class Select:
         from embed import EmbeddingSet
         from train_distributed.one_shot.class_prior import read_shares
         from train_distributed.simulation.clip_candidates import clipped
+        from train_distributed.simulation.known_before import KnownBefore
         from train_distributed.simulation.plan import ranking
         from train_distributed.simulation.rehearsal import Candidates, rehearse
 
@@ -90,6 +93,7 @@ class Select:
         balance = () if self.balance is None else read_shares(self.balance, numbers)
         if self.privacy.unit == "user":
             candidates = clipped(candidates, public, sizes)
+        known = KnownBefore.of(self.knowledge, public)
         if self.new_classes:
             sizes = sizes.of_new_classes(len(np.unique(public.labels)))
             if self.balance is not None and sizes.num_classes < self.num_classes:
@@ -105,6 +109,7 @@ class Select:
             tasks=self.tasks,
             seeds=self.seeds,
             balance=balance,
+            before=known,
         )
         families = len({setting.training for setting in candidates.settings})
         total = families * self.tasks * self.seeds
@@ -124,6 +129,10 @@ class Select:
             "federation": asdict(sizes),
             "public_hash": public.content_hash(),
             "private_data_read": False,
+            "known_before": {
+                "names": known is not None and known.sources.encoder is not None,
+                "examples_of_each_class": 0 if known is None else known.examples,
+            },
             "candidates": [_described(choice) for choice in best],
         }
         write_json(partial / "report.json", report)

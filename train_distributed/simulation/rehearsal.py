@@ -16,6 +16,7 @@ from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.known_before import KnownBefore
 from train_distributed.simulation.plan import Grid, MethodConfig, Result
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
@@ -118,6 +119,7 @@ def rehearse(
     tasks: int,
     seeds: int,
     balance: Sequence[float] | None = None,
+    before: KnownBefore | None = None,
     finished: Collection[str] = (),
 ) -> Iterator[tuple[str, list[Result]]]:
     """Accuracy of every candidate on tasks that public classes are grouped into.
@@ -136,6 +138,7 @@ def rehearse(
         seeds: partitions and noises per grouping.
         balance: (K,) shares of the classes among training rows; empty: equal and 1:2 by turns;
             None: as public classes have them.
+        before: what will be known of the private classes before; None: nothing.
         finished: keys of jobs to leave out.
 
     Yields:
@@ -161,6 +164,12 @@ def rehearse(
             kept = tested.copy()
             kept[~tested] = rebalanced(labels[asked[~tested]], shares, rng)
             asked, tested = asked[kept], tested[kept]
+        shown = None
+        if before is not None and before.examples:
+            train = np.flatnonzero(~tested)
+            held_back = np.zeros(len(asked), bool)
+            held_back[train] = before.held_back(labels[asked[train]], task)
+            shown, asked, tested = asked[held_back], asked[~held_back], tested[~held_back]
         plan = Grid(
             settings=candidates.settings,
             scenarios=[each.stand_in(int((~tested).sum())) for each in federations],
@@ -186,6 +195,17 @@ def rehearse(
             name: compression.fit_transform(fitted_on, **options.arguments())
             for name, options in candidates.transforms.items()
         }
+        if before is not None:
+            here = replace(before, sources=before.sources.compressed(compression.basis))
+            examples = None
+            if shown is not None:
+                examples = EmbeddingSet(embeddings=public.embeddings[shown], labels=labels[shown])
+                examples = compression.apply(examples)
+            of_task = [np.flatnonzero(groups == k).tolist() for k in range(classes)]
+            transforms = {
+                name: here.told(each, fitted_on, of_task, examples)
+                for name, each in transforms.items()
+            }
         yield from run_trials(compression.apply(posed), transforms, plan, finished=finished)
 
 

@@ -1,0 +1,160 @@
+"""What public knowledge of the classes is worth: accuracy by users, epsilon and source.
+
+python tests/benchmarks/bench_knowledge.py --embeddings cifar10_lite0 --public tiny_lite0 \
+    --text-encoder package --classifier package --write knowledge.json
+
+The discriminant on public principal coordinates of both sets, with float noise. A source is none,
+names, shuffled names (every class has another's), a number of examples a class, or names and
+examples. Examples are training rows that are taken out of the private set first. Accuracy on at
+most 4,000 test rows; users hold 50 rows each, half of them honest.
+"""
+
+import argparse
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.class_sources import ClassMeans
+from embed.compress import Compression
+from embed.knowledge import Knowledge, Sources, assembled
+from embed.known_classes import KnownClasses
+from embed.named_classes import means_by_name
+from embed.store import TEST, TRAIN
+from embed.transform_options import TransformOptions
+from pretrain.cli.provenance import provenance
+from train_distributed import Privacy
+from train_distributed.one_shot.registry import build_method
+from train_distributed.partition import split
+from train_distributed.simulation.shared_training import RowsInMemory, released, totals
+
+COORDINATES, EACH, DELTA, TEST_ROWS = 512, 50, 1e-5, 4000
+EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
+USERS = (10, 20, 50, 100, 1000)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Both sets as public coordinates, the transform, and the names' vectors."""
+
+    private: EmbeddingSet
+    public: EmbeddingSet
+    transform: PublicTransform
+    sources: Sources
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Classes of the private set."""
+        return tuple(map(str, self.private.meta["class_names"]))
+
+    def knowing(self, source: str, seed: int) -> tuple[PublicTransform, np.ndarray]:
+        """The transform with this source's guesses, and the training rows that are left."""
+        train = np.flatnonzero(self.private.split == TRAIN)
+        rng = np.random.default_rng(seed)
+        parts = source.split("+")
+        number = next((int(part) for part in parts if part.isdecimal()), 0)
+        labels, order = self.private.labels, rng.permutation(train)
+        most = max((int(part) for part in parts if part.isdecimal()), default=0)
+        shown = [order[labels[order] == k][:most] for k in range(len(self.names))]
+        left = np.setdiff1d(order, np.concatenate(shown)) if most else order
+        left = rng.permutation(left)
+        examples = None
+        if number:
+            rows = self.private.subset(np.sort(np.concatenate(shown)))
+            examples = means_by_name(rows, self.transform, self.names)
+        rule, words, groups = None, "", []
+        if "names" in parts or "shuffled" in parts:
+            means = ClassMeans.of(self.public, self.transform, self.sources.classes)
+            rule, words = self.sources.rule(self.transform, means)
+            groups = self.sources.vectors(self.names)
+            groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
+        guesses = assembled(self.transform, rule, words, groups, examples, None)
+        known = KnownClasses(self.names, guesses) if guesses else None
+        return replace(self.transform, known=known), left
+
+    def cell(self, source: str, seed: int, users: Sequence[int]) -> list[dict[str, Any]]:
+        """Accuracies of one source and seed, of all users and ε."""
+        transform, left = self.knowing(source, seed)
+        test = np.flatnonzero(self.private.split == TEST)[:TEST_ROWS]
+        x, y = transform(self.private.embeddings[test]).double(), self.private.labels[test]
+        method = build_method("discriminant", transform, len(self.names), {})
+        found = []
+        for count in users:
+            rows = left[: count * EACH]
+            labels = torch.from_numpy(self.private.labels[rows].astype(np.int64))
+            held = RowsInMemory(
+                transform(self.private.embeddings[rows]), labels, split(labels, count)
+            )
+            (total,) = totals(held, [method.statistic])
+            for epsilon in EPSILONS:
+
+                def draw(number: int, size: int, epsilon: float = epsilon) -> torch.Tensor:
+                    words = f"{seed} {epsilon} {number}".encode()
+                    own = torch.Generator().manual_seed(zlib.crc32(words))
+                    return torch.randn(size, generator=own, dtype=torch.float64)
+
+                promise = Privacy(epsilon, DELTA)
+                weights = released(method, total, held, held.sizes, promise, draw)
+                hits = (x @ weights).argmax(1).numpy() == y
+                shares = [hits[y == k].mean() for k in np.unique(y)]
+                cell = {"source": source, "users": count, "epsilon": epsilon, "seed": seed}
+                found.append(cell | {"accuracy": hits.mean(), "balanced": float(np.mean(shares))})
+        return found
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """Mean accuracy in per cent, by users and source."""
+    lines = [f"{'users':>6} {'source':16}" + "".join(f"{e:>7g}" for e in EPSILONS)]
+    keys = list(dict.fromkeys((cell["users"], cell["source"]) for cell in cells))
+    for users, source in sorted(keys, key=lambda key: key[0]):
+        line = f"{users:>6} {source:16}"
+        for epsilon in EPSILONS:
+            same = {"users": users, "source": source, "epsilon": epsilon}
+            own = [c["accuracy"] for c in cells if all(c[k] == v for k, v in same.items())]
+            line += f"{100 * float(np.mean(own)):7.1f}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the table; writes all cells."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--embeddings", type=Path, required=True)
+    parser.add_argument("--public", type=Path, required=True)
+    parser.add_argument("--text-encoder")
+    parser.add_argument("--classifier")
+    parser.add_argument("--components", type=int, default=64)
+    parser.add_argument("--directions", default="mixed")
+    parser.add_argument("--users", type=int, nargs="+", default=USERS)
+    parser.add_argument(
+        "--sources", nargs="+", default=["none", "names", "shuffled", "5", "20", "names+20"]
+    )
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--write", type=Path, required=True)
+    given = parser.parse_args()
+    public, private = EmbeddingSet.open(given.public), EmbeddingSet.open(given.embeddings)
+    knowledge = Knowledge(text_encoder=given.text_encoder, classifier=given.classifier)
+    compression = Compression.fit(public, COORDINATES)
+    sources = Sources.of(knowledge, public).compressed(compression.basis)
+    coordinates = compression.apply(public)
+    options = TransformOptions(components=given.components, directions=given.directions)
+    transform = compression.fit_transform(coordinates, **options.arguments())
+    stage = Stage(compression.apply(private), coordinates, transform, sources)
+    cells = []
+    for source, seed in product(given.sources, range(given.seeds)):
+        cells += stage.cell(source, seed, given.users)
+    arguments = {name: str(value) for name, value in vars(given).items() if name != "write"}
+    result = {**provenance(), "arguments": arguments, "table": table(cells).split("\n")}
+    given.write.write_text(json.dumps(result | {"cells": cells}, indent=1) + "\n")
+    print(table(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -38,6 +38,11 @@ class Knowledge:
         """Options that were set, by name; the others are None."""
         return dict(vars(self))
 
+    @property
+    def guesses(self) -> bool:
+        """Whether something is known of the classes beside public ones of the same names."""
+        return bool(self.text_encoder or self.alike or self.examples not in (None, NONE))
+
     def validate(self) -> None:
         """Raises ValueError for an option that needs another one."""
         if self.classifier and self.text_encoder is None:

@@ -61,7 +61,12 @@ class RunConfig:
             raise ValueError(f"config must be what select wrote, got {path}: {error}") from error
 
     def filled_in(
-        self, known: "PublicFacts", class_names: Sequence[str], *, width: int | None
+        self,
+        known: "PublicFacts",
+        class_names: Sequence[str],
+        *,
+        width: int | None,
+        knowing: bool = False,
     ) -> "RunConfig":
         """Fills in what was left out, by the public rule, and the shares that a file holds.
 
@@ -69,13 +74,15 @@ class RunConfig:
             known: of the run.
             class_names: K of them.
             width: p of the public embeddings; None: the transform is there already.
+            knowing: whether there will be guesses of the class means.
         """
         from train_distributed.one_shot.class_prior import with_shares
 
         options = known.options(self.method, with_shares(self.options, class_names))
         transform = self.transform_options
         if width is not None:
-            transform = known.transform(self.method, transform, width, options.get("user_clip"))
+            clip = options.get("user_clip")
+            transform = known.transform(self.method, transform, width, clip, knowing=knowing)
         return replace(self, options=options, transform_options=transform)
 
 

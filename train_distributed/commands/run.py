@@ -136,6 +136,7 @@ class Run:
             known,
             class_names(private.declared_classes, classes),
             width=EmbeddingSet.open(self.public).dim if self.public else None,
+            knowing=settings.method == KNOWING and self.knowledge.guesses,
         )
         transform = self._transform(private, settings)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one

@@ -27,6 +27,7 @@ from train_distributed.privacy.promise import Privacy, group_sensitivity
 
 COMPONENTS = (16, 256)  # q that were tried
 L2_REGS = (0.003, 1.0)  # Λ that were tried
+KNOWING = 64  # least q where guesses of the class means are at hand
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
@@ -74,12 +75,26 @@ class PublicFacts:
         return min(round(_within(wanted, COMPONENTS)), most)
 
     def transform(
-        self, method: str, given: TransformOptions, most: int, user_clip: float | None = None
+        self,
+        method: str,
+        given: TransformOptions,
+        most: int,
+        user_clip: float | None = None,
+        *,
+        knowing: bool = False,
     ) -> TransformOptions:
-        """Options of the transform; what is left out is filled in, at most `most` directions."""
+        """Options of the transform; what is left out is filled in, at most `most` directions.
+
+        Where something is known of the classes, noise is no reason for fewer than `KNOWING`, and
+        directions that separate public classes serve what is guessed from those.
+        """
         kind = given.directions or (rule_of(method).directions if given.whiten else "principal")
         wanted = given.components
-        wanted = self.components(method, most, user_clip) if wanted is None else wanted
+        if knowing and given.whiten and given.directions is None:
+            kind = "mixed"
+        if wanted is None:
+            wanted = self.components(method, most, user_clip)
+            wanted = min(most, max(wanted, KNOWING)) if knowing else wanted
         return replace(given, directions=kind, components=wanted)
 
     def options(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:

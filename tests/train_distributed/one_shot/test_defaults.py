@@ -1,6 +1,7 @@
 """What is left out follows the noise, never a row; what is given wins."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,18 @@ def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
     assert known(math.inf).components("class-sums", 5) == 5
     for method in ALL_METHODS:
         assert 1 <= known().components(method, 12) <= 12
+
+
+def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() -> None:
+    few = PublicFacts(sizes=torch.full((10,), 50), num_classes=10, privacy=Privacy(0.1, 1e-5))
+    given = TransformOptions()
+    plain = few.transform("discriminant", given, 512)
+    known = few.transform("discriminant", given, 512, knowing=True)
+    assert plain.components is not None
+    assert plain.components < 64
+    assert (known.components, known.directions) == (64, "mixed")
+    kept = replace(given, components=9, directions="principal")
+    assert few.transform("discriminant", kept, 512, knowing=True) == kept
 
 
 def test_a_transform_is_filled_in_where_it_was_left_out() -> None:

@@ -4,12 +4,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embed.encoding import Encoding
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_directory
 from pretrain.names import decode_name, encode_names
@@ -68,6 +70,7 @@ class EmbeddingSet:
             kind = f"{self.names.dtype} {self.names.shape}"
             raise ValueError(f"names must be {len(x)} strings, got {kind}")
         names = self.meta.get("class_names", [])
+        check.no_nan(class_names=names)
         if not isinstance(names, list | tuple) or len(set(map(str, names))) < len(names):
             raise ValueError(f"class_names must be a list of distinct names, got {names}")
         dropped = self.meta.get("dropped_rows", 0)
@@ -207,8 +210,18 @@ class EmbeddingSet:
             yield np.asarray(self.embeddings[start : start + size])
 
     def content_hash(self) -> str:
-        """SHA-256 of the embedding values; read from `meta` if it is there."""
-        return self.meta.get("content_hash") or hash_rows(self.blocks())
+        """SHA-256 of the embedding values; raises ValueError if `meta` states another."""
+        found, stated = self._hash, self.meta.get("content_hash", self._hash)
+        if found != stated:
+            raise ValueError(
+                f"embeddings must be those of the content_hash in meta.json, {stated}, got changed "
+                f"ones{'' if self.directory is None else f' in {self.directory}'}, {found}"
+            )
+        return found
+
+    @cached_property
+    def _hash(self) -> str:
+        return hash_rows(self.blocks())
 
     def save(self, directory: Path, *, overwrite: bool = False) -> None:
         """Writes the set; it appears whole or not at all."""

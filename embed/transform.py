@@ -53,6 +53,7 @@ class PublicTransform:
     dropped: int = 0  # private rows that an earlier version has taken out of the public set
     encoding: Encoding | None = None  # encoder of the public rows; None: unknown
     known: KnownClasses | None = None  # public guesses of the private classes' means
+    options: dict[str, Any] | None = None  # of the fit; None: unknown, or not fitted
 
     def __post_init__(self) -> None:
         check_bounds(self.clip_norm, self.constant)
@@ -177,6 +178,15 @@ class PublicTransform:
             seen=known_rows(b.numpy() for b in blocks()) if remember else None,
             dropped=public.dropped_rows if isinstance(public, EmbeddingSet) else 0,
             encoding=public.encoding if isinstance(public, EmbeddingSet) else None,
+            options={
+                "components": q,
+                "directions": directions,
+                "whiten": whiten,
+                "shrinkage": shrinkage,
+                "clip_quantile": clip_quantile,
+                "clip_norm": clip_norm,
+                "constant": constant,
+            },
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
         of_all = {"row_mean": row_mean, "second_moment": second_moment}
@@ -232,6 +242,8 @@ class PublicTransform:
         if self.seen is not None:
             tensors["seen"] = torch.from_numpy(self.seen.view(np.int64))
         metadata = {"fitted_on": self.fitted_on, "dropped": str(self.dropped)}
+        if self.options is not None:
+            metadata["options"] = json.dumps(self.options)
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
         if self.known is not None:
@@ -258,7 +270,8 @@ class PublicTransform:
 
         Args:
             tensors: by name.
-            **provenance: `fitted_on`, `seen`, `dropped`, `encoding` and `known`, where there.
+            **provenance: `fitted_on`, `seen`, `dropped`, `encoding`, `known` and `options`, where
+                there.
 
         Raises:
             ValueError: a tensor is missing or the shapes do not fit together.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from embed.encoding import Encoding
 from embed.known_classes import KnownClasses
+from pretrain.cli.json_text import parsed
 from pretrain.tensor_file import read_tensors
 
 
@@ -16,7 +17,8 @@ def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by name, and their provenance.
 
     Returns:
-        Tensors, and `fitted_on`, `seen`, `dropped`, `encoding` and `known`; older files lack some.
+        Tensors, and `fitted_on`, `seen`, `dropped`, `encoding`, `known` and `options`; older files
+        lack some.
 
     Raises:
         ValueError: missing, damaged or something else.
@@ -34,4 +36,17 @@ def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "dropped": int(dropped),
         "encoding": Encoding.in_metadata(metadata, path),
         "known": KnownClasses.taken_from(tensors, metadata, path),
+        "options": _options(metadata, path),
     }
+
+
+def _options(metadata: dict[str, str], path: Path) -> dict[str, Any] | None:
+    if "options" not in metadata:
+        return None
+    try:
+        options = parsed(metadata["options"])
+    except ValueError as error:
+        raise ValueError(f"{path}: options must be a JSON object, got: {error}") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"{path}: options must be a JSON object, got {metadata['options']}")
+    return options

@@ -1,7 +1,7 @@
 """Refusals of arguments: one line per rule, naming the argument, the rule and the value.
 
 Every function takes the values to check by their names and raises ValueError for the first that
-breaks the rule. Options that may be left out go through `present`, which drops those that were:
+breaks the rule, `types` and `fields` TypeError. Options that may be left out go through `present`, which drops those that were:
 `check.within("[0, 1]", **check.present(share=self.share))`.
 """
 
@@ -9,15 +9,86 @@ import importlib
 import math
 import operator
 import re
-from collections.abc import Collection
-from typing import Any
+import types as kinds
+from collections.abc import Collection, Iterable
+from dataclasses import fields as fields_of
+from functools import cache
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _INTERVAL = re.compile(r"([\[(])([^,]+), ([^,]+)([\])])")
+_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    kinds.NoneType: "None",
+}
 
 
 def present(**values: Any) -> dict[str, Any]:
     """Values that were given: all but None."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def fields(record: Any) -> None:
+    """Every field of a dataclass is of the type that it is annotated with."""
+    hints = _hints(type(record))
+    for each in fields_of(record):
+        types(hints[each.name], **{each.name: getattr(record, each.name)})
+
+
+def types(hint: Any, **values: Any) -> None:
+    """Of a type, as annotations write it; truth values are no numbers, text may be a path."""
+    for name, value in values.items():
+        if not fits(value, hint):
+            raise TypeError(f"{name} must be {_named(hint)}, got {_shown(value)}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type; types that nobody can check, such as functions, are not."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return fits(value, parts[0])
+    if origin in (Union, kinds.UnionType):
+        return any(fits(value, each) for each in parts)
+    if origin is Literal:
+        return isinstance(value, str | int) and value in parts
+    if origin is tuple and parts[1:] == (...,):
+        return isinstance(value, tuple) and all(fits(each, parts[0]) for each in value)
+    if hint in (int, float):
+        known = isinstance(value, Integral if hint is int else Real)
+        return known and not isinstance(value, bool)
+    if hint is Path:
+        return isinstance(value, str | Path)
+    kind = kinds.NoneType if hint is None else origin or hint
+    try:
+        return not isinstance(kind, type) or isinstance(value, kind)
+    except TypeError:  # a protocol
+        return True
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _named(hint: Any) -> str:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, kinds.UnionType):
+        return " or ".join(dict.fromkeys(map(_named, parts)))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin is tuple:
+        return f"a tuple, each {_named(parts[0])}" if parts[1:] == (...,) else "a tuple"
+    return _WORDS.get(hint) or f"of type {getattr(origin or hint, '__name__', hint)}"
+
+
+def _shown(value: Any) -> str:
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= 60 else f"a value of type {type(value).__name__}"
 
 
 def positive(**values: float) -> None:
@@ -69,6 +140,13 @@ def equal(expected: Any, **values: Any) -> None:
     for name, value in values.items():
         if value != expected:
             raise ValueError(f"{name} must be {expected}, got {value}")
+
+
+def no_nan(**values: Iterable[Any]) -> None:
+    """No name among them is NaN, or the word for it: a table's missing value."""
+    for name, found in values.items():
+        if missing := [each for each in found if str(each).lower() == "nan"]:
+            raise ValueError(f"{name} must not hold a missing value, got {missing[0]!r}")
 
 
 def byte_length(length: int, **values: bytes) -> None:

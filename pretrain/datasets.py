@@ -30,6 +30,9 @@ class ImageSet:
     user_names: tuple[str, ...] = ()  # of the users 0, 1, ...; none where users are mere numbers
     skipped: tuple[str, ...] = ()  # files of the source that are no images
 
+    def __post_init__(self) -> None:
+        check.no_nan(**{f"classes of {self.name}": self.class_names})
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -42,10 +42,11 @@ def hold_out_users(images: ImageSet, share: float) -> ImageSet:
 
     Args:
         images: training images only.
-        share: share of the users, in (0, 1); at least one user tests and one does not.
+        share: share of the users, in (0, 1), rounded to a whole number of them.
 
     Raises:
-        ValueError: a share out of range, existing test images, or unknown users.
+        ValueError: a share out of range, or of no user or all; existing test images, or unknown
+            users.
     """
     check_test_share(images, share)
     if images.users is None:
@@ -69,14 +70,20 @@ def check_test_share(images: ImageSet, share: float) -> None:
 
 
 def count_of_tests(of: int, share: float, what: str) -> int:
-    """Number of test users or records: at least one, and not all.
+    """Number of test users or records.
 
     Raises:
-        ValueError: there are fewer than two.
+        ValueError: there are fewer than two, or it is none or all of them.
     """
     if of < 2:
         raise ValueError(f"test_share must have two or more {what} to divide, got {of}")
-    return min(of - 1, max(1, round(share * of)))
+    count = round(share * of)
+    if not 0 < count < of:
+        part = "all" if count else "none"
+        raise ValueError(
+            f"test_share must take some of {of} {what} and leave some, got {share}, {part} of them"
+        )
+    return count
 
 
 def _name(images: ImageSet, user: int) -> str:

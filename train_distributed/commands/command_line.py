@@ -25,6 +25,8 @@ def command_line(program: str, command: type, configuration: Mapping[str, Any]) 
     given = dict(configuration)
     if given.get("config") is not None:
         given = {k: v for k, v in given.items() if k not in _IN_CONFIG}
+    if given.get("transform") is not None:  # whose file says how it was fitted
+        given.pop("transform_options", None)
     words = program.split()
     for each in fields(command):
         value, usual = given.get(each.name), _default(each)

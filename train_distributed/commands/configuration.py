@@ -2,13 +2,13 @@
 
 import json
 import math
-import types
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from embed.transform_options import TransformOptions
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
@@ -87,25 +87,12 @@ class RunConfig:
 
 
 def _check_types(options: type, given: dict[str, Any]) -> None:
-    """Raises ValueError for a name that the options have not, or a value of another type."""
+    """Raises ValueError for a name that the options have not, TypeError for another type."""
     hints = get_type_hints(options)
     for name, value in given.items():
         if name not in hints:
             raise ValueError(f"{name} is no option, those are {', '.join(hints)}")
-        if not _fits(value, hints[name]):
-            raise ValueError(f"{name} must be {hints[name]}, got {value!r}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, each) for each in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if isinstance(value, bool):
-        return hint is bool
-    if hint is Path:
-        return isinstance(value, str)
-    return isinstance(value, int | float if hint is float else hint)
+        check.types(hints[name], **{name: value})
 
 
 def jsonable(value: Any) -> Any:

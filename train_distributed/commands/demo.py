@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embed.transform_options import TransformOptions
+from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed.privacy.promise import Privacy
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.simulation.plan import Grid, Result
 
 DELTA = 1e-5
+NARROWEST = 128  # columns of the encoder's embeddings, fewer than pixels
 SCHEMES = ("iid", "one-class")
 SIMCLR, PIXELS = "SimCLR", "pixels"
 METHODS = {
@@ -53,8 +55,12 @@ class Demo:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
-        from train_distributed.simulation.digits import load_digits, pixels
+        from train_distributed.simulation.digits import NUM_CLASSES, PRIVATE, load_digits, pixels
 
+        check.within(f"[{NUM_CLASSES}, {PRIVATE}]", users=self.users)
+        check.within(f"[1, {NARROWEST}]", components=self.components)
+        check.at_least(1, seeds=self.seeds)
+        check.given(epsilons=self.epsilons or None)
         out = output_directory(self.out, "demo", overwrite=self.overwrite)
         self._plan().validate()
         started = time.perf_counter()

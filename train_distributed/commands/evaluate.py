@@ -56,6 +56,8 @@ class Evaluate:
     """`discrete` for release, `float` for simulations."""
     seed: int | None = None
     """Seed of a reproducible simulation: noise is float, the result unsuitable for release."""
+    allow_delta: bool = False
+    """Accept a delta of 1/rows or more, which protects no single row; the report says so."""
     min_survivors: int | None = None
     """Fewest users whose sum is opened (default: all)."""
     ledger: Path | None = None
@@ -94,15 +96,17 @@ class Evaluate:
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.files import MODEL
         from train_distributed.one_shot.model import Release
+        from train_distributed.one_shot.users import own_partition
         from train_distributed.released.evaluate import evaluate
 
         release = Release.load(self.model)
         embeddings = EmbeddingSet.open(self.embeddings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
-        partition = None
+        simulated = partition = None
         if (embeddings.split == EVALUATION).any():  # a set without is refused below
             apart = None if generator is None else generator.clone_state()
-            partition = simulated_partition(embeddings, EVALUATION, self.scheme, self.users, apart)
+            simulated = simulated_partition(embeddings, EVALUATION, self.scheme, self.users, apart)
+            partition = simulated or own_partition(embeddings, EVALUATION, single=self.users == 1)
         counted = LedgerReservation(
             Ledger.chosen(self.ledger, self.embeddings),
             embeddings,
@@ -111,7 +115,7 @@ class Evaluate:
             method="confusion-matrix",
             result=out,
             kind="evaluation",
-            partition=partition,
+            partition=simulated,
         )
         found = evaluate(
             release,
@@ -126,6 +130,7 @@ class Evaluate:
             noise="float" if self.seed is not None else self.noise,
             generator=generator,
             min_survivors=self.min_survivors,
+            allow_delta=self.allow_delta,
             reserve=counted.reserve,
         )
         digest = hashlib.sha256((self.model / MODEL).read_bytes()).hexdigest()
@@ -137,16 +142,19 @@ class Evaluate:
 def lines_of(report: dict[str, Any]) -> Iterator[str]:
     """A report of an evaluation, for people."""
     shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
-    for name in (*shown, "unsuitable_because", "users", "rows", "with_the_training"):
+    for name in (*shown, "unsuitable_because", "large_delta", "users", "rows", "with_the_training"):
         if name in report:
             yield f"{name:28} {report[name]}"
     yield f"{'intervals':28} at {100 * report['confidence_level']:g} % each"
-    for name in ("accuracy", "balanced_accuracy", "expected_calibration_error"):
+    shares = ("accuracy", "majority_baseline", "balanced_accuracy", "expected_calibration_error")
+    for name in shares:
         if report[name] is not None:
             yield f"{name:28} {_share(report[name])}"
     for name, share in report["recall"].items():
         label = f"recall of {name}"
         yield f"{label:28} {_share(share)}, of about {max(0, share['rows']):.0f} rows"
+    for words in report["warnings"]:
+        yield f"{'warning':28} {words}"
 
 
 def _share(share: dict[str, Any]) -> str:

@@ -54,6 +54,8 @@ class Run:
     vouch_for_transform: bool = False
     """Accept a --transform without hashes of its rows: you vouch that none of them is private, and
     the report says so."""
+    allow_delta: bool = False
+    """Accept a delta of 1/rows or more, which protects no single row; the report says so."""
     transform_options: TransformOptions = field(default_factory=TransformOptions)
     knowledge: Knowledge = field(default_factory=Knowledge)
     options: MethodOptions = field(default_factory=MethodOptions)
@@ -124,7 +126,7 @@ class Run:
         simulated = simulated_partition(
             private, TRAIN, self.scheme, self.users, generator, concentration=self.concentration
         )
-        partition = simulated or own_partition(private)
+        partition = simulated or own_partition(private, single=self.users == 1)
         classes = known_classes(private, self.num_classes)
         known = PublicFacts(
             sizes=partition.counts,
@@ -165,6 +167,7 @@ class Run:
                 generator=generator,
                 min_survivors=self.min_survivors,
                 vouch_for_transform=self.vouch_for_transform,
+                allow_delta=self.allow_delta,
                 reserve=counted.reserve,
                 options=settings.options,
             )
@@ -173,6 +176,8 @@ class Run:
             why = "a simulation: users were given rows by their labels, which no promise covers"
             released = replace(released, report=released.report.with_reason(why))
         used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
+        if self.transform is not None:  # its file has its own
+            used["transform_options"] = transform.options or {"components": transform.dim - 1}
         configuration = jsonable(asdict(self) | used | {"options": settings.options})
         released = released.with_report(ledger=counted.report(), configuration=configuration)
         self._write(released, partial, settings.method)
@@ -246,9 +251,9 @@ class Run:
         promise = draw_rounds if method in MANY_ROUNDS else None
         draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
-        accuracies = ("test_accuracy", "majority_baseline")
+        accuracies = ("test_accuracy", "majority_baseline")  # brief() has the balanced one next
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
-        for name in (*shown, "unsuitable_because", "users", "rows", *costs, *accuracies):
+        for name in (*shown, "unsuitable_because", "large_delta", "users", "rows", *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
         if (metrics := released.report.test_metrics) is not None:

@@ -5,13 +5,14 @@ under the curves) is kept, in a temporary file where it is long. All numbers are
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 from torch import Tensor
 
+from train_distributed.one_shot.cautions import few_classes, shifted
 from train_distributed.one_shot.probabilities import log_odds, probabilities
 
 BINS = 15  # of equal width, as Guo et al. 2017 use
@@ -26,13 +27,21 @@ class Evaluation:
         class_names: K names.
         rows: n, of all blocks together.
         temperature: T of the model's probabilities.
+        learned: share of every class that the model goes by; None: it goes by none.
     """
 
-    def __init__(self, class_names: Sequence[str], rows: int, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        class_names: Sequence[str],
+        rows: int,
+        temperature: float = 1.0,
+        learned: Mapping[str, float] | None = None,
+    ) -> None:
         if rows < 1:
             raise ValueError(f"rows with labels must be >= 1, got {rows}")
         classes = len(class_names)
         self.class_names, self.rows, self.temperature = tuple(class_names), rows, temperature
+        self.learned = learned
         self.confusion = np.zeros((classes, classes), np.int64)  # by label and predicted class
         self._labels = np.empty(rows, np.int64)
         self._odds = _array((classes, rows))
@@ -124,18 +133,18 @@ class Evaluation:
         return {"auroc": float(np.mean(known)), "auroc_of": words, **left_out}
 
     def _warnings(self, accuracy: float) -> list[str]:
-        predicted = self.confusion.sum(0).nonzero()[0]
-        words = []
-        if len(predicted) == 1:
-            name = self.class_names[int(predicted[0])]
-            words.append(f"one class only: all {self.rows} rows are taken for {name!r}")
-        largest = self.confusion.sum(1).max() / self.rows
+        labels, predicted = (self.confusion.sum(axis).astype(float) for axis in (1, 0))
+        words = few_classes(labels, predicted)
+        if (predicted > 0).sum() == 1:
+            name = self.class_names[int(predicted.argmax())]
+            words = [f"one class only: all {self.rows} rows are taken for {name!r}"]
+        largest = labels.max() / self.rows
         if accuracy <= largest < 1:
             words.append(
                 f"accuracy {100 * accuracy:.1f} % is not above the {100 * largest:.1f} % of always "
                 "answering with the most frequent class"
             )
-        return words
+        return words + shifted(self.learned, labels, self.class_names)
 
 
 def brief(metrics: dict[str, Any]) -> Sequence[tuple[str, str]]:

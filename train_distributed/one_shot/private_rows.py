@@ -61,8 +61,17 @@ class PrivateRows:
         check_partition(partition, int((rows.split == TRAIN).sum()))
         return cls(rows, EmbeddingUsers(rows, transform, partition), transform, given, classes)
 
-    def validate(self, privacy: Privacy, *, discrete: bool, vouched: bool) -> CheckedInputs:
-        """Refuses what no release may rest on; see `validation`."""
+    def validate(
+        self, privacy: Privacy, *, discrete: bool, vouched: bool, allow_delta: bool
+    ) -> CheckedInputs:
+        """Refuses what no release may rest on; see `validation` and `Privacy.large_delta`."""
+        rows = int(self.users.sizes.sum())
+        if discrete:
+            privacy.refuse_large_delta(rows, allowed=allow_delta)
+        checked = self._checked(privacy, discrete=discrete, vouched=vouched)
+        return replace(checked, report=privacy.large_delta(rows) | checked.report)
+
+    def _checked(self, privacy: Privacy, *, discrete: bool, vouched: bool) -> CheckedInputs:
         if self.embeddings is None or not isinstance(self.users, EmbeddingUsers):
             return validate_stream(self.transform, discrete=discrete, vouched=vouched)
         checked = validate(

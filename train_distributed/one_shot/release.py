@@ -49,6 +49,7 @@ class ReleaseRequest:
     generator: torch.Generator | None = None
     min_survivors: int | None = None
     vouch_for_transform: bool = False
+    allow_delta: bool = False
     faults: FaultInjection | None = None
     reserve: Reserve | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +86,10 @@ class ReleaseRequest:
         method, source = self.method, self.source
         if isinstance(method, str):
             options = self.facts.options(method, self.options)
+            if options.get("user_clip") is not None and len(source.users.sizes) == 1:
+                raise ValueError(
+                    f"user_clip must be left out for a single user, got {options['user_clip']}"
+                )
             return build_method(method, source.transform, source.num_classes, options)
         if self.options:
             raise ValueError(f"options must go into the Method itself, got {sorted(self.options)}")
@@ -119,7 +124,12 @@ class ReleaseRequest:
         sums = sums_of(
             rounds, sizes, discrete=noise == "discrete", generator=self.generator, bare=bare
         )
-        checked = source.validate(privacy, discrete=discrete, vouched=self.vouch_for_transform)
+        checked = source.validate(
+            privacy,
+            discrete=discrete,
+            vouched=self.vouch_for_transform,
+            allow_delta=self.allow_delta,
+        )
         if self.reserve is not None:
             plans = [each.plan for _, each in sums if isinstance(each, IntegerSum)]
             self.reserve(gaussian_fields(*plans) if plans else simulated_fields(guarantee))
@@ -191,6 +201,7 @@ def release(
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
     vouch_for_transform: bool = False,
+    allow_delta: bool = False,
     faults: FaultInjection | None = None,
     reserve: Reserve | None = None,
     **options: Any,
@@ -214,6 +225,7 @@ def release(
         min_survivors: m_min, the fewest users that a sum is opened for; None: all.
         vouch_for_transform: somebody answers for it that a transform without the hashes of its
             public rows has seen no private one; the report says so.
+        allow_delta: lets a δ of 1/rows or more pass, which the report then says.
         faults: users that drop out or whose noise is known, for audits; the model is marked.
         reserve: called once, when nothing can be refused any more and before any noise is drawn,
             with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
@@ -261,6 +273,7 @@ def release(
         generator=generator,
         min_survivors=min_survivors,
         vouch_for_transform=vouch_for_transform,
+        allow_delta=allow_delta,
         faults=faults,
         reserve=reserve,
         options=options,

@@ -48,7 +48,7 @@ def reported(
     if released.temperature != 1:
         report |= {"temperature": released.temperature}
     if embeddings is not None and (embeddings.split == TEST).any():
-        metrics = measure(released, embeddings)
+        metrics = measure(replace(released, report=Report.of(report)), embeddings)
         shares = {name: of["recall"] for name, of in metrics["per_class"].items() if of["rows"]}
         report |= {"test_accuracy": metrics["accuracy"]}
         report |= {"majority_baseline": metrics["majority_baseline"]}
@@ -93,7 +93,9 @@ def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> d
     rows = np.flatnonzero(embeddings.split == split)
     if not len(rows):
         raise ValueError(f"split must hold rows, got none in split {split}")
-    evaluation = Evaluation(released.class_names, len(rows), released.temperature)
+    evaluation = Evaluation(
+        released.class_names, len(rows), released.temperature, released.report.learned_shares
+    )
     for start in range(0, len(rows), BLOCK):
         part = rows[start : start + BLOCK]
         evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.labels[part])

@@ -114,6 +114,7 @@ class Report(Mapping[str, Any]):
     noise: str | None = None
     user_clip: float | None = None
     class_code: float | None = None  # β; None: class sums as they are, or none
+    prior: str | None = None  # "empirical", "equal" or "given"
     class_prior: dict[str, float] | None = None
     known_before: list[str] | None = None  # of the classes, from public sources; None: nothing
     believed: dict[str, float] | None = None  # probability of every guess, given the noised sum
@@ -156,6 +157,11 @@ class Report(Mapping[str, Any]):
     def write(self, path: Path) -> None:
         """Writes the file, every key in its place."""
         path.write_text(json.dumps(self.written, indent=2, allow_nan=False) + "\n")
+
+    @property
+    def learned_shares(self) -> dict[str, float] | None:
+        """Class shares that were counted in the noised sum; None: the model goes by others."""
+        return self.class_prior if self.prior == "empirical" else None
 
     def need(self, *names: str) -> None:
         """Raises ValueError unless the file has all of these keys."""

@@ -173,10 +173,12 @@ class EmbeddingUsers:
             )
 
 
-def own_partition(embeddings: EmbeddingSet, part: int = TRAIN) -> Partition:
-    """The users that a set names for the rows of a split; without names, a single one.
+def own_partition(
+    embeddings: EmbeddingSet, part: int = TRAIN, *, single: bool = False
+) -> Partition:
+    """The users that a set names for the rows of a split; where it names none, a `single` one.
 
-    Raises ValueError for no such row, or no labels.
+    Raises ValueError for no such row, no labels, or no users where nobody declared a single one.
     """
     embeddings.need_labels()
     rows = embeddings.split == part
@@ -185,5 +187,10 @@ def own_partition(embeddings: EmbeddingSet, part: int = TRAIN) -> Partition:
         raise ValueError(f"embeddings must hold {what} rows (split {part}), got none")
     labels = torch.from_numpy(embeddings.labels[rows])
     if embeddings.users is None:
+        if not single:
+            raise ValueError(
+                "users must be named by the embedding set (zeros: all rows are one user's own) or "
+                "given by a partition, got None"
+            )
         return split(labels, 1)
     return split(labels, None, "by-writer", writers=torch.from_numpy(embeddings.users[rows]))

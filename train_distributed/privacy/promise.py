@@ -43,7 +43,8 @@ class Privacy:
     noise_by: NoiseBy = "users"  # who adds the noise: users a share each, or either server all
 
     def validate(self) -> None:
-        """Raises ValueError for a field out of range."""
+        """Raises ValueError for a field out of range, TypeError for one of another type."""
+        check.fields(self)
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon}")
         check.within("(0, 1)", delta=self.delta)
@@ -57,8 +58,24 @@ class Privacy:
         check.one_of(get_args(NoiseBy), noise_by=self.noise_by)
         if self.noise_by == "servers":
             check.left_out("where servers add the noise", honest_fraction=self.honest_fraction)
-        if not isinstance(self.group_size, int) or self.group_size < 1:
-            raise ValueError(f"group_size must be a whole number >= 1, got {self.group_size}")
+        check.at_least(1, group_size=self.group_size)
+
+    def large_delta(self, rows: int) -> dict[str, str]:
+        """Word for a report where δ is 1/rows or more; nothing where it is less."""
+        if not self.private or self.delta * rows < 1:
+            return {}
+        return {
+            "large_delta": f"delta is 1/{rows} or more: who publishes one of the {rows} rows, "
+            "drawn at random, keeps such a promise"
+        }
+
+    def refuse_large_delta(self, rows: int, *, allowed: bool) -> None:
+        """Raises ValueError for such a δ, unless somebody has allowed it."""
+        if self.large_delta(rows) and not allowed:
+            raise ValueError(
+                f"delta must be < 1/rows = 1/{rows} for a release, as who publishes a random row "
+                f"keeps such a promise (or allow_delta), got {self.delta}"
+            )
 
     @property
     def private(self) -> bool:

@@ -101,7 +101,8 @@ def evaluate(
         sampling=sampling,
         grid=found.grid,
     )
-    told = {"sampling": sampling} | read.as_dict(release.class_names)
+    told = {"sampling": sampling}
+    told |= read.as_dict(release.class_names, release.report.learned_shares)
     return Evaluated(found.report | told | {"versions": versions(*MADE_WITH)}, read, found.opened)
 
 
@@ -117,6 +118,7 @@ def summed(
     noise: Noise = "discrete",
     generator: torch.Generator | None = None,
     min_survivors: int | None = None,
+    allow_delta: bool = False,
     reserve: Reserve | None = None,
     faults: FaultInjection | None = None,
 ) -> Sum:
@@ -140,6 +142,8 @@ def summed(
     check_partition(partition, len(rows))
     sizes = partition.counts
     guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
+    if noise == "discrete":
+        privacy.refuse_large_delta(len(rows), allowed=allow_delta)
     played = FaultInjection() if faults is None else faults
     kept = played.surviving(len(sizes), guarantee.min_survivors)
     sums = sums_of(
@@ -171,6 +175,7 @@ def summed(
     )
     report = promise_report(sums) | summation.report()
     report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
+    report |= privacy.large_delta(len(rows))
     report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
     noise_std = summation.noise_std(len(survivors))
     return Sum(method, opened, survivors, noise_std, grid, report)

@@ -1,12 +1,15 @@
 """Estimates from the noisy sums of an evaluation: shares with their intervals."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 from torch import Tensor
 
 from pretrain import check
+from train_distributed.one_shot.cautions import few_classes, shifted
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_intervals import (
     FEW,
@@ -26,20 +29,27 @@ class Estimates:
 
     confidence: float
     accuracy: Interval
+    majority: Interval  # share of the most frequent class
+    majority_class: int  # as the noisy counts say
     balanced_accuracy: Interval
     recalls: tuple[Interval, ...]  # of every class: the share of its rows that are answered right
     class_rows: tuple[float, ...]  # of every class, estimated
+    class_std: float  # noise in each of them
     calibration_error: Interval | None  # expected, over the bins; None: no bins
     confusion: Tensor  # (K, K) float64 estimated counts: they may be below 0
     noise_std: float  # in every one of them
     bins: tuple[dict[str, float | None], ...]  # of every bin: rows, accuracy, mean confidence
 
-    def as_dict(self, class_names: Sequence[str]) -> dict[str, Any]:
-        """JSON-ready, by names of classes."""
+    def as_dict(
+        self, class_names: Sequence[str], learned: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
+        """JSON-ready, by names of classes; `learned` as `cautions.shifted` takes them."""
         error = self.calibration_error
         return {
             "confidence_level": self.confidence,
             "accuracy": self.accuracy.as_dict(),
+            "majority_baseline": self.majority.as_dict(),
+            "majority_class": class_names[self.majority_class],
             "balanced_accuracy": self.balanced_accuracy.as_dict(),
             "expected_calibration_error": None if error is None else error.as_dict(),
             "recall": {
@@ -53,7 +63,28 @@ class Estimates:
             "confusion": self.confusion.tolist(),
             "bins": list(self.bins),
             "noise_std": self.noise_std,
+            "warnings": self._warnings(class_names, learned),
         }
+
+    def _warnings(
+        self, class_names: Sequence[str], learned: Mapping[str, float] | None
+    ) -> list[str]:
+        """Words of caution, as far as the noisy counts let anything be seen."""
+        most, words = self.majority, []
+        if self.accuracy.low <= most.high and (most.estimate or 0) < 1:
+            above = (self.accuracy.estimate or 0) > (most.estimate or 0)
+            words.append(
+                f"accuracy is not {'certainly ' if above else ''}above the {_share(most)} of "
+                "always answering with the most frequent class"
+            )
+        labels = np.array(self.class_rows)
+        predicted = self.confusion.sum(0).numpy()
+        column_std = self.noise_std * math.sqrt(len(labels))
+        words += few_classes(
+            np.where(labels > FEW * self.class_std, labels, 0.0),
+            np.where(predicted > FEW * column_std, predicted, 0.0),
+        )
+        return words + shifted(learned, labels, class_names, self.class_std)
 
 
 def check_reading(confidence: float, sampling: Sampling) -> None:
@@ -84,6 +115,9 @@ def estimate(
 ) -> Estimates:
     """Reads the (D,) noised sum of users of (users,) sizes n_i, with noise σ in every entry.
 
+    The largest share of a class has the bounds of the class with most counted rows, at a confidence
+    at which those of all classes hold together.
+
     All parts count the same N rows, which is public: what their noise adds to N is taken out, and
     their numbers of right answers are averaged with the weights of least variance. Every interval
     has the confidence by itself; for `sampling` see `design_effect`.
@@ -111,6 +145,14 @@ def estimate(
     shares = ClassRecalls.of(
         hits.numpy(), misses.numpy(), variances, confidence=confidence, design_effect=effect
     )
+    most, class_std = int(shares.rows.argmax()), math.sqrt(sum(variances))
+    majority = proportion(
+        float(shares.rows[most]),
+        rows,
+        class_std,
+        confidence=1 - (1 - confidence) / classes,  # any class may be the one: Bonferroni
+        design_effect=effect,
+    )
     error, bins = None, ()
     if method.bins:
         middles = method.middles(grid)
@@ -125,9 +167,12 @@ def estimate(
     return Estimates(
         confidence=confidence,
         accuracy=accuracy,
+        majority=majority,
+        majority_class=most,
         balanced_accuracy=shares.mean(),
         recalls=tuple(shares.intervals()),
         class_rows=tuple(shares.rows.tolist()),
+        class_std=class_std,
         calibration_error=error,
         confusion=matrix,
         noise_std=noise_std,
@@ -150,3 +195,8 @@ def _bins(
             "accuracy": None if few else right / rows,
             "confidence": None if few else mean,
         }
+
+
+def _share(share: Interval) -> str:
+    between = f"{100 * share.low:.1f} to {100 * share.high:.1f} %"
+    return f"{100 * (share.estimate or 0):.1f} % ({between})"

@@ -121,6 +121,8 @@ class Init:
     """Method: statistic that every user sends, and estimator."""
     options: MethodOptions = field(default_factory=MethodOptions)
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    allow_delta: bool = False
+    """Accept a delta of 1/rows or more, which protects no single row; reports say so."""
     minimum: int | None = None
     """Fewest users whose sum may be opened (default: four fifths of all, rounded up)."""
     sessions: int = 1

@@ -172,10 +172,7 @@ def _totals(ledger: "State") -> Iterator[tuple[str, float, float]]:
 
 def _settings(configuration: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
     """Names and values that were given; of a path outside the working directory only its name."""
-    own = configuration.get("transform") is not None  # its file has its own options
     for name, value in configuration.items():
-        if own and name == "transform_options":
-            continue
         if isinstance(value, dict):
             yield from _settings(value, f"{of}{name}.")
         elif value is not None:

@@ -154,7 +154,10 @@ class Evaluated:
     accuracy: EvaluatedShare
     recall: dict[str, EvaluatedShare]
     suitable_for_release: bool
+    majority_baseline: EvaluatedShare | None = None
+    majority_class: str = ""
     balanced_accuracy: EvaluatedShare | None = None
+    warnings: list[str] = field(default_factory=list)
     expected_calibration_error: EvaluatedShare | None = None
     unsuitable_because: list[str] = field(default_factory=list)
     with_the_training: str | None = None

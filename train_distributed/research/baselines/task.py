@@ -41,7 +41,10 @@ class Task(ReleaseRequest):
         """Refuses what no release may rest on; see `intake`."""
         discrete = self.noise == "discrete" and self.privacy.private
         return self.source.validate(
-            self.privacy, discrete=discrete, vouched=self.vouch_for_transform
+            self.privacy,
+            discrete=discrete,
+            vouched=self.vouch_for_transform,
+            allow_delta=self.allow_delta,
         )
 
     def as_one_user(self) -> "Task":

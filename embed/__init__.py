@@ -1,24 +1,42 @@
 """Clipped embeddings: extraction, storage, public transform, plots."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pretrain.public import public_names
 
 if TYPE_CHECKING:
     from embed.clip import add_constant_and_clip
+    from embed.functions import (
+        embed_images,
+        exclude_public,
+        fit_transform,
+        hold_out_rows,
+        import_reference,
+        plot_embeddings,
+    )
     from embed.store import EmbeddingSet
     from embed.transform import PublicTransform
 
-__all__ = ["EmbeddingSet", "PublicTransform", "add_constant_and_clip"]
+    __version__: str
 
-_HOMES = {
-    "EmbeddingSet": "embed.store",
-    "PublicTransform": "embed.transform",
-    "add_constant_and_clip": "embed.clip",
-}
+__all__ = [
+    "EmbeddingSet",
+    "PublicTransform",
+    "add_constant_and_clip",
+    "embed_images",
+    "exclude_public",
+    "fit_transform",
+    "hold_out_rows",
+    "import_reference",
+    "plot_embeddings",
+]
 
-
-def __getattr__(name: str) -> Any:
-    """Loads a name with its module on first use, so that sets are read without torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:
+    _HOMES = {
+        "EmbeddingSet": "store",
+        "PublicTransform": "transform",
+        "add_constant_and_clip": "clip",
+    }
+    __getattr__, __dir__ = public_names(
+        __name__, {name: _HOMES.get(name, "functions") for name in __all__}
+    )

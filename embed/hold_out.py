@@ -39,7 +39,7 @@ class HoldOut:
     overwrite: bool = False
     """Replace an existing directory."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes the set with its new split; prints the number of rows of each kind."""
         out = output_directory(self.out, "hold-out", self.embeddings, overwrite=self.overwrite)
         source = EmbeddingSet.open(self.embeddings)
@@ -47,6 +47,7 @@ class HoldOut:
         held.save(out, overwrite=self.overwrite)
         train, evaluation = (int((held.split == part).sum()) for part in (TRAIN, EVALUATION))
         print(f"{train} rows to train on, {evaluation} held out, in {out}")
+        return out
 
 
 def hold_out(

@@ -1,7 +1,6 @@
 """The commands `python -m embed run|exclude|fit-transform|import-reference|plot`."""
 
 import json
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +8,6 @@ from typing import Any, Literal
 from embed.knowledge import Knowledge
 from embed.options import ExtractOptions, ImageOptions
 from embed.transform_options import TransformOptions
-from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import default_directory, output_directory, refuse_inputs
 
@@ -45,14 +43,15 @@ class Run(ExtractOptions, ImageOptions):
     invert: bool = False
     """Embed 1 - x, as the paper does for EMNIST."""
 
-    def run(self) -> int:
-        """Embeds the images, or this process's share; prints where the rows are."""
+    def run(self) -> Path:
+        """Embeds the images, or this process's share; prints and returns where the rows are."""
         from embed.extract import extract
         from embed.fast import choose_batch_size
         from pretrain.encoder import build_encoder, origin, without_directory
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
+        partial = out.with_name(f"{out.name}.partial")
         refuse_inputs(out, (self.data, self.encoder, self.weights))
         crop = 1.0 if self.crop is None else self.crop
         asked = Preprocess(image_size=self.image_size, crop=crop, invert=self.invert)
@@ -73,18 +72,17 @@ class Run(ExtractOptions, ImageOptions):
                 weights=origin(self.encoder, self.weights),
                 test_share=self.record_share,
             )
-        except KeyboardInterrupt:
-            kept = out.with_name(f"{out.name}.partial")
-            said = f"; finished shards are kept in {kept}" if kept.exists() else ""
-            print(f"interrupted{said}", file=sys.stderr)
-            return INTERRUPTED
+        except KeyboardInterrupt as stop:
+            if partial.exists():
+                raise KeyboardInterrupt(f"finished shards are kept in {partial}") from stop
+            raise
         if done is None:
-            print(f"this share is done; other shards are missing in {out}.partial")
-        else:
-            print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
-            if skipped := done.meta.get("unreadable"):
-                print(f"{skipped} unreadable images skipped: {out / 'unreadable.txt'}")
-        return 0
+            print(f"this share is done; other shards are missing in {partial}")
+            return partial
+        print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+        if skipped := done.meta.get("unreadable"):
+            print(f"{skipped} unreadable images skipped: {out / 'unreadable.txt'}")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,7 @@ class ImportReference:
     overwrite: bool = False
     """Replace an existing directory."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes one embedding set of all of them."""
         from embed.reference import import_reference
 
@@ -110,6 +108,7 @@ class ImportReference:
             self.source, out, num_classes=self.num_classes, overwrite=self.overwrite
         )
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +142,7 @@ class FitTransform(TransformOptions):
         given = {"clip_norm": self.clip_norm, "shrinkage": self.shrinkage}
         return super().arguments() | given
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Fits, checks that public and private differ, writes."""
         from embed.fit import fit_and_apply
 
@@ -160,6 +159,7 @@ class FitTransform(TransformOptions):
             overwrite=self.overwrite,
         )
         print(json.dumps(report, indent=2))
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ class Exclude:
     overwrite: bool = False
     """Replace an existing directory."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes the remaining rows; prints the number of rows in both sets."""
         from embed.fit import exclude
 
@@ -197,6 +197,7 @@ class Exclude:
         out = output_directory(self.out, "exclude", *inputs, overwrite=self.overwrite)
         kept, dropped = exclude(self.embeddings, self.public, out, overwrite=self.overwrite)
         print(f"{len(kept)} rows in {out}, {dropped} left out")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +217,7 @@ class Plot:
     overwrite: bool = False
     """Replace an existing directory."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes projection.png, its points and report.json."""
         from embed.plot import plot_embeddings
 
@@ -230,3 +231,4 @@ class Plot:
             overwrite=self.overwrite,
         )
         print(f"projection in {out}")
+        return out

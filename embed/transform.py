@@ -1,5 +1,6 @@
 """From embeddings to rows [a, clip(x)] of norm at most c, with public statistics only."""
 
+import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -110,6 +111,7 @@ class PublicTransform:
         return {name: values for name, values in known.items() if values is not None}
 
     @classmethod
+    @check.typed
     def fit(
         cls,
         public: "Tensor | np.ndarray | EmbeddingSet",

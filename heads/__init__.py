@@ -1,6 +1,7 @@
 """One user's mathematics: heads, their sensitivities, solvers and statistics."""
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         svec_scale,
         symmetric,
     )
+
+    __version__: str
 
 __all__ = [
     "ClassCode",
@@ -65,8 +68,16 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Loads a name with its module when it is asked for: options are read without torch."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"heads.{_HOMES.get(name, 'statistics')}"), name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Loads a name with its module when it is asked for: options are read without torch."""
+        if name == "__version__":
+            return version("blind-averaging")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"heads.{_HOMES.get(name, 'statistics')}"), name)
+
+    def __dir__() -> list[str]:
+        """Public names, loaded or not."""
+        return sorted([*__all__, "__all__", "__doc__", "__file__", "__name__", "__version__"])

@@ -1,17 +1,19 @@
 """Public encoders: image readers, SimCLR pretraining, conversion, probes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pretrain.public import public_names
 
 if TYPE_CHECKING:
     from pretrain.encoder import build_encoder
+    from pretrain.functions import convert_checkpoint, pretrain_simclr, probe_encoder
 
-__all__ = ["build_encoder"]
+    __version__: str
 
+__all__ = ["build_encoder", "convert_checkpoint", "pretrain_simclr", "probe_encoder"]
 
-def __getattr__(name: str) -> Any:
-    """Loads torch and timm only when an encoder is built."""
-    if name != "build_encoder":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pretrain.encoder import build_encoder
-
-    return build_encoder
+if not TYPE_CHECKING:
+    _HOMES = {"build_encoder": "encoder"}
+    __getattr__, __dir__ = public_names(
+        __name__, {name: _HOMES.get(name, "functions") for name in __all__}
+    )

@@ -1,8 +1,8 @@
 """Refusals of arguments: one line per rule, naming the argument, the rule and the value.
 
 Every function takes the values to check by their names and raises ValueError for the first that
-breaks the rule, `types` and `fields` TypeError. Options that may be left out go through `present`, which drops those that were:
-`check.within("[0, 1]", **check.present(share=self.share))`.
+breaks the rule, `types` and `fields` TypeError. Options that may be left out go through `present`,
+which drops those that were: `check.within("[0, 1]", **check.present(share=self.share))`.
 """
 
 import importlib
@@ -10,12 +10,26 @@ import math
 import operator
 import re
 import types as kinds
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields as fields_of
-from functools import cache
+from functools import cache, wraps
+from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _INTERVAL = re.compile(r"([\[(])([^,]+), ([^,]+)([\])])")
 _WORDS = {
@@ -41,10 +55,24 @@ def fields(record: Any) -> None:
 
 
 def types(hint: Any, **values: Any) -> None:
-    """Of a type, as annotations write it; truth values are no numbers, text may be a path."""
+    """Of a type, as annotations write it; truth values are no numbers."""
     for name, value in values.items():
         if not fits(value, hint):
             raise TypeError(f"{name} must be {_named(hint)}, got {_shown(value)}")
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """Function that raises TypeError for an argument of another type than it is annotated with."""
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = _hints(function)
+        for name, value in signature(function).bind(*args, **kwargs).arguments.items():
+            if name in known and name not in ("args", "options"):
+                types(known[name], **{name: value})
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -61,8 +89,6 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         known = isinstance(value, Integral if hint is int else Real)
         return known and not isinstance(value, bool)
-    if hint is Path:
-        return isinstance(value, str | Path)
     kind = kinds.NoneType if hint is None else origin or hint
     try:
         return not isinstance(kind, type) or isinstance(value, kind)
@@ -71,7 +97,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain import check
-from pretrain.cli.command import INTERRUPTED
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import versions
@@ -62,8 +60,8 @@ class Simclr:
     overwrite: bool = False
     """Replace a finished directory."""
 
-    def run(self) -> int:
-        """Trains or continues; prints the last epoch."""
+    def run(self) -> Path:
+        """Trains or continues; prints the last epoch, returns the directory."""
         from torch import distributed
 
         inputs = (*self.data, self.monitor)
@@ -77,14 +75,13 @@ class Simclr:
             )
         try:
             return self._train(out, first=not parallel or distributed.get_rank() == 0)
-        except KeyboardInterrupt:
-            print(f"interrupted; the last checkpoint is in {out}.partial", file=sys.stderr)
-            return INTERRUPTED
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"the last checkpoint is in {out}.partial") from stop
         finally:
             if parallel:
                 distributed.destroy_process_group()
 
-    def _train(self, out: Path, *, first: bool) -> int:
+    def _train(self, out: Path, *, first: bool) -> Path:
         import torch
 
         from pretrain import simclr
@@ -105,7 +102,7 @@ class Simclr:
             device=device,
         )
         if not first:
-            return 0
+            return out
         report = {
             "command": "simclr",
             "config": asdict(self.config),
@@ -125,7 +122,7 @@ class Simclr:
             _draw_history(history).savefig(directory / "history.png", dpi=150)
         shutil.rmtree(partial)
         print(f"{json.dumps(history[-1])}\nencoder in {out}")
-        return 0
+        return out
 
 
 def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]":
@@ -177,7 +174,7 @@ class Convert:
     overwrite: bool = False
     """Replace an existing directory."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Reads, checks every variable, writes."""
         from pretrain import convert
         from pretrain.encoder import encoder_hash
@@ -196,6 +193,7 @@ class Convert:
             convert.save_network(network, directory / "weights.safetensors", self.arch)
             write_json(directory / "report.json", report)
         print(f"{self.arch}: {network.embedding_dim} dimensions in {out}")
+        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +219,7 @@ class Probe:
     overwrite: bool = False
     """Replace an existing directory."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Measures and prints percentages."""
         import torch
 
@@ -259,6 +257,7 @@ class Probe:
         with new_directory(out, overwrite=self.overwrite) as directory:
             write_json(directory / "report.json", report)
         print(json.dumps(scores, indent=2))
+        return out
 
     def _score(self, encoder: "Encoder", train: "ImageSet", test: "ImageSet") -> dict[str, float]:
         import torch

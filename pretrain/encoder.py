@@ -30,6 +30,7 @@ KINDS = (
 )
 
 
+@check.typed
 def build_encoder(
     name: str, *, weights: str | None = None, seed: int = 0, image_size: Size | None = None
 ) -> Encoder:

@@ -1,27 +1,90 @@
 """All users: partition, accounting, noise, one secure sum, release."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pretrain.public import public_names
 
 if TYPE_CHECKING:
     from train_distributed import accounting, partition
+    from train_distributed.commands.functions import (
+        account,
+        audit,
+        card,
+        collect_window,
+        demo,
+        evaluate,
+        export,
+        fit_head,
+        init_federation,
+        join_federation,
+        limit_epsilon,
+        make_window,
+        plot_sweep,
+        predict,
+        protect,
+        renew_federation,
+        report_to_window,
+        reserve_epsilon,
+        run,
+        run_aggregator,
+        select,
+        show_federation,
+        show_ledger,
+        spend_epsilon,
+        start_federation,
+        sweep,
+    )
     from train_distributed.one_shot.model import Release
     from train_distributed.one_shot.release import release
     from train_distributed.privacy.promise import Privacy
+    from train_distributed.released.classifier import PrivateClassifier
 
-__all__ = ["Privacy", "Release", "accounting", "partition", "release"]
+    __version__: str
 
-_HOMES = {
-    "Privacy": "privacy.promise",
-    "Release": "one_shot.model",
-    "release": "one_shot.release",
-}
+__all__ = [
+    "Privacy",
+    "PrivateClassifier",
+    "Release",
+    "account",
+    "accounting",
+    "audit",
+    "card",
+    "collect_window",
+    "demo",
+    "evaluate",
+    "export",
+    "fit_head",
+    "init_federation",
+    "join_federation",
+    "limit_epsilon",
+    "make_window",
+    "partition",
+    "plot_sweep",
+    "predict",
+    "protect",
+    "release",
+    "renew_federation",
+    "report_to_window",
+    "reserve_epsilon",
+    "run",
+    "run_aggregator",
+    "select",
+    "show_federation",
+    "show_ledger",
+    "spend_epsilon",
+    "start_federation",
+    "sweep",
+]
 
-
-def __getattr__(name: str) -> Any:
-    """Loads a name with its module when it is asked for: keys are made without torch."""
-    if name in ("accounting", "partition"):
-        return import_module(f"train_distributed.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"train_distributed.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    _HOMES = {
+        "Privacy": "privacy.promise",
+        "PrivateClassifier": "released.classifier",
+        "Release": "one_shot.model",
+        "accounting": "accounting",
+        "partition": "partition",
+        "release": "one_shot.release",
+    }
+    __getattr__, __dir__ = public_names(
+        __name__, {name: _HOMES.get(name, "commands.functions") for name in __all__}
+    )

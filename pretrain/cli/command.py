@@ -18,8 +18,11 @@ GUESSES = 200  # letters of suggestions that are shown
 class Command(Protocol):
     """A parsed subcommand: the dataclass whose fields were the options."""
 
-    def run(self) -> int | None:
-        """Checks its fields, does the work, returns an exit code (None: 0)."""
+    def run(self) -> object:
+        """Checks its fields, does the work, returns what it wrote.
+
+        Whole numbers are exit codes; so is the `code` of what has one. All else is 0.
+        """
         ...
 
 
@@ -47,7 +50,8 @@ def run_command(parse: Callable[[], Command]) -> int:
         return 0
     print(box.getvalue(), end="", file=sys.stderr)  # former names that were typed
     try:
-        return command.run() or 0
+        done = command.run()
+        return done if isinstance(done, int) else getattr(done, "code", 0)
     except (ValueError, OSError, ArithmeticError) as error:
         return _fail(" ".join(_message(error).split()))
     except MemoryError as error:

@@ -28,8 +28,8 @@ class Account:
     honest_fraction: float | None = None
     """Share of honest users, where users add the noise (default: 0.5, for a single user 1)."""
 
-    def run(self) -> None:
-        """Prints the three numbers, one of them computed; with `users`, the noise of each party.
+    def run(self) -> dict[str, float]:
+        """Prints and returns the three numbers, one of them computed; with `users`, the noise of each party.
 
         Raises:
             ValueError: not exactly two are given, or one is out of range.
@@ -47,16 +47,17 @@ class Account:
                 "exactly two of epsilon, delta, noise_multiplier must be given, "
                 f"got {3 - len(missing)}"
             )
-        known = {name: value for name, value in given.items() if value is not None}
+        known = {name: float(value) for name, value in given.items() if value is not None}
         solved = getattr(accounting, missing[0])(**known, compositions=self.compositions)
         for name in given:
             print(f"{name:17} {known.get(name, solved):.10g}")
         print(f"{'compositions':17} {self.compositions}")
-        numbers = known | {missing[0]: solved}
+        numbers = known | {missing[0]: float(solved)}
         if self.users is None:
             check.left_out("without users", honest_fraction=self.honest_fraction)
         else:
             self._print_parties(self.users, numbers)
+        return numbers
 
     def _print_parties(self, users: int, numbers: dict[str, float]) -> None:
         from train_distributed.privacy.promise import Privacy

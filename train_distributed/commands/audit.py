@@ -71,8 +71,8 @@ class Audit:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> int:
-        """Prints a line per attack, writes audit.json and table.txt; 1 if a promise is broken.
+    def run(self) -> "Audited":
+        """Prints a line per attack, writes audit.json and table.txt.
 
         Raises:
             ValueError: a setting out of range.
@@ -97,7 +97,7 @@ class Audit:
         lines.append(f"{broken} of {len(rows)} promises broken at {confidence}")
         return self._write(out, {"broken": broken, "audits": rows}, lines)
 
-    def _compare_neighbours(self, data: str, out: Path) -> int:
+    def _compare_neighbours(self, data: str, out: Path) -> "Audited":
         from pretrain.sources import open_images
         from train_distributed.research.audit.pipeline.neighbours import (
             PipelineAudit,
@@ -120,12 +120,12 @@ class Audit:
         lines.append(f"{broken} of {len(found)} comparisons broken")
         return self._write(out, {"broken": broken, "checks": [asdict(c) for c in found]}, lines)
 
-    def _write(self, out: Path, result: dict[str, Any], lines: list[str]) -> int:
+    def _write(self, out: Path, result: dict[str, Any], lines: list[str]) -> "Audited":
         with new_directory(out, overwrite=self.overwrite) as partial:
             write_json(partial / "audit.json", provenance() | result)
             (partial / "table.txt").write_text("\n".join(lines) + "\n")
         print(f"{lines[-1]}; written: {out}")
-        return BROKEN if result["broken"] else 0
+        return Audited(out, result["broken"])
 
     def _targets(self) -> "tuple[Target | EvaluationTarget, ...]":
         from train_distributed.research.audit.configurations import by_servers, standing
@@ -162,6 +162,19 @@ class Audit:
                 f"knows no noise of users, got {self.privacy.honest_fraction}"
             )
         return replace(self.privacy, honest_fraction=1.0)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Directory that an audit wrote, and how many promises or comparisons it found broken."""
+
+    directory: Path
+    broken: int
+
+    @property
+    def code(self) -> int:
+        """Exit code of the command."""
+        return BROKEN if self.broken else 0
 
 
 HEADINGS = (

@@ -33,7 +33,7 @@ class Card:
     overwrite: bool = False
     """Replace files that exist."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes card.html, one file that loads nothing, and card.md.
 
         Raises:
@@ -59,8 +59,10 @@ class Card:
         with self._places() as places:
             for path, text in zip(places, (html, markdown), strict=True):
                 path.write_text(text, "utf-8")
-        print(f"{'written':22} {(self.out or self.model) / HTML}")
-        print(f"{'written':22} {(self.out or self.model) / MARKDOWN}")
+        out = self.out or self.model
+        print(f"{'written':22} {out / HTML}")
+        print(f"{'written':22} {out / MARKDOWN}")
+        return out
 
     @contextmanager
     def _places(self) -> Iterator[tuple[Path, Path]]:

@@ -48,7 +48,7 @@ class Demo:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Prints the table, writes results.json and accuracy.png.
 
         Raises:
@@ -75,6 +75,7 @@ class Demo:
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._write(partial, rows, seconds)
         print(f"written: {out}  ({seconds:.0f} s)")
+        return out
 
     def _plan(self, transform: str = SIMCLR) -> "Grid":
         from train_distributed.simulation.digits import NUM_CLASSES

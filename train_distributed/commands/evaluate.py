@@ -68,7 +68,7 @@ class Evaluate:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Sums once, writes evaluation.json, prints every share with its interval.
 
         Raises:
@@ -87,6 +87,7 @@ class Evaluate:
         for line in lines_of(report):
             print(line)
         print(f"{'written':28} {out}")
+        return out
 
     def _evaluated(self, out: Path) -> "tuple[dict[str, Any], LedgerReservation]":
         import torch

@@ -41,7 +41,7 @@ class Export:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes the file and export.json; prints how far its probabilities are from `predict`.
 
         Raises:
@@ -63,6 +63,7 @@ class Export:
                 "amplifies what float32 rounds in the encoder"
             )
         print(f"{'written':20} {out / FILES[self.format]}")
+        return out
 
     def _into(self, partial: Path) -> dict[str, Any]:
         from train_distributed.one_shot.model import Release

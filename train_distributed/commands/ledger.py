@@ -119,8 +119,8 @@ class Reserve(Place):
     result: str = ""
     """Name of the result."""
 
-    def run(self) -> None:
-        """Prints the id for `spend`.
+    def run(self) -> str:
+        """Prints and returns the id for `spend`.
 
         Raises:
             ValueError: a setting out of range, a limit would be passed, or the chain is broken.
@@ -142,7 +142,9 @@ class Reserve(Place):
             compositions=self.compositions,
             result=self.result,
         )
-        print(self.open().reserve(entry))
+        kept = self.open().reserve(entry)
+        print(kept)
+        return kept
 
     def _rows(self) -> dict[str, str]:
         check.exactly_one(embeddings=self.embeddings, data=self.data)

@@ -52,7 +52,7 @@ class Predict:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes predictions.csv, and the metrics if asked for; prints how many of each class.
 
         Raises:
@@ -66,6 +66,7 @@ class Predict:
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial)
         print(f"{'written':26} {out}")
+        return out
 
     def _into(self, partial: Path) -> None:
         from pretrain.cli.progress import Progress

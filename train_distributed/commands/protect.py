@@ -86,7 +86,7 @@ class Protect:
     overwrite: bool = False
     """Replace the output directory if it exists."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Prints the table, writes report.json, table.txt and pictures.
 
         Raises:
@@ -112,6 +112,7 @@ class Protect:
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._write(partial, benchmark, study, preference, text)
         print(f"{text}\n\nwritten: {out}")
+        return out
 
     def _preference(self) -> "Preference | None":
         from train_distributed.research.protection.recommend import Preference

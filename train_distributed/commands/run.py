@@ -85,8 +85,8 @@ class Run:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> None:
-        """Trains, writes model.safetensors, report.json and privacy.png, prints the report.
+    def run(self) -> Path:
+        """Trains, writes the model's directory, prints the report.
 
         Raises:
             ValueError: a setting out of range.
@@ -106,6 +106,7 @@ class Run:
         counted.spend()
         print(f"{'ledger':22} {counted.summary()}")
         print(f"{'written':22} {out}")
+        return out
 
     def _into(self, partial: Path, out: Path) -> "LedgerReservation":
         import torch
@@ -251,9 +252,10 @@ class Run:
         promise = draw_rounds if method in MANY_ROUNDS else None
         draw_release(released.report, partial / "privacy.png", promise)
         shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+        shown += ("unsuitable_because", "large_delta", "users", "rows")
         accuracies = ("test_accuracy", "majority_baseline")  # brief() has the balanced one next
         costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
-        for name in (*shown, "unsuitable_because", "large_delta", "users", "rows", *costs, *accuracies):
+        for name in (*shown, *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
         if (metrics := released.report.test_metrics) is not None:

@@ -61,7 +61,7 @@ class Select:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes configuration.json, which `run --config` takes, and report.json; prints the best.
 
         Raises:
@@ -74,6 +74,7 @@ class Select:
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial, sizes)
         print(f"written: {out}")
+        return out
 
     def _into(self, partial: Path, sizes: "Sizes") -> None:
         import numpy as np

@@ -49,7 +49,7 @@ class Sweep:
     overwrite: bool = False
     """Replace the directory if it exists."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes results.json, table.txt and figure.png; prints the table.
 
         Raises:
@@ -62,6 +62,7 @@ class Sweep:
             text, journal = self._into(partial, out)
         journal.path.unlink(missing_ok=True)
         print(f"{text}\n\nwritten: {out}")
+        return out
 
     def _into(self, partial: Path, out: Path) -> tuple[str, "Checkpoint"]:
         from train_distributed.research.experiments.catalogue import EXPERIMENTS
@@ -145,7 +146,7 @@ class Plot:
     out: Path | None = None
     """PNG file to write (default: figure.png next to the results)."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Draws, prints the table.
 
         Raises:
@@ -171,6 +172,7 @@ class Plot:
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"results must be whole, got {path} without: {error}") from error
         print(f"{text}\n\nwritten: {out}")
+        return out
 
 
 def _finish(work: "Work", journal: "Checkpoint") -> "Rows":

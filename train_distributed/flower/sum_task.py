@@ -215,7 +215,7 @@ class SumTask(ABC):
         share = self.federation.corrupt_fraction
         return f"the server, colluding with at most {share:g} of the users"
 
-    def _all_sessions(self) -> dict[str, float]:
+    def _all_sessions(self) -> dict[str, Any]:
         return {
             "sessions": self.federation.sessions,
             "epsilon_of_all_sessions": self.epsilon_of_all_sessions,

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from embed import PublicTransform, add_constant_and_clip
 from embed.encoding import Encoding
 from embed.project import in_blocks, product
+from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
 from train_distributed.one_shot.files import MODEL, PREFIX, REPORT, read_field, read_model
@@ -55,16 +56,29 @@ class Release:
 
         Raises:
             ValueError: another number of columns, or a row that is not finite.
+            TypeError: no array.
         """
+        check.types(np.ndarray | Tensor, embeddings=embeddings)
         p = len(self.transform.mean)
         if embeddings.ndim != 2 or embeddings.shape[1] != p:
             raise ValueError(f"embeddings must be (n, {p}), got {tuple(embeddings.shape)}")
         out = torch.empty(len(embeddings), self.weights.shape[1], dtype=torch.float64)
         return in_blocks(embeddings, self._scores, out)
 
-    def predict(self, embeddings: np.ndarray | Tensor) -> Tensor:
-        """(n,) int64 classes of raw (n, p) embeddings: those of the largest score."""
-        return self.scores(embeddings).argmax(1)
+    @overload
+    def predict(
+        self, embeddings: np.ndarray | Tensor, *, names: Literal[False] = False
+    ) -> Tensor: ...
+
+    @overload
+    def predict(self, embeddings: np.ndarray | Tensor, *, names: Literal[True]) -> np.ndarray: ...
+
+    def predict(
+        self, embeddings: np.ndarray | Tensor, *, names: bool = False
+    ) -> Tensor | np.ndarray:
+        """(n,) int64 classes of raw (n, p) embeddings, of the largest score; or their `names`."""
+        found = self.scores(embeddings).argmax(1)
+        return np.array(self.class_names)[found.numpy()] if names else found
 
     def predict_proba(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n, K) float64 probabilities of raw (n, p) embeddings.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from pretrain import check
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.faults import FaultInjection
@@ -189,6 +190,7 @@ def with_seconds(released: Release, started: float) -> Release:
     return released.with_report(simulation_only=simulated)
 
 
+@check.typed
 def release(
     embeddings: EmbeddingSet | Users,
     method: str | Method,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -121,6 +121,7 @@ def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
             )
 
 
+@runtime_checkable
 class Users(Protocol):
     """All users of a run. Sizes are public; rows are not."""
 

@@ -46,8 +46,8 @@ class Join:
     server: bool = False
     """Join as the second server of protocol `shares`, without rows."""
 
-    def run(self) -> None:
-        """Writes the files.
+    def run(self) -> Path:
+        """Writes the files; returns the one for the operator.
 
         Raises:
             ValueError: a setting out of range, or keys that cannot be read.
@@ -68,6 +68,7 @@ class Join:
             node=node_key(self.folder),
         ).write(out, keys)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
+        return out
 
     def _rows(self) -> int:
         pictures = self.images.pictures
@@ -140,7 +141,7 @@ class Init:
     bins: int = 10
     """Number of confidence bins for the calibration error, with --model; 0: none."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes the folder, whole or not at all, after checking that the task can be done.
 
         Raises:
@@ -163,6 +164,7 @@ class Init:
         print(task.if_all_others_collude)
         print(f"hand {self.folder / INVITATION} to every party")
         print(f"tell them by another way: digest {federation.digest.hex()}")
+        return self.folder
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ class MakeWindow:
     hours: float = 24.0
     """From now on, in which reports are taken; `collect` may close it earlier."""
 
-    def run(self) -> None:
-        """Writes the folder, whole or not at all.
+    def run(self) -> Path:
+        """Writes and returns the folder, whole or not at all.
 
         Raises:
             ValueError: no operator's folder, or a setting that does not fit.
@@ -69,6 +69,7 @@ class MakeWindow:
             f"{window.enrolled} users, sums of {window.minimum} and more, {longest} bytes a report"
         )
         print(f"hand {self.out} to every aggregator, {self.out / WINDOW} to every user")
+        return self.out
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,12 @@
+"""The commands of this room as functions."""
+
+from embed.hold_out import HoldOut
+from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
+from pretrain.cli.function import function
+
+embed_images = function("embed_images", Run)
+exclude_public = function("exclude_public", Exclude)
+fit_transform = function("fit_transform", FitTransform)
+hold_out_rows = function("hold_out_rows", HoldOut)
+import_reference = function("import_reference", ImportReference)
+plot_embeddings = function("plot_embeddings", Plot)

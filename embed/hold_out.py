@@ -47,7 +47,26 @@ class HoldOut:
         held.save(out, overwrite=self.overwrite)
         train, evaluation = (int((held.split == part).sum()) for part in (TRAIN, EVALUATION))
         print(f"{train} rows to train on, {evaluation} held out, in {out}")
+        if lines := without_held_out(held):
+            print(lines)
         return out
+
+
+def without_held_out(held: EmbeddingSet) -> str:
+    """Words on users of whom no row was held out; "" if there are none."""
+    if held.users is None:
+        return ""
+    train, apart = (np.unique(held.users[held.split == part]) for part in (TRAIN, EVALUATION))
+    none = len(np.setdiff1d(train, apart))
+    whole = len(np.setdiff1d(apart, train))
+    if held.meta["held_out"]["by"] == "user":
+        return f"{whole} users are held out with all of their rows, and train nothing"
+    if not none:
+        return ""
+    return (
+        f"{none} of {len(train)} users hold out no row: the share of their rows rounds to none, or "
+        "they have a single one"
+    )
 
 
 def hold_out(

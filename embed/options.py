@@ -9,6 +9,7 @@ from pretrain import check
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.datasets import ImageSet
+    from pretrain.intake.reading import Reading
 
 Dtype = Literal["float32", "float16"]
 EngineName = Literal["auto", "openvino", "onnxruntime", "torch"]
@@ -18,12 +19,9 @@ BY_DESIGN = "fed-emnist:"  # its published split is within every writer
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageOptions:
-    """Options of an image set: its source, labels, users and splits."""
+class PictureOptions:
+    """Options of reading pictures in any format."""
 
-    data: str
-    """An npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS, cifar10:DIR,
-    cifar100:DIR, emnist:DIR or fed-emnist:PATH."""
     splits: tuple[str, ...] = ()
     """Splits to read, of train, test, val and evaluation (default: all that the data has)."""
     path_column: str | None = None
@@ -37,6 +35,44 @@ class ImageOptions:
     are train)."""
     layout: Literal["auto", "class", "user-class", "flat"] = "auto"
     """Layout of a folder: class/image, user/class/image, or images without labels at any depth."""
+    max_pixels: int = 89_478_485
+    """Largest number of pixels of a picture; a larger picture counts as unreadable."""
+    resize: int | None = None
+    """Scale the shorter side of every picture to this many pixels and cut out the centre square."""
+    download: bool = False
+    """Let torchvision download a missing data set."""
+
+    def reading(self, classes: tuple[str, ...] = (), *, square: int | None = None) -> "Reading":
+        """Options of `open_images`; `square` is the size where `resize` is left out.
+
+        Raises ValueError for a value out of range.
+        """
+        from pretrain.intake.reading import ColumnNames, Reading
+
+        columns = ColumnNames(
+            path=self.path_column,
+            label=self.label_column,
+            user=self.user_column,
+            split=self.split_column,
+        )
+        return Reading(
+            splits=self.splits,
+            download=self.download,
+            resize=square if self.resize is None else self.resize,
+            classes=classes,
+            max_pixels=self.max_pixels,
+            layout=self.layout,
+            columns=columns,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(PictureOptions):
+    """Options of an image set: its source, labels, users and splits."""
+
+    data: str
+    """An npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS, cifar10:DIR,
+    cifar100:DIR, emnist:DIR or fed-emnist:PATH."""
     test_share: float | None = None
     """Share of the users that become test users, chosen by a hash of their names."""
     split_by: Literal["user", "record"] = "user"
@@ -45,8 +81,6 @@ class ImageOptions:
     allow_users_in_both_splits: bool = False
     """Accept data whose own split has users in train and test. The accuracy then holds for users
     that the model knows."""
-    max_pixels: int = 89_478_485
-    """Largest number of pixels of a picture; a larger picture counts as unreadable."""
     limit: int | None = None
     """Read only the first images, this many."""
     num_classes: int | None = None
@@ -55,10 +89,6 @@ class ImageOptions:
     class_names: tuple[str, ...] = ()
     """Names of the classes in the order of their labels, instead of --num-classes. Class folders
     may be missing if their classes are named here."""
-    resize: int | None = None
-    """Scale the shorter side of every picture to this many pixels and cut out the centre square."""
-    download: bool = False
-    """Let torchvision download a missing data set."""
 
     def images(self) -> "ImageSet":
         """Opens the images; prints on stderr which files were left out.
@@ -68,7 +98,6 @@ class ImageOptions:
         """
         check.at_least(1, **check.present(limit=self.limit))
         from pretrain.datasets import declared_classes
-        from pretrain.intake.reading import ColumnNames, Reading
         from pretrain.intake.splits import (
             check_test_share,
             count_of_tests,
@@ -77,22 +106,8 @@ class ImageOptions:
         )
         from pretrain.sources import open_images
 
-        columns = ColumnNames(
-            path=self.path_column,
-            label=self.label_column,
-            user=self.user_column,
-            split=self.split_column,
-        )
-        reading = Reading(
-            splits=self.splits,
-            download=self.download,
-            resize=self.resize,
-            classes=declared_classes(self.num_classes, self.class_names),
-            max_pixels=self.max_pixels,
-            layout=self.layout,
-            columns=columns,
-        )
-        images = open_images(self.data, reading)
+        classes = declared_classes(self.num_classes, self.class_names)
+        images = open_images(self.data, self.reading(classes))
         if self.test_share is not None and self.split_by == "user":
             images = hold_out_users(images, self.test_share)
         elif self.test_share is None and not (

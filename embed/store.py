@@ -72,9 +72,9 @@ class EmbeddingSet:
             kind = f"{self.names.dtype} {self.names.shape}"
             raise ValueError(f"names must be {len(x)} strings, got {kind}")
         names = self.meta.get("class_names", [])
-        check.no_nan(class_names=names)
         if not isinstance(names, list | tuple) or len(set(map(str, names))) < len(names):
             raise ValueError(f"class_names must be a list of distinct names, got {names}")
+        check.no_nan(class_names=names)
         dropped = self.meta.get("dropped_rows", 0)
         if not isinstance(dropped, int) or dropped < 0:
             raise ValueError(f"dropped_rows must be a whole number >= 0, got {dropped!r}")

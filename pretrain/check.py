@@ -55,10 +55,14 @@ def fields(record: Any) -> None:
 
 
 def types(hint: Any, **values: Any) -> None:
-    """Of a type, as annotations write it; truth values are no numbers."""
+    """Of a type, as annotations write it; truth values are no numbers.
+
+    Text that is none of the choices that are text is a ValueError.
+    """
     for name, value in values.items():
         if not fits(value, hint):
-            raise TypeError(f"{name} must be {_named(hint)}, got {_shown(value)}")
+            kind = ValueError if isinstance(value, str) and "one of" in _named(hint) else TypeError
+            raise kind(f"{name} must be {_named(hint)}, got {_shown(value)}")
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:

@@ -2,6 +2,7 @@
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -65,7 +66,8 @@ class Npz:
         ValueError: not a zip archive, truncated, or a member whose CRC does not match.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, other_names: Mapping[str, str] | None = None) -> None:
+        """Verifies it. `other_names`: what a member may also be called -> its name."""
         self.path = path
         try:
             with zipfile.ZipFile(path) as archive:
@@ -75,7 +77,9 @@ class Npz:
             raise ValueError(f"{path} must be a complete npz archive, got: {error}") from error
         if damaged is not None:
             raise ValueError(f"{path}: the checksum of every member must match, got {damaged}")
-        self.names = [name.removesuffix(".npy") for name in members]
+        stored = [name.removesuffix(".npy") for name in members]
+        self._stored = {(other_names or {}).get(name, name): name for name in stored}
+        self.names = list(self._stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -90,7 +94,7 @@ class Npz:
         if name not in self:
             raise ValueError(f"{self.path} must hold {name!r}, got {', '.join(self.names)}")
         with zipfile.ZipFile(self.path) as archive:
-            info = archive.getinfo(f"{name}.npy")
+            info = archive.getinfo(f"{self._stored[name]}.npy")
             with archive.open(info) as stream:
                 shape, dtype = self._header(stream, name)
                 if info.compress_type != zipfile.ZIP_STORED:

@@ -12,6 +12,13 @@ from pretrain.intake.reading import Reading
 from pretrain.intake.table import as_word
 from pretrain.npz import Npz, Rows
 
+# names in the archives of MedMNIST (medmnist.com)
+MEDMNIST = {
+    f"{split}_{what}": f"{x}_{split}"
+    for split in ("train", "val", "test")
+    for what, x in (("images", "x"), ("labels", "y"))
+}
+
 
 def open_npz(
     path: Path,
@@ -20,6 +27,8 @@ def open_npz(
     reading: Reading | None = None,
 ) -> ImageSet:
     """Opens `x_train, y_train, ...` arrays or `jpeg_train, off_train, y_train, ...` blobs.
+
+    MedMNIST's names are understood: `train_images`, `train_labels` (n, 1), and so on.
 
     Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Labels are numbers, or names of classes; without
     any `y_` the images are unlabelled. Optional: `writer_<split>`, users as numbers or names, and
@@ -35,7 +44,7 @@ def open_npz(
     Raises:
         ValueError: a damaged or mislabelled archive, with file, row and rule.
     """
-    archive, reading = Npz(path), reading or Reading()
+    archive, reading = Npz(path, MEDMNIST), reading or Reading()
     present = [s for s in SPLITS if f"x_{s}" in archive or f"jpeg_{s}" in archive]
     chosen = list(splits) or present
     if not chosen or set(chosen) - set(present):
@@ -65,6 +74,8 @@ def _split(archive: Npz, split: str, names: tuple[str, ...], reading: Reading) -
     labels = np.full(count, UNLABELLED)
     if f"y_{split}" in archive:
         labels = archive.array(f"y_{split}")
+        if labels.ndim == 2 and labels.shape[1] == 1:  # as MedMNIST has them
+            labels = labels[:, 0]
         if _is_text(labels) and labels.ndim == 1:
             labels = _numbers(f"{path}: y_{split}", labels, names)
         check_labels(f"{path}: y_{split}", labels, count, len(names) or None)

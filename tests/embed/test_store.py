@@ -41,13 +41,23 @@ def test_an_existing_directory_is_kept(tmp_path: Path) -> None:
 
 
 def test_subset_by_mask_and_slice() -> None:
-    whole = small_set(meta={"content_hash": "stale"})
+    whole = small_set(meta={"content_hash": small_set().content_hash()})
     part = whole.subset(whole.split == 0)
     assert len(part) == 3
     assert part.users is not None
     assert part.users.tolist() == [7, 7, 8]
-    assert part.content_hash() not in ("stale", whole.content_hash())
+    assert part.content_hash() != whole.content_hash()
     assert np.shares_memory(whole.subset(slice(1, 3)).embeddings, whole.embeddings)
+
+
+def test_rows_that_changed_under_their_hash_are_refused(tmp_path: Path) -> None:
+    small_set().save(tmp_path / "set")
+    rows = np.load(tmp_path / "set" / "embeddings.npy")
+    np.save(tmp_path / "set" / "embeddings.npy", rows + 1)
+    with pytest.raises(
+        ValueError, match=r"those of the content_hash in meta\.json, .*, got changed"
+    ):
+        EmbeddingSet.open(tmp_path / "set").content_hash()
 
 
 def test_content_hash_ignores_how_rows_are_stored() -> None:

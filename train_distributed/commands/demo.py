@@ -146,9 +146,9 @@ class Demo:
         }
         write_json(directory / "results.json", result)
         for name, file in ((SIMCLR, "accuracy.png"), (PIXELS, "accuracy_pixels.png")):
-            title = f"{PRIVATE} digits of {self.users} users, {name}, δ = {DELTA:g}"
+            title = f"Accuracy on {PRIVATE:,} digits of {self.users} users, {name}"
             path = directory / file
-            draw_frontier(_of(rows, name), path, title=f"{title}, {self.seeds} seeds", chance=0.1)
+            draw_frontier(_of(rows, name), path, title=f"{title} ({self.seeds} seeds)", chance=0.1)
 
 
 def simclr_embeddings(images: "Tensor") -> "np.ndarray":

@@ -10,6 +10,7 @@ from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, reserved, write_json
 from train_distributed.commands.choices import Noise
 from train_distributed.commands.configuration import jsonable
+from train_distributed.commands.model_pictures import ModelPictures
 from train_distributed.commands.simulated_users import simulated_partition
 from train_distributed.privacy.promise import Privacy
 
@@ -21,7 +22,7 @@ SPARE = 1 << 22  # bytes of the report
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(ModelPictures):
     """Evaluate a released model on held-out rows, with differential privacy.
 
     Every user sends its confusion matrix and confidences with its share of the noise. The rows are
@@ -32,10 +33,11 @@ class Evaluate:
     blind-averaging evaluate --model model --embeddings held --epsilon 0.5
     """
 
-    model: Path
-    """Released model: directory with model.safetensors and report.json."""
-    embeddings: Path
-    """Embedding set with held-out rows, by the encoder of the training rows, not transformed."""
+    data: str | None = None
+    """Held-out pictures in any format of `embed run --data`. Those of split `evaluation` are
+    evaluated; where there are none, all."""
+    embeddings: Path | None = None
+    """Embedding set with held-out rows, not transformed, instead of --data."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     bins: int = 10
     """Number of confidence bins for the calibration error; 0: no calibration error."""
@@ -61,8 +63,8 @@ class Evaluate:
     min_survivors: int | None = None
     """Fewest users whose sum is opened (default: all)."""
     ledger: Path | None = None
-    """Ledger that counts the epsilon spent on these rows (default: NAME.ledger next to the set).
-    `none`: nothing is counted, and the report says so."""
+    """Ledger that counts the epsilon spent on these rows (default: NAME.ledger next to the set;
+    with --data it must be given). `none`: nothing is counted, and the report says so."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
@@ -75,9 +77,12 @@ class Evaluate:
             ValueError: a setting out of range, or rows that no evaluation may look at.
             FileExistsError: the directory exists.
         """
+        self.check_source()
+        if self.embeddings is None:
+            check.given(ledger=self.ledger)
         self.privacy.validate()
         check.within("[0, 2^63)", **check.present(seed=self.seed))
-        given = (self.model, self.embeddings, self.ledger, *self.training)
+        given = (self.model, self.embeddings, self.data, self.ledger, *self.training)
         out = output_directory(self.out, "evaluate", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             with reserved(partial, SPARE):
@@ -101,7 +106,12 @@ class Evaluate:
         from train_distributed.released.evaluate import evaluate
 
         release = Release.load(self.model)
-        embeddings = EmbeddingSet.open(self.embeddings)
+        if self.embeddings is None:
+            from train_distributed.released.pictures import held_out_pictures
+
+            embeddings = held_out_pictures(release, *self.rows_of_data(release, labelled=True))
+        else:
+            embeddings = EmbeddingSet.open(self.embeddings)
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         simulated = partition = None
         if (embeddings.split == EVALUATION).any():  # a set without is refused below
@@ -109,7 +119,7 @@ class Evaluate:
             simulated = simulated_partition(embeddings, EVALUATION, self.scheme, self.users, apart)
             partition = simulated or own_partition(embeddings, EVALUATION, single=self.users == 1)
         counted = LedgerReservation(
-            Ledger.chosen(self.ledger, self.embeddings),
+            Ledger.chosen(self.ledger, self.embeddings or Path(str(self.data))),
             embeddings,
             "evaluation" if self.overlap == "refuse" else "",  # a part that shares no row
             self.privacy,

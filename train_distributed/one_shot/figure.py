@@ -1,16 +1,21 @@
 """Figures of a release: its promise, its accuracy by class, its confusion matrix."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-from train_distributed import accounting
+from train_distributed.one_shot.attacker import true_positives
 from train_distributed.one_shot.report_file import Report
 
 NAMED, NUMBERED, LONG = 50, 20, 24  # classes with names and with counts; letters of a name
+MARKED = 0.001  # false alarms that the attacker's curve is labelled at
+SHARES = FuncFormatter(lambda share, _: f"{100 * share:g} %")
 
 
 def draw_release(
@@ -20,29 +25,36 @@ def draw_release(
 ) -> None:
     """Draws the promise of a release, and its accuracy by class where that is known, as a PNG.
 
-    `promise` draws a private release's panel; its privacy curve if left out.
+    `promise` draws a private release's panel; its attacker's curve if left out.
     """
     per_class = report.test_accuracy_per_class
     figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
     panels = figure.subplots(1, 1 + bool(per_class), squeeze=False)[0]
     if report.private:
-        (promise or draw_curve)(report, panels[0])
-        panels[0].set_title(report.neighbouring.split(";")[0])
+        (promise or draw_attack)(report, panels[0])
     else:
         panels[0].text(0.5, 0.5, "not private", ha="center", va="center", fontsize=20)
         panels[0].set_axis_off()
     if per_class:
-        names = list(map(_called, per_class))
-        values = [100 * value for value in per_class.values()]
-        panels[1].bar(range(len(names)), values, tick_label=names)
-        panels[1].axhline(100 * (report.test_accuracy or 0), color="grey", linestyle="--")
-        words = "test accuracy / % (dashed: all classes"
-        if (baseline := report.majority_baseline) is not None:
-            panels[1].axhline(100 * baseline, color="C3", linestyle=":")
-            words += "; dotted: always the most frequent"
-        panels[1].set(ylabel=words + ")", xlabel="class")
-        panels[1].tick_params(axis="x", rotation=90 if len(names) > 10 else 30)
+        _draw_classes(report, per_class, panels[1])
     figure.savefig(path, dpi=150)
+
+
+def _draw_classes(report: Report, per_class: Mapping[str, float], panel: Axes) -> None:
+    """Bars of accuracy by class; lines for all classes, and for always the most frequent one."""
+    names = list(map(_called, per_class))
+    panel.bar(range(len(names)), [100 * value for value in per_class.values()], tick_label=names)
+    levels = {"all": report.test_accuracy or 0.0}
+    if (baseline := report.majority_baseline) is not None:
+        levels["always the\nmost frequent"] = baseline
+    for words, value in levels.items():
+        panel.axhline(100 * value, color="black", linewidth=1, linestyle="--")
+        end = (1.01, 100 * value)
+        panel.annotate(words, end, xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    panel.set(ylabel="right answers / %", xlabel="class", ylim=(0, 105))
+    panel.set_title("Accuracy on the test pictures")
+    crowded = sum(map(len, names)) > 40
+    panel.tick_params(axis="x", rotation=90 if crowded else 0)
 
 
 def draw_confusion(
@@ -64,16 +76,18 @@ def confusion_figure(
     side = min(16.0, max(4.5, 2.5 + 0.55 * len(names)))
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")
     axes = figure.add_subplot()
-    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(shown, label="share of the label's rows", shrink=0.8)
-    axes.set(xlabel="predicted", ylabel="label")
+    contrast = PowerNorm(0.5, 0, 1)  # so that one row in a hundred is seen
+    shown = axes.imshow(shares, cmap="Blues", norm=contrast)
+    bar = figure.colorbar(shown, label="share of the true class", shrink=0.8, format=SHARES)
+    bar.set_ticks([0, 0.01, 0.05, 0.2, 0.5, 1])
+    axes.set(xlabel="predicted", ylabel="true class", title="What is taken for what")
     if len(names) <= NAMED:
         called = list(map(_called, names))
         axes.set_xticks(range(len(names)), called, rotation=90)
         axes.set_yticks(range(len(names)), called)
     if len(names) <= NUMBERED:
         for (row, column), count in np.ndenumerate(counts):
-            colour = "white" if shares[row, column] > 0.5 else "black"
+            colour = "white" if contrast(shares[row, column]) > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
     return figure
 
@@ -84,17 +98,34 @@ def _called(name: str) -> str:
     return kept.replace("$", r"\$")
 
 
-def draw_curve(report: Report, panel: Axes) -> None:
-    """Draws the promise of a private release: δ at every ε where that is known, and its point."""
-    epsilon, delta = report.epsilon, report.delta
-    if report.privacy_curve == "gaussian":  # others promise a point, not a curve
-        curve = np.geomspace(epsilon / 10, 2 * epsilon, 100)
-        multiplier, compositions = report.noise_multiplier, report.compositions
-        values = [accounting.delta(e, multiplier, compositions) for e in curve]
-        shown = [(e, d) for e, d in zip(curve, values, strict=True) if d > 1e-300]
-        panel.plot(*zip(*shown, strict=True))
-    panel.plot(
-        [epsilon], [delta], "o", color="C1", label=f"promised: ε = {epsilon:g}, δ = {delta:g}"
+def draw_attack(report: Report, panel: Axes) -> None:
+    """Draws how many records an attacker of a private release can find, by its false alarms."""
+    rates = np.geomspace(1e-5, 1, 400)
+    panel.fill_between(rates, rates, true_positives(report, rates), color="C3", alpha=0.15)
+    panel.plot(rates, true_positives(report, rates), color="C3")
+    panel.plot(rates, rates, color="grey", linewidth=1)
+    marked = true_positives(report, np.array([MARKED]))
+    panel.plot([MARKED], marked, "o", color="C3")
+    most = math.ceil(1000 * 100 * marked[0]) / 1000
+    panel.annotate(
+        f"1 in 1,000 wrong:\nat most {most:g} % found",
+        (MARKED, float(marked[0])),
+        (-6, 10),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=9,
     )
-    panel.set(xscale="log", yscale="log", xlabel="ε", ylabel="δ", ylim=(delta**2, 1))
-    panel.legend()
+    panel.text(0.9, 0.02, "blind accusations", color="dimgrey", va="top", ha="right", fontsize=9)
+    panel.set(
+        xscale="log",
+        yscale="log",
+        xlim=(1e-5, 1),
+        ylim=(1e-5, 1.5),
+        xlabel="innocent who are accused",
+        ylabel="others who are found",
+        title=f"What an attacker can find out at ε = {report.epsilon:.4g}",
+    )
+    panel.xaxis.set_major_formatter(SHARES)
+    panel.yaxis.set_major_formatter(SHARES)
+    panel.grid(alpha=0.25)

@@ -64,7 +64,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         *,
         method: str | Method = "discriminant",
         transform: PublicTransform | None = None,
-        classes: Sequence[Any] | None = None,
+        classes: Sequence[Any] | NDArray[Any] | None = None,
         honest_fraction: float | None = None,
         unit: Literal["record", "user"] = "record",
         options: Mapping[str, Any] | None = None,

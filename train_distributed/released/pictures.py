@@ -7,9 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from embed import EmbeddingSet
 from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
 from embed.fast import choose_batch_size
+from embed.options import PictureOptions
+from embed.store import EVALUATION
 from embed.stream import Span, embedded, spans
 from pretrain.datasets import ImageSet
 from pretrain.sources import open_images
@@ -27,18 +30,15 @@ class Computing:
     batch_size: int | None = None  # None: what suits the device
 
 
-def open_pictures(
-    released: Release, data: str, *, splits: tuple[str, ...] = (), resize: int | None = None
-) -> ImageSet:
+def open_pictures(released: Release, data: str, options: PictureOptions) -> ImageSet:
     """Opens pictures of the size that a model learned from; `data` as `open_images` takes it.
 
-    `resize` is the shorter side of a folder's pictures; None: as the model knows it. Raises
-    ValueError for nothing of the kind, or another size where the encoder takes pictures as they
-    are stored.
+    Without `resize` the shorter side of a picture becomes as the model knows it. Raises ValueError
+    for nothing of the kind, or another size where the encoder takes pictures as they are stored.
     """
     preprocess, shape = encoding_of(released).preprocess, released.image_shape
     square = shape[1] if shape is not None and shape[1] == shape[2] else None
-    images = open_images(data, splits=splits, resize=resize or square)
+    images = open_images(data, options.reading(square=square))
     found = images.images(slice(0, 1)).shape[1:]
     if shape is not None and preprocess.image_size is None and found != shape:
         raise ValueError(
@@ -80,6 +80,25 @@ def picture_rows(
         name=images.image_name,
         labels=labels,
         by_split=count_splits(images.split),
+    )
+
+
+def held_out_pictures(released: Release, images: ImageSet, rows: Rows) -> EmbeddingSet:
+    """Labelled pictures as a set for `evaluate`, in memory.
+
+    Where none are of split `evaluation`, all are.
+    """
+    split = images.split
+    if not (split == EVALUATION).any():
+        split = np.full(len(images), EVALUATION, np.uint8)
+    assert rows.labels is not None
+    return EmbeddingSet(
+        embeddings=np.concatenate(list(rows.blocks)),
+        labels=rows.labels,
+        users=images.users,
+        split=split,
+        names=images.names,
+        meta={"class_names": list(released.class_names), **encoding_of(released).to_json()},
     )
 
 

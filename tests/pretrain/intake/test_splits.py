@@ -48,10 +48,11 @@ def test_it_is_names_that_decide_not_their_numbers() -> None:
     assert (numbered.split != first.split).any()
 
 
-def test_a_share_leaves_somebody_on_either_side() -> None:
-    for share in (0.001, 0.999):
-        held = hold_out_users(a_set([0, 0, 1]), share)
-        assert set(held.split.tolist()) == {0, 1}
+def test_a_share_of_nobody_or_of_all_is_refused() -> None:
+    for share, of in ((0.001, "none"), (0.999, "all")):
+        rule = f"test_share must take some of 2 users and leave some, got {share}, {of} of them"
+        with pytest.raises(ValueError, match=rule):
+            hold_out_users(a_set([0, 0, 1]), share)
 
 
 def test_rows_held_out_for_evaluation_stay_so() -> None:

@@ -13,10 +13,10 @@ CONFIGURATION = {
 }
 BAD_CONFIGURATIONS = [
     ({"options": {"known_noise": [0]}}, "known_noise is no option"),
-    ({"options": {"epochs": 2.5, "solver": "sgd"}}, "epochs must be int"),
-    ({"options": {"l2_reg": True}}, "l2_reg must be float"),
+    ({"options": {"epochs": 2.5, "solver": "sgd"}}, "epochs must be a whole number or None"),
+    ({"options": {"l2_reg": True}}, "l2_reg must be a number or None"),
     ({"options": {"edges": 5}, "method": "admm-dual"}, "edges must be"),
-    ({"transform_options": {"components": "3"}}, "components must be int"),
+    ({"transform_options": {"components": "3"}}, "components must be a whole number or None"),
     ({"privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "user"}}, "privacy must be what config"),
     ({"privacy": {"epsilon": "soon", "delta": 1e-5}}, "could not convert"),
     ({"users": 3}, "unexpected keyword"),

@@ -33,6 +33,9 @@ PUBLIC = {
     # of evaluation.json
     "accuracy": SUM,
     "balanced_accuracy": SUM,
+    "majority_baseline": SUM,
+    "majority_class": SUM,
+    "warnings": SUM,
     "recall": SUM,
     "confusion": SUM,
     "bins": SUM,

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,7 @@ def place(tmp_path_factory) -> Path:
 def learn(root: Path, out: Path) -> None:
     private = EmbeddingSet.open(root / "private")
     transform = PublicTransform.fit(EmbeddingSet.open(root / "public"), components=4)
+    private = replace(private, users=np.zeros(len(private), np.int64))
     released = release(private, "least-squares", Privacy(50.0, 1e-5), transform=transform)
     released.save(out)
 

@@ -49,7 +49,7 @@ def test_a_row_that_is_not_finite_is_named_with_its_file(
         users=private.users,
         split=private.split,
         names=np.array([f"{k}.png" for k in range(120)]),
-        meta=private.meta,
+        meta=private.meta_of_rows,
     ).save(tmp_path / "broken")
     code, _, error = say(*DOORS[door].format("broken").split())
     assert code == 2

@@ -29,7 +29,8 @@ def rows_of(n: int, classes: int, seed: int, shares: list[float] | None = None) 
     rows = means[labels] + rng.standard_normal((n, P)) @ scatter
     split = (np.arange(n) % 4 == 3).astype(np.uint8)
     names = {"class_names": [str(k) for k in range(classes)]}
-    return EmbeddingSet(embeddings=rows, labels=labels, split=split, meta=names)
+    users = np.zeros(len(rows), np.int64)  # one user's own
+    return EmbeddingSet(embeddings=rows, labels=labels, users=users, split=split, meta=names)
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ def equal_rows(*, flipped: bool) -> EmbeddingSet:
     return EmbeddingSet(
         embeddings=np.full((49, 400), 1 / 20, np.float32),
         labels=labels,
+        users=np.zeros(49, np.int64),
         split=np.zeros(49, np.uint8),
         meta={"class_names": ["a", "b"]},
     )

@@ -1,6 +1,7 @@
 """What a release refuses: settings, rows and labels."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,10 +71,11 @@ def test_bad_rows_and_labels():
     good = ROWS
     broken = good.embeddings.copy()
     broken[4, 2] = np.nan
-    nan = EmbeddingSet(embeddings=broken, labels=good.labels, split=good.split, meta=good.meta)
+    good = replace(good, users=np.zeros(len(good), np.int64))
+    nan = replace(good, embeddings=broken)
     with pytest.raises(ValueError, match="must be finite, got nan"):
         release(nan, "class-sums", Privacy(1.0, 1e-5), transform=TRANSFORM)
-    unnamed = EmbeddingSet(embeddings=good.embeddings, labels=good.labels, split=good.split)
+    unnamed = replace(good, meta={})
     with pytest.raises(ValueError, match="num_classes must be given"):
         release(unnamed, "class-sums", Privacy(1.0, 1e-5), transform=TRANSFORM)
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2"):

@@ -105,7 +105,9 @@ def test_users_are_those_that_the_set_names() -> None:
     held = own_partition(data)
     train = np.flatnonzero(data.split == 0)
     assert [set(named[train[held.rows(user).numpy()]]) for user in (0, 1)] == [{3}, {7}]
-    assert own_partition(embedding_set()).users == 1
+    assert own_partition(embedding_set(), single=True).users == 1
+    with pytest.raises(ValueError, match="users must be named by the embedding set"):
+        own_partition(embedding_set())
 
 
 def test_shuffled_users_keep_their_own_rows_and_padding_its_place() -> None:

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from embed.encoding import Encoding
 from pretrain.cli.provenance import public_argument
-from train_distributed.one_shot.figure import confusion_figure, draw_curve
+from train_distributed.one_shot.attacker import best_guess, gaussian_mu, true_positives
+from train_distributed.one_shot.figure import confusion_figure, draw_attack
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import Report
@@ -24,7 +26,6 @@ from train_distributed.released.card import numbers
 from train_distributed.released.card.quality import (
     DRAWS,
     Evaluated,
-    best_guess,
     class_rows,
     shown_intervals,
 )
@@ -32,6 +33,7 @@ from train_distributed.released.card.quality import (
 if TYPE_CHECKING:
     from train_distributed.ledger.state import State
 
+ACCUSED = 0.001  # of the innocent: false alarms that the card speaks of
 MARKUP = re.compile(r"([\\`*_\[\]|~$])")
 LEADING = re.compile(r"^(\d*)([#+.)-])(?=[\s#-]|$)")  # of headings, lists and rules
 NEEDED = ("private", "epsilon", "delta", "neighbouring", "users", "suitable_for_release")
@@ -80,13 +82,13 @@ def card(
     """
     report = release.report
     report.need(*NEEDED)
-    promised = {}
+    promised: dict[str, Any] = {}
     if report.private:
-        curve = None
-        if report.privacy_curve == "gaussian":
-            curve = Figure(figsize=(6.4, 3.4), layout="constrained")
-            draw_curve(report, curve.add_subplot())
-        promised = {"guess": best_guess(report), "curve": curve}
+        curve = Figure(figsize=(6.4, 3.8), layout="constrained")
+        draw_attack(report, curve.add_subplot())
+        caught = float(true_positives(report, np.array([ACCUSED]))[0])
+        promised = {"guess": best_guess(report), "curve": curve, "caught": caught}
+        promised |= {"mu": gaussian_mu(report), "accused": ACCUSED}
     template = _environment(markup).get_template("card.jinja")
     text = template.render(
         markup=f"{markup}.jinja",

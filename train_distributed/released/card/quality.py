@@ -1,6 +1,5 @@
 """Intervals of a model's metrics, from counts of right answers or from a private evaluation."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -8,16 +7,13 @@ from typing import Any, Self
 import numpy as np
 from scipy.stats import binomtest
 
-from train_distributed import accounting
-from train_distributed.one_shot.report_file import Metrics, Report, converted
+from train_distributed.one_shot.report_file import Metrics, converted
 from train_distributed.released.card.numbers import percent, percent_range
 
 CONFIDENCE = 0.95
 DRAWS = 2000  # of the bootstrap
 BATCH = 50  # of them at a time
 SEED = 0  # of it: a card made twice is the same card
-TINY = 1e-12  # ζ below which the discrete sum's curve is the continuous one, to all shown digits
-PLACES = 3  # decimals of a share to which odds are rounded up
 
 
 def interval(hits: int, rows: int) -> tuple[float, float]:
@@ -103,21 +99,6 @@ def _share(value: float | None, of: int | None) -> list[str]:
     if not of:
         return [percent(value), ""]
     return [percent(value), percent_range(*interval(round(value * of), of))]
-
-
-def best_guess(report: Report) -> float:
-    """How often the best attacker tells two neighbours apart, at even odds; rounded up.
-
-    ½(1 + TV). Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ) alone bounds TV by
-    (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).
-    """
-    epsilon = report.epsilon
-    apart = math.tanh(epsilon / 2) + 2 * report.delta / (1 + math.exp(min(epsilon, 700.0)))
-    if report.privacy_curve == "gaussian" and report.log10_zeta < math.log10(TINY):
-        curve = accounting.delta(TINY, report.noise_multiplier, report.compositions)
-        apart = min(apart, curve + 4 * TINY)
-    scale = 10**PLACES
-    return min(1.0, math.ceil((1 + apart) / 2 * scale) / scale)
 
 
 @dataclass(frozen=True, kw_only=True)

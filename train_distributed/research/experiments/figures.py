@@ -111,8 +111,8 @@ def _title(result: Mapping[str, Any]) -> str:
     used = result["configuration"]
     users = ", ".join(f"{users:,}" for users in used["users"])
     delta = used["delta"]
-    shown = "" if result["experiment"] == "central" else f", δ = {delta:g}"
+    shown = "" if result["experiment"] == "central" else f"δ = {delta:g}, "
     held = "one user" if result["experiment"] == "central" else f"{users} users"
     folds = f" x {used['folds']} folds" if used["folds"] else ""
     data = Path(str(result["embeddings"].get("data", ""))).name
-    return f"{result['experiment']}: {data}, {held}{shown}, {used['seeds']} seeds{folds}"
+    return f"Accuracy of one model of {held} ({data}, {shown}{used['seeds']} seeds{folds})"

@@ -1,18 +1,33 @@
-"""Figures of accuracy against ε or users, readable without their text."""
+"""Figures of accuracy against ε or users, readable without their text.
+
+Lines that coincide are drawn once, with both names; so are panels most of whose lines do.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
 
 from train_distributed.research.experiments.summary import Summary, summarise
 from train_distributed.simulation.plan import Result
 
-AXES = {"epsilon": "ε (replace one record)", "users": "number of users"}
+AXES = {"epsilon": "privacy loss ε of one replaced record", "users": "number of users"}
 WORDS = {"delta": "δ = {}", "epsilon": "ε = {}", "rows": "{} rows"}
+SCHEMES = {
+    "iid": "pictures dealt at random",
+    "one-class": "users with one class each",
+    "by-writer": "users are writers",
+}
+PLAIN = {"raw, paper's sensitivity": "as published"}
+SAME = 0.005  # of accuracy: lines that are never further apart are one
+GAP = 0.045  # of an axis's height, between two labels
+MOST_LABELS = 9  # lines with a label at their end; more have a legend
+
+Line = dict[float | None, Summary]
 
 
 def draw_frontier(
@@ -36,54 +51,121 @@ def draw_frontier(
         lines: fields that have a line for each of their values.
         x: field on the logarithmic axis.
     """
-    summary = summarise(rows, (*lines, panel, x))
-    names = list(dict.fromkeys(tuple(getattr(row, line) for line in lines) for row in rows))
-    panels = list(dict.fromkeys(getattr(row, panel) for row in rows))
+    panels = _panels(rows, panel, lines, x)
     places = sorted({getattr(row, x) for row in rows} - {None})
-    figure = Figure(figsize=(5.2 * min(3, len(panels)), 4.4 * -(-len(panels) // 3)))
-    figure.set_layout_engine("constrained")
-    shape = (-(-len(panels) // 3), min(3, len(panels)))
-    axes = figure.subplots(*shape, sharey=True, squeeze=False).flatten()
-    for axis, value in zip(axes, panels, strict=False):
-        for index, name in enumerate(names):
-            known = [place for place in places if (*name, value, place) in summary]
-            found = [summary[(*name, value, place)] for place in known]
-            level = summary.get((*name, value, None)) if x == "epsilon" else None
-            _line(axis, known, found, level, ", ".join(map(_word, lines, name)), index)
-        axis.axhline(100 * chance, color="grey", linestyle="--", linewidth=1)
-        axis.set(xscale="log", xlabel=AXES[x], title=_word(panel, value))
+    high, wide = -(-len(panels) // 3), min(3, len(panels))
+    figure = Figure(figsize=(5.0 * wide + 2.6, 4.6 * high), layout="constrained")
+    axes = figure.subplots(high, wide, sharey=True, squeeze=False).flatten()
+    colours = {
+        name: f"C{k % 10}" for k, name in enumerate({n: 0 for p in panels.values() for n in p})
+    }
+    for axis, (words, drawn) in zip(axes, panels.items(), strict=False):
+        for name, line in drawn.items():
+            _draw_line(axis, line, colours[name], name)
+        axis.axhline(100 * chance, color="grey", linewidth=1)
+        axis.text(places[0], 100 * chance, "guessing ", va="bottom", color="dimgrey", fontsize=8)
+        axis.set(xscale="log", xlabel=AXES[x], title=words)
         axis.set_xticks(places, [f"{place:g}" for place in places])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    axes[0].set_ylabel("test accuracy / %   (dotted: without noise, dashed: chance)")
-    axes[len(panels) - 1].legend(fontsize=7)
+    levels = any(None in line for drawn in panels.values() for line in drawn.values())
+    axes[0].set_ylabel("test accuracy / %" + ("\ndotted: without noise" if levels else ""))
+    _label(axes[len(panels) - 1], list(panels.values())[-1], colours)
     figure.suptitle(title, wrap=True)
     figure.savefig(path, dpi=150)
 
 
-def _line(
-    axis: Axes,
-    places: Sequence[float],
-    found: Sequence[Summary],
-    level: Summary | None,
-    label: str,
-    index: int,
-) -> None:
+def _panels(
+    rows: Sequence[Result], panel: str, lines: Sequence[str], x: str
+) -> dict[str, dict[str, Line]]:
+    """Title -> name -> accuracies by place, what coincides put together."""
+    summary = summarise(rows, (*lines, panel, x))
+    varied = [each for each in lines if len({getattr(row, each) for row in rows}) > 1]
+    found: dict[str, dict[str, Line]] = {}
+    for (*fields, value, place), accuracy in summary.items():
+        words = [_word(n, v) for n, v in zip(lines, fields, strict=True) if n in varied]
+        name = ", ".join(words or [_word(lines[0], fields[0])])
+        of_panel = found.setdefault(_word(panel, value), {})
+        of_panel.setdefault(name, {})[place] = accuracy
+    alike = {words.partition(", ")[2] for words in found}
+    if len(alike) == 1:  # what all panels say is said by none
+        found = {words.partition(", ")[0]: drawn for words, drawn in found.items()}
+    whole = list(found.values())
+    shared = [n for n in whole[0] if all(n in p and _same(p[n], whole[0][n]) for p in whole)]
+    if len(found) == 1 or 2 * len(shared) < len(whole[0]):
+        return {title: _joined(drawn) for title, drawn in found.items()}
+    merged: dict[str, Line] = {name: whole[0][name] for name in shared}
+    for title, drawn in found.items():
+        merged |= {f"{n}:\n{title}": line for n, line in drawn.items() if n not in shared}
+    return {"": _joined(merged)}
+
+
+def _joined(drawn: dict[str, Line]) -> dict[str, Line]:
+    """Lines with those that coincide under one name."""
+    kept: list[tuple[list[str], Line]] = []
+    for name, line in drawn.items():
+        twins = next((names for names, other in kept if _same(line, other)), None)
+        if twins is None:
+            kept.append(([name], line))
+        else:
+            twins.append(name)
+    return {",\n".join(names): line for names, line in kept}
+
+
+def _same(one: Line, other: Line) -> bool:
+    return one.keys() == other.keys() and all(
+        abs(one[place].mean - other[place].mean) <= SAME for place in one
+    )
+
+
+def _draw_line(axis: Axes, line: Line, colour: str, label: str) -> None:
     """One method with its band, and dotted what it reaches without noise."""
-    if not found and level is None:
-        return
-    mean = np.array([100 * summary.mean for summary in found])
-    std = np.array([100 * summary.std for summary in found])
-    colour, style = f"C{index % 10}", "-" if index < 10 else "--"
-    axis.plot(places, mean, marker="o", linestyle=style, color=colour, label=label, markersize=4)
+    places = sorted(place for place in line if place is not None)
+    mean = np.array([100 * line[place].mean for place in places])
+    std = np.array([100 * line[place].std for place in places])
+    axis.plot(places, mean, marker="o", color=colour, label=label, markersize=4)
     axis.fill_between(places, mean - std, mean + std, color=colour, alpha=0.2)
-    if level is not None:
-        axis.axhline(100 * level.mean, color=colour, linestyle=":", linewidth=1)
+    if None in line:
+        axis.axhline(100 * line[None].mean, color=colour, linestyle=":", linewidth=1)
 
 
-def _word(field: str, value: object) -> str:
+def _label(axis: Axes, drawn: dict[str, Line], colours: dict[str, str]) -> None:
+    """Names at the ends of lines, apart from each other, or a legend for many."""
+    ends: list[tuple[float, float, str]] = []
+    for name, line in drawn.items():
+        places = [place for place in line if place is not None]
+        if places:
+            ends.append((100 * line[max(places)].mean, max(places), name))
+    if len(ends) > MOST_LABELS:
+        axis.legend(fontsize=7)
+        return
+    low, high = axis.get_ylim()
+    ends.sort()
+    heights = np.array([GAP * (high - low) * (1.2 + name.count("\n")) for *_, name in ends])
+    apart = np.cumsum(heights) - heights / 2
+    values = np.array([value for value, *_ in ends])
+    middles = apart + isotonic_regression(values - apart).x  # the nearest that do not overlap
+    middles -= max(0.0, middles[-1] + heights[-1] / 2 - high)
+    for (value, place, name), middle in zip(ends, middles, strict=True):
+        axis.annotate(
+            name,
+            (place, value),
+            (axis.get_xlim()[1] * 1.15, middle),
+            color=colours[name],
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colours[name], "relpos": (0, 0.5)},
+        )
+
+
+def _word(field: str, value: Any) -> str:
     if field == "scheme":
-        return f"users hold: {value}"
+        first, _, rest = str(value).partition(" ")
+        return f"{SCHEMES.get(first, first)}{', ' * bool(rest)}{rest}"
+    if field == "label":
+        for old, new in PLAIN.items():
+            value = str(value).replace(old, new)
     return f"{value} users" if field == "users" else WORDS.get(field, "{}").format(value)

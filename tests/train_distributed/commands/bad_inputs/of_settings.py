@@ -36,7 +36,7 @@ CASES = table(
         f"{RUN} --honest-fraction 2",
         r"honest_fraction must be in \(0, 1\], got 2",
     ),
-    ("group of nobody", f"{RUN} --group-size 0", r"group_size must be .* >= 1, got 0"),
+    ("group of nobody", f"{RUN} --group-size 0", r"group_size must be >= 1, got 0"),
     ("negative seed", f"{RUN} --seed -1", r"seed must be in \[0, 2\^63\), got -1"),
     ("huge seed", f"{RUN} --seed {'9' * 30}", r"seed must be in \[0, 2\^63\), got 999"),
     ("huge number of users", f"{IID} {'9' * 30}", r"users must be in \[1, 48\], .* got 999"),

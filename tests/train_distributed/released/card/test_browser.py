@@ -42,7 +42,8 @@ def test_nothing_sticks_out(width: int, tmp_path: Path) -> None:
     rows = np.eye(40, dtype=np.float32)[labels]
     split = np.repeat([0, 1], [400, 400]).astype(np.uint8)
     meta = {"class_names": names}
-    held = EmbeddingSet(embeddings=rows, labels=labels, split=split, meta=meta)
+    users = np.arange(800) % 20
+    held = EmbeddingSet(embeddings=rows, labels=labels, users=users, split=split, meta=meta)
     made = release(held, "class-sums", Privacy(1.0, 1e-5), noise="float")
     files = {"model.safetensors": "0a" * 32, "y" * 90: "0b" * 32}
     command = "blind-averaging run --embeddings " + "z" * 200

@@ -7,6 +7,7 @@ from pretrain.public import public_names
 if TYPE_CHECKING:
     from embed.clip import add_constant_and_clip
     from embed.functions import (
+        concat_sets,
         embed_images,
         exclude_public,
         fit_transform,
@@ -23,6 +24,7 @@ __all__ = [
     "EmbeddingSet",
     "PublicTransform",
     "add_constant_and_clip",
+    "concat_sets",
     "embed_images",
     "exclude_public",
     "fit_transform",

@@ -30,11 +30,12 @@ class Concat:
     overwrite: bool = False
     """Replace an existing directory."""
 
-    def run(self) -> None:
+    def run(self) -> Path:
         """Writes the joined set."""
         out = output_directory(self.out, "concat", *self.sets, overwrite=self.overwrite)
         done = concatenated(self.sets, out, overwrite=self.overwrite)
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+        return out
 
 
 def concatenated(

@@ -1,9 +1,11 @@
 """The commands of this room as functions."""
 
+from embed.concat import Concat
 from embed.hold_out import HoldOut
 from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
 from pretrain.cli.function import function
 
+concat_sets = function("concat_sets", Concat)
 embed_images = function("embed_images", Run)
 exclude_public = function("exclude_public", Exclude)
 fit_transform = function("fit_transform", FitTransform)

@@ -41,6 +41,7 @@ TYPES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (embed.hold_out_rows, {"embeddings": "x", "share": 0.5}, {
         "embeddings": None, "share": "0.2", "by": "row", "seed": 1.5,
     }),
+    (embed.concat_sets, {"sets": ("a", "b")}, {"sets": 3}),
     (embed.exclude_public, {"public": ("x",)}, {"public": 3, "embeddings": 4, "overwrite": None}),
     (embed.fit_transform, {"public": "x"}, {
         "public": None, "components": 1.5, "directions": "best", "whiten": "yes",

@@ -29,7 +29,7 @@ class Account:
     """Share of honest users, where users add the noise (default: 0.5, for a single user 1)."""
 
     def run(self) -> dict[str, float]:
-        """Prints and returns the three numbers, one of them computed; with `users`, the noise of each party.
+        """Prints the three numbers, one of them computed; with `users`, the noise of each party.
 
         Raises:
             ValueError: not exactly two are given, or one is out of range.

@@ -219,5 +219,5 @@ class SumTask(ABC):
         return {
             "sessions": self.federation.sessions,
             "epsilon_of_all_sessions": self.epsilon_of_all_sessions,
-            **self.guarantee.privacy.large_delta(sum(self.sizes.values())),
+            **self.guarantee.privacy.large_delta(int(sizes_of(self.federation, self.sizes).sum())),
         }

@@ -58,8 +58,7 @@ def fill(folder: Path, init: "Init") -> "SumTask":
         users, servers = listed(init.parties)
     sizes = {i: party.rows for i, party in enumerate(users)}
     terms, dimension, *rounds = _agreed(folder, init, sizes, roll.sizes if roll else None)
-    held = roll.sizes.items() if roll else ((rows, 1) for rows in sizes.values())
-    rows = sum(rows * users_ for rows, users_ in held)
+    rows = sum(n * count for n, count in roll.sizes.items()) if roll else sum(sizes.values())
     init.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
     keys = write_party(folder)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))

@@ -1,0 +1,45 @@
+"""Lines that coincide are one, and panels most of whose lines do."""
+
+import pytest
+
+from train_distributed.research.experiments.frontier_figure import _panels, draw_frontier
+from train_distributed.simulation.plan import Result
+
+
+def cells(**accuracy: dict[str, float]) -> list[Result]:
+    """Two ε and two seeds of every method, by scheme."""
+    return [
+        Result(label, label, scheme, epsilon, seed, value + 0.01 * epsilon, {}, "raw", users=5)
+        for label, by_scheme in accuracy.items()
+        for scheme, value in by_scheme.items()
+        for epsilon in (1.0, 2.0)
+        for seed in (0, 1)
+    ]
+
+
+def names(rows: list[Result]) -> dict[str, list[str]]:
+    found = _panels(rows, "scheme", ("label", "users"), "epsilon")
+    return {title: list(lines) for title, lines in found.items()}
+
+
+def test_panels_that_agree_in_most_lines_are_one() -> None:
+    rows = cells(a={"iid": 0.8, "one-class": 0.8}, b={"iid": 0.5, "one-class": 0.3})
+    own = ["b:\npictures dealt at random", "b:\nusers with one class each"]
+    assert names(rows) == {"": ["a", *own]}
+
+
+def test_panels_that_differ_stay_apart_and_twins_share_a_name() -> None:
+    rows = cells(
+        a={"iid": 0.8, "one-class": 0.7},
+        twin={"iid": 0.802, "one-class": 0.699},
+        b={"iid": 0.5, "one-class": 0.3},
+    )
+    own = ["a,\ntwin", "b"]
+    assert names(rows) == {"pictures dealt at random": own, "users with one class each": own}
+
+
+@pytest.mark.parametrize("many", [2, 12])
+def test_any_number_of_lines_can_be_drawn(many: int, tmp_path) -> None:
+    rows = cells(**{f"method {k}": {"iid": 0.05 * k, "one-class": 0.04 * k} for k in range(many)})
+    draw_frontier(rows, tmp_path / "figure.png", title="a title", chance=0.1)
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -181,13 +181,9 @@ class PublicTransform:
             dropped=public.dropped_rows if isinstance(public, EmbeddingSet) else 0,
             encoding=public.encoding if isinstance(public, EmbeddingSet) else None,
             options={
-                "components": q,
-                "directions": directions,
-                "whiten": whiten,
-                "shrinkage": shrinkage,
-                "clip_quantile": clip_quantile,
-                "clip_norm": clip_norm,
-                "constant": constant,
+                **{"components": q, "directions": directions, "whiten": whiten},
+                **{"shrinkage": shrinkage, "clip_quantile": clip_quantile},
+                **{"clip_norm": clip_norm, "constant": constant},
             },
         )
         row_mean, second_moment = moments(fitted(b) for b in blocks())
@@ -272,8 +268,7 @@ class PublicTransform:
 
         Args:
             tensors: by name.
-            **provenance: `fitted_on`, `seen`, `dropped`, `encoding`, `known` and `options`, where
-                there.
+            **provenance: `fitted_on`, `seen`, `dropped`, `encoding`, `known`, `options`, if there.
 
         Raises:
             ValueError: a tensor is missing or the shapes do not fit together.

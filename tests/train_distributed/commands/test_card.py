@@ -82,7 +82,7 @@ def test_the_ledger_is_shown_with_its_total(call, model, tmp_path) -> None:
     assert call("card", "--model", "model", "--ledger", "other.ledger")[0] == 0
     text = (model / "card.md").read_text()
     assert "holds 2 entries" in text
-    total = rounded_up(ledger.total().epsilon(1e-5))
+    total = rounded_up(ledger.total().epsilon(1e-5), 6)
     assert f"come to ε = {total} at δ = 1e-05 for one record" in text
     assert "reserved, no result known" in text
     assert ledger.state().head in text

@@ -81,7 +81,7 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
 @pytest.mark.parametrize(
     ("settings", "changes", "words"),
     [
-        ({"privacy": WISHED}, {}, r"most_delta must be >= 0\.9, got 0\.0001"),
+        ({"privacy": WISHED, "allow_delta": True}, {}, r"most_delta must be >= 0\.9, got 0\.0001"),
         ({"privacy": replace(WISHED, delta=1e-5)}, {}, r"most_epsilon must be >= 1e\+06, got 10"),
         ({"sessions": 4}, {}, r"most_epsilon must be >= 1\d\.\d+, got 10"),
         ({}, {"limits": Limits(most_epsilon=4.9)}, r"most_epsilon must be >= 5, got 4\.9"),

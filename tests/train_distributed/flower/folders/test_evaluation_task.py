@@ -29,7 +29,8 @@ def of_user(user: int) -> EmbeddingSet:
     draw = np.random.default_rng(user)
     labels = draw.integers(0, 3, EACH)
     x = (2 * np.eye(3, 6)[labels] + draw.standard_normal((EACH, 6))).astype(np.float32)
-    rows = EmbeddingSet(embeddings=x, labels=labels, meta={"class_names": ["a", "b", "c"]})
+    users, meta = np.zeros(EACH, np.int64), {"class_names": ["a", "b", "c"]}
+    rows = EmbeddingSet(embeddings=x, labels=labels, users=users, meta=meta)
     return hold_out(rows, 0.25, keys=random_keys(EACH, seed=user))
 
 

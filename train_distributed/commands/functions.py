@@ -11,6 +11,7 @@ from train_distributed.commands.evaluate import Evaluate
 from train_distributed.commands.export import Export
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
+from train_distributed.commands.federation.inviting import Invite
 from train_distributed.commands.federation.reporting import Report
 from train_distributed.commands.predict import Predict
 from train_distributed.commands.protect import Protect
@@ -39,6 +40,7 @@ limit_epsilon = function("limit_epsilon", ledger.SetLimit)
 
 join_federation = function("join_federation", federation.Join)
 init_federation = function("init_federation", federation.Init)
+serve_invitation = function("serve_invitation", Invite)
 start_federation = function("start_federation", federation.Start)
 show_federation = function("show_federation", federation.Status)
 renew_federation = function("renew_federation", federation.Renew)

@@ -3,134 +3,183 @@
     python tests/benchmarks/bench_strangers.py [--tls] [--write results/secure_sum/strangers.json]
 
 Two aggregators, each `blind-averaging federation aggregator` in its own process with 1,024 file
-descriptors. Before and during every attack six users report; the longest wait counts, and the
-resident memory and the log of either aggregator at its end. Exit code 1 beyond the bars: 2 s,
-300 MiB, 10 MB.
+descriptors. Every attack (`attacks.py`) is a process at the users' own address, and with --tls
+inside TLS. Before and during each six users report; the longest wait counts, and the resident
+memory and the log of either aggregator at its end. Then an impostor acknowledges, which must not be
+believed, and the leader's clock is 23 days ahead for one report, which is refused, and right again
+for the next ones. Exit code 1 beyond the bars: 2 s, 300 MiB, 10 MB.
 """
 
 import argparse
 import contextlib
 import json
+import multiprocessing
 import resource
-import socket
 import ssl
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import attacks
 import numpy as np
-from aggregators import Process, commands, make_window
+from aggregators import FOLDERS, commands, make_window
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
-from train_distributed.flower.aggregator_client import Aggregators
+from train_distributed.flower.aggregator_client import Aggregators, Refused
 from train_distributed.flower.documents.window_file import WindowFile
 from train_distributed.secure_sum.aggregator import STATUS, write_order
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.reports import make_report
+from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, make_report
+from train_distributed.secure_sum.window import LEADER
+from train_distributed.secure_sum.wire import summary
 
-DESCRIPTORS, IDLE, LINES, REPORTS, BOUND = 1024, 1100, 4, 6, 2**20
+DESCRIPTORS, REPORTS, BOUND, DIMENSION = 1024, 6, 2**20, 9546
 MOST_SECONDS, MOST_MIB, MOST_LOG = 2.0, 300.0, 10**7
-Attack = Callable[[list[tuple[str, int]], threading.Event], None]
+AHEAD = 2 * 10**6  # seconds, beyond the window's end
+SHIFTED = """
+import pathlib, runpy, sys, time
+real, shift = time.time, pathlib.Path(sys.argv.pop(1))
+time.time = lambda: real() + float(shift.read_text())
+runpy.run_module("train_distributed", run_name="__main__", alter_sys=True)
+"""
+Users = Iterator[tuple[int, PrivateKeys]]
 
 
-def idle(addresses: list[tuple[str, int]], ended: threading.Event) -> None:
-    """Holds 1,100 connections to each, and comes back at once where one is closed."""
-    held: dict[tuple[str, int], list[socket.socket]] = {address: [] for address in addresses}
-    while not ended.is_set():
-        for address, lines in held.items():
-            lines[:] = [line for line in lines if _open(line)]
-            while len(lines) < IDLE and not ended.is_set():
-                lines.append(socket.create_connection(address, 5))
-                lines[-1].setblocking(False)
-        time.sleep(0.05)
-    for lines in held.values():
-        for line in lines:
-            line.close()
+class Scene:
+    """The window, its aggregators, and users that have not reported yet."""
 
+    def __init__(self, folder: Path, tls: bool) -> None:
+        users = [PrivateKeys.generate() for _ in range(150)]
+        self.file = make_window(folder, users, DIMENSION, BOUND)
+        self.processes = commands(folder, tls=tls)
+        self.shift = folder / "shift"
+        self.shift.write_text("0")
+        leader = self.processes[list(FOLDERS).index(LEADER)]
+        leader.command[1:3] = ["-c", SHIFTED, str(self.shift)]
+        self.users: Users = iter(enumerate(users))
+        self.ca = str(folder / "tls" / "ca.pem") if tls else None
+        self.tls = ssl.create_default_context(cafile=self.ca) if tls else None
 
-def _open(line: socket.socket) -> bool:
-    try:
-        gone = not line.recv(1)
-    except BlockingIOError:
-        return True
-    except OSError:
-        gone = True
-    if gone:
-        line.close()
-    return not gone
+    def start(self) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, most))
+        for process in self.processes:
+            process.start()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
-
-def slow(addresses: list[tuple[str, int]], ended: threading.Event) -> None:
-    """Sends requests that never end, a byte a second, over 1,100 connections to each."""
-    held = [socket.create_connection(each, 5) for each in addresses for _ in range(IDLE)]
-    for line in held:
-        with contextlib.suppress(OSError):
-            line.sendall(b"POST / HTTP/1.1\r\ncontent-length: 100\r\n\r\n")
-    while not ended.wait(1):
-        for line in held:
-            with contextlib.suppress(OSError):
-                line.sendall(b"x")
-    for line in held:
-        line.close()
-
-
-def flood(request: bytes, reads: bool) -> Attack:
-    """Sends one request without end over four connections, whose answers are read or not."""
-    content = request * max(1, 2**16 // len(request))
-
-    def attack(addresses: list[tuple[str, int]], ended: threading.Event) -> None:
-        def send(line: socket.socket) -> None:
-            while not ended.is_set():
-                try:
-                    line.sendall(content)
-                except OSError:
-                    return
-
-        def read(line: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while line.recv(2**16):
-                    pass
-
-        lines = [socket.create_connection(addresses[i % 2], 5) for i in range(LINES)]
-        for line in lines:
-            for work in (send, read)[: 1 + reads]:
-                threading.Thread(target=work, args=(line,), daemon=True).start()
-        ended.wait()
-        for line in lines:
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-
-    return attack
-
-
-def posted(path: str, body: bytes) -> bytes:
-    """A request as it travels."""
-    return f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-
-
-def measure(
-    file: WindowFile,
-    processes: list[Process],
-    keys: Iterator[tuple[int, PrivateKeys]],
-    tls: ssl.SSLContext | None,
-) -> dict[str, Any]:
-    """The longest of six honest reports, and what the aggregators hold."""
-    waits, vector = [], np.arange(file.window.dimension) % 7
-    for _ in range(REPORTS):
-        user, own = next(keys)
+    def report(self, file: WindowFile | None = None) -> float:
+        """Seconds that the report of a new user takes."""
+        file = self.file if file is None else file
+        (user, own), vector = next(self.users), np.arange(DIMENSION) % 7
         report, start = make_report(file.window, user, own, vector, BOUND), time.monotonic()
-        with Aggregators(file.window, file.addresses, tls, 60.0) as aggregators:
+        with Aggregators(file.window, file.addresses, self.tls, 60.0) as aggregators:
             aggregators.report(user, report)
-        waits.append(time.monotonic() - start)
+        return time.monotonic() - start
+
+    def measured(self) -> dict[str, Any]:
+        """The longest of six honest reports, and what the aggregators hold."""
+        waits = [self.report() for _ in range(REPORTS)]
+        return {
+            "longest_report_seconds": round(max(waits), 3),
+            "resident_mib": [round(each.resident_kb() / 1024, 1) for each in self.processes],
+            "log_bytes": [each.log.stat().st_size for each in self.processes],
+        }
+
+    def attacked(self, attack: attacks.Attack | None, seconds: float) -> dict[str, Any]:
+        """What is measured while an attack goes on."""
+        if attack is None:
+            return self.measured()
+        addresses = list(self.file.addresses.values())
+        work = multiprocessing.get_context("spawn").Process(
+            target=attacks.run, args=(attack, addresses, self.ca)
+        )
+        work.start()
+        try:
+            time.sleep(seconds)
+            found = self.measured()
+            if not work.is_alive():
+                raise RuntimeError(f"an attack must go on, {attack} ended")
+        finally:
+            work.kill()
+            work.join()
+        return found
+
+    def clock_ahead(self) -> dict[str, Any]:
+        """Measures after one report that came beyond the window by the leader's clock."""
+        self.shift.write_text(str(AHEAD))
+        try:
+            self.report()
+            raise RuntimeError("a report beyond the window must be refused")
+        except Refused as error:
+            if "OutOfOrder" not in str(error):
+                raise
+        self.shift.write_text("0")
+        return self.measured()
+
+    def impostor(self) -> dict[str, Any]:
+        """Measures after an impostor has acknowledged a report, which nobody must believe."""
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                self.send_response(201)
+                self.end_headers()
+                self.wfile.write(b"d")
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Answer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        believed, tls = True, self.tls
+        addresses = dict.fromkeys(self.file.addresses, ("127.0.0.1", server.server_port))
+        try:
+            self.tls = None
+            self.report(WindowFile(window=self.file.window, addresses=addresses))
+        except Refused:
+            believed = False
+        finally:
+            self.tls = tls
+            server.shutdown()
+            server.server_close()
+        return self.measured() | {"impostors_believed": int(believed)}
+
+
+def chosen(scene: Scene) -> dict[str, attacks.Attack | None]:
+    """All attacks by their names."""
+    window, stranger = scene.file.window, PrivateKeys.generate()
+    task = f"/tasks/{window.digest.hex()}"
+    reports = f"{task}/reports"
+    order = write_order(window, STATUS, (), stranger)
+    forged = make_report(window, 0, stranger, np.zeros(DIMENSION, int), BOUND)
+    shown = summary(forged[:-HELPER_MESSAGE_BYTES])
+    user, own = next(scene.users)
+    again = make_report(window, user, own, np.arange(DIMENSION) % 7, BOUND)
+    insider = attacks.posted(reports, again, summary(again[:-HELPER_MESSAGE_BYTES]))
+    size = len(forged)
     return {
-        "longest_report_seconds": round(max(waits), 3),
-        "resident_mib": [round(each.resident_kb() / 1024, 1) for each in processes],
-        "log_bytes": [each.log.stat().st_size for each in processes],
+        "nobody": None,
+        "1,100 idle connections to each": attacks.Idle(),
+        "1,100 slow requests to each": attacks.Slow(attacks.begun("/", 100)),
+        "1,100 slow bodies to each": attacks.Slow(attacks.begun(reports, size)),
+        "1,100 slow orders to each": attacks.Slow(attacks.begun(task, len(order))),
+        "5-byte frames": attacks.Flood(b"12345"),
+        "5-byte chunks": attacks.Flood(b"5\r\n12345\r\n", attacks.chunked(reports)),
+        "1-byte bodies": attacks.Flood(attacks.posted(reports, b"x")),
+        "1-byte bodies, answers unread": attacks.Flood(attacks.posted(reports, b"x"), reads=False),
+        "questions": attacks.Flood(f"GET {task} HTTP/1.1\r\nhost: h\r\n\r\n".encode()),
+        "forged orders": attacks.Flood(attacks.posted(task, order)),
+        "forged reports": attacks.Flood(attacks.posted(reports, forged)),
+        "forged reports that show a signature": attacks.Flood(
+            attacks.posted(reports, forged, shown)
+        ),
+        "an enrolled user's report, again and again": attacks.Flood(insider),
     }
 
 
@@ -139,45 +188,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="strangers at aggregators")
     parser.add_argument("--seconds", type=float, default=15.0, help="of an attack, before reports")
     parser.add_argument("--tls", action="store_true", help="aggregators with certificates")
+    parser.add_argument("--only", help="part of an attack's name")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {}
-    users = [PrivateKeys.generate() for _ in range(100)]
-    keys = iter(enumerate(users))
-    with tempfile.TemporaryDirectory() as folder:
-        file = make_window(Path(folder), users, 9546, BOUND)
-        processes = commands(Path(folder), tls=options.tls)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, most))
-        for process in processes:
-            process.start()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        task = f"/tasks/{file.window.digest.hex()}"
-        order = write_order(file.window, STATUS, (), PrivateKeys.generate())
-        small = make_report(file.window, 0, PrivateKeys.generate(), np.zeros(9546, int), BOUND)
-        attacks: dict[str, Attack] = {
-            "nobody": lambda addresses, ended: None,
-            "1,100 idle connections to each": idle,
-            "1,100 slow connections to each": slow,
-            "1-byte bodies": flood(posted(f"{task}/reports", b"x"), True),
-            "1-byte bodies, answers unread": flood(posted(f"{task}/reports", b"x"), False),
-            "forged orders": flood(posted(task, order), True),
-            "forged reports": flood(posted(f"{task}/reports", small), True),
-        }
-        ca = Path(folder) / "tls" / "ca.pem"
-        tls = ssl.create_default_context(cafile=str(ca)) if options.tls else None
-        addresses = list(file.addresses.values())
-        for name, attack in attacks.items():
-            ended = threading.Event()
-            thread = threading.Thread(target=attack, args=(addresses, ended))
-            thread.start()
-            time.sleep(options.seconds if name != "nobody" else 0)
-            found[name] = measure(file, processes, keys, tls)
-            ended.set()
-            thread.join()
-            print(name, found[name], flush=True)
-        for process in processes:
-            process.kill()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        scene = Scene(Path(folder), options.tls)
+        scene.start()
+        for process in scene.processes:
+            stack.callback(process.kill)
+        for name, attack in chosen(scene).items():
+            if options.only is None or options.only in name:
+                found[name] = scene.attacked(attack, options.seconds)
+                print(name, found[name], flush=True)
+        for name, work in (("an impostor", scene.impostor), ("a clock ahead", scene.clock_ahead)):
+            if options.only is None or options.only in name:
+                found[name] = work()
+                print(name, found[name], flush=True)
     result = {"machine": provenance(), "attacks": found}
     if options.write:
         with new_file(options.write) as path:
@@ -186,6 +213,7 @@ def main() -> int:
         each["longest_report_seconds"] > MOST_SECONDS
         or max(each["resident_mib"]) > MOST_MIB
         or max(each["log_bytes"]) > MOST_LOG
+        or each.get("impostors_believed", 0)
         for each in found.values()
     )
 

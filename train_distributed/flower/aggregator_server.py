@@ -6,11 +6,11 @@ any ASGI server will do.
 """
 
 import asyncio
+import math
 import resource
 import socket
 import ssl
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -86,8 +86,7 @@ async def serve(
             finally:
                 for task in tasks:
                     task.cancel()
-                for line in list(lines.open):
-                    line.close("end")
+                lines.close("end")
                 await asyncio.gather(*tasks, return_exceptions=True)  # listeners close after them
 
 
@@ -96,8 +95,33 @@ class Lines:
 
     def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, watch: Watch) -> None:
         self._config, self._tls, self._state = config, tls, ServerState()
-        self.watch, self.open = watch, set[Line]()
-        watch.connections.set_function(lambda: len(self.open))
+        self.watch, self._count = watch, 0
+        self._open: dict[str, dict[Line, None]] = {}  # of each address, the most idle ones first
+        watch.connections.set_function(lambda: self._count)
+
+    def enter(self, line: "Line") -> None:
+        """Knows a connection, as the one of its address that was used last."""
+        known = self._open.setdefault(line.address, {})
+        if line in known:
+            del known[line]
+        else:
+            self._count += 1
+        known[line] = None
+
+    def leave(self, line: "Line") -> None:
+        """Forgets a connection."""
+        known = self._open.get(line.address, {})
+        if line in known:
+            del known[line]
+            self._count -= 1
+            if not known:
+                del self._open[line.address]
+
+    def close(self, why: str, before: float = math.inf) -> None:
+        """Closes the connections that have been idle since then."""
+        for line in [line for known in self._open.values() for line in known]:
+            if line.last < before:
+                line.close(why)
 
     async def accept(self, listener: socket.socket) -> None:
         """Accepts all connections; closes another one when there are too many."""
@@ -110,9 +134,9 @@ class Lines:
                 await asyncio.sleep(0.1)
                 continue
             line = Line(self, owner_of(str(address[0])), self._config, self._state)
-            self.open.add(line)
+            self.enter(line)
             line.begin(connection, self._tls)
-            if len(self.open) > self._most():
+            if self._count > self._most():
                 self._crowded_out().close("crowded")
             await asyncio.sleep(0)  # so that whoever leaves is gone before the next one comes
 
@@ -120,9 +144,7 @@ class Lines:
         """Closes connections that have been idle for long."""
         while True:
             await asyncio.sleep(IDLE_SECONDS / 4)
-            before = time.monotonic() - IDLE_SECONDS
-            for line in [line for line in self.open if line.last < before]:
-                line.close("idle")
+            self.close("idle", time.monotonic() - IDLE_SECONDS)
 
     def _most(self) -> int:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -131,8 +153,7 @@ class Lines:
 
     def _crowded_out(self) -> "Line":
         """The connection that has been idle for longest, of the address with most connections."""
-        count = Counter(line.address for line in self.open)
-        return max(self.open, key=lambda line: (count[line.address], -line.last))
+        return next(iter(max(self._open.values(), key=len)))
 
 
 class Line(H11Protocol):
@@ -155,7 +176,7 @@ class Line(H11Protocol):
                 lambda: self, connection, ssl=tls, ssl_handshake_timeout=seconds
             )
         except OSError:
-            self._lines.open.discard(self)
+            self._lines.leave(self)
         except asyncio.CancelledError:
             connection.close()
 
@@ -169,18 +190,20 @@ class Line(H11Protocol):
     def on_response_complete(self) -> None:
         """Notes that a whole request was answered: this is not an idle connection."""
         self.last = time.monotonic()
+        if not self.transport.is_closing():
+            self._lines.enter(self)
         self._lines.watch.responses.inc()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection."""
-        self._lines.open.discard(self)
+        self._lines.leave(self)
         super().connection_lost(exc)
 
     def close(self, why: str) -> None:
         """Closes the connection at once."""
         self._lines.watch.closed.labels(why).inc()
-        self._lines.open.discard(self)
+        self._lines.leave(self)
         transport: Any = self.transport
         if transport is None:
             self._beginning.cancel()

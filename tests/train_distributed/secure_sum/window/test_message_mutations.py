@@ -1,0 +1,315 @@
+"""Every message of the service, changed anywhere: refused by name, and nothing else happens.
+
+A stranger changes bytes; an insider signs what it changed, so that what follows the signature is
+reached as well. `MUTATIONS=100000` is the long run's number.
+"""
+
+import asyncio
+import functools
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+from tests.train_distributed.secure_sum.window.conftest import Service
+from train_distributed.flower.aggregator_app import application
+from train_distributed.flower.aggregator_limits import Credit
+from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
+from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.parties import EVERYONE
+from train_distributed.secure_sum.reports import (
+    HELPER_MESSAGE_BYTES,
+    acknowledge,
+    check_acknowledgement,
+    write_job,
+)
+from train_distributed.secure_sum.window import HELPER, LEADER
+from train_distributed.secure_sum.wire import Kind, payload_of, summary, write
+
+MANY, HEADER = int(os.environ.get("MUTATIONS", 100_000)), 54
+MOST_GROWTH = 16 * 2**20  # bytes of resident memory over the long run
+
+
+@dataclass(frozen=True)
+class Message:
+    """A valid message, and how it is tried; `attempt` raises ProtocolError where it is refused."""
+
+    valid: bytes
+    attempt: Callable[[bytes], Any]
+
+
+def changed(message: bytes, others: list[bytes], draw: random.Random) -> bytes:
+    """One of many ways to change a message."""
+    at, other = draw.randrange(len(message)), draw.choice(others)
+    length = draw.choice([1, 1, 2, 4, 8, 32, 64])
+    kind = draw.randrange(9)
+    if kind == 0:
+        return message[:at] + bytes([message[at] ^ 1 << draw.randrange(8)]) + message[at + 1 :]
+    if kind == 1:
+        return message[:at] + draw.randbytes(length) + message[at + length :]
+    if kind == 2:
+        return message[:at] + message[at + length :]
+    if kind == 3:
+        return message[:at] + draw.randbytes(length) + message[at:]
+    if kind == 4:
+        return message[:at]
+    if kind == 5:
+        return message + draw.randbytes(length)
+    if kind == 6:  # a field of the header
+        at = draw.randrange(HEADER)
+        return message[:at] + bytes([draw.choice([0, 1, 127, 128, 255])]) + message[at + 1 :]
+    if kind == 7:
+        return message[:at] + other[at:]
+    return message[at:] + message[:at]
+
+
+def recorded(service: Service, vector: Callable[..., Any]) -> dict[str, Message]:
+    """All messages of a window with reports of users 0 to 3, the last of which still waits."""
+    leader, helper, keys = service.leader, service.helper, service.keys
+    cached = functools.cache(leader._preparer.prepare)
+    leader._preparer.prepare = cached  # type: ignore[method-assign]
+    jobs = list[bytes]()
+
+    def heard(job: bytes) -> bytes:
+        jobs.append(job)
+        return helper.prepare(job)
+
+    def report(body: bytes) -> None:
+        (answer,) = leader.take([body])
+        if isinstance(answer, ProtocolError):
+            raise answer
+
+    def lost(job: bytes) -> bytes:
+        jobs.append(job)
+        raise OSError
+
+    for user in (0, 1, 2):
+        service.send(user, vector(user))
+    leader.work(heard)
+    service.send(3, vector(3))
+    with pytest.raises(OSError):  # noqa: PT011
+        leader.work(lost)
+    job = jobs[-1]
+    verdicts = helper.prepare(job)
+    fresh = service.report(4, vector(4))
+    status = write_order(service.window, STATUS, (), keys[LEADER])
+    commit = write_order(service.window, COMMIT, (), keys[LEADER])
+    held = service.report(0, vector(0))
+    digest = hashlib.sha256(held).digest()
+    signed = acknowledge(service.window, 0, digest, keys[LEADER])
+    found = {
+        "report": Message(fresh, report),
+        "job": Message(job, helper.prepare),
+        "verdicts": Message(verdicts, lambda m: leader.work(lambda _: m)),
+        "acknowledgement": Message(
+            signed, lambda m: check_acknowledgement(service.window, 0, held, m)
+        ),
+        "summary of a report": Message(summary(fresh[:-HELPER_MESSAGE_BYTES]), leader.sender),
+        "summary of a job": Message(summary(job), helper.sender),
+    }
+    for number, machine in service.machines.items():
+        found[f"STATUS to {number - LEADER}"] = Message(status, machine.order)
+        found[f"COMMIT to {number - LEADER}"] = Message(commit, machine.order)
+    return found
+
+
+def recorded_at_the_end(service: Service) -> tuple[dict[str, Message], np.ndarray]:
+    """All messages of the opening, and the sum."""
+    service.work()
+    commits = service.commits()
+    orders = [write_order(service.window, COMMIT, commits[:1], service.keys[LEADER])]
+    orders.append(write_order(service.window, OPEN, commits, service.keys[LEADER]))
+    openings = [machine.order(orders[1]) for machine in service.machines.values()]
+    found: dict[str, Message] = {}
+    for number, machine in service.machines.items():
+        for order, what in zip(orders, ("COMMIT with a set", "OPEN"), strict=True):
+            found[f"{what} to {number - LEADER}"] = Message(order, machine.order)
+    found["set"] = Message(commits[0], lambda m: combine(service.window, m, openings))
+    found["set of the helper"] = Message(commits[1], lambda m: combine(service.window, m, openings))
+    for place in range(2):
+
+        def opened(message: bytes, place: int = place) -> None:
+            combine(
+                service.window, commits[0], [*openings[:place], message, *openings[place + 1 :]]
+            )
+
+        found[f"share of {place}"] = Message(openings[place], opened)
+    total = combine(service.window, commits[0], openings).total.view(np.int64)
+    return found, total
+
+
+def refuse(messages: dict[str, Message], count: int, draw: random.Random) -> None:
+    """So many changed messages, each kind as often; raises where one is taken."""
+    others = [message.valid for message in messages.values()]
+    kinds = list(messages.items())
+    for number in range(count):
+        name, message = kinds[number % len(kinds)]
+        while (altered := changed(message.valid, others, draw)) in others:
+            pass
+        try:
+            message.attempt(altered)
+        except ProtocolError:
+            continue
+        raise AssertionError(f"{name} was taken: {altered.hex()}")
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def state(service: Service) -> list[Any]:
+    """All rows of both databases."""
+    rows = list[Any]()
+    for store in service.stores.values():
+        with store._sql.transaction() as run:
+            for table in ("fact", "total", "report"):
+                rows.append(run(f"SELECT * FROM {table} ORDER BY 1").fetchall())
+    return rows
+
+
+def whole(service: Service, vector: Callable[..., Any], count: int, seed: int) -> None:
+    """Mutations in the window and at its end; the sum is that of its users, memory is flat."""
+    draw = random.Random(seed)
+    messages = recorded(service, vector)
+    before = state(service)
+    refuse(messages, count // 20, draw)
+    memory = resident()
+    refuse(messages, count // 2, draw)
+    assert state(service) == before
+    messages, total = recorded_at_the_end(service)
+    before = state(service)
+    refuse(messages, count - count // 20 - count // 2, draw)
+    assert state(service) == before
+    assert resident() - memory < MOST_GROWTH
+    np.testing.assert_array_equal(total, sum(vector(user) for user in range(4)))
+
+
+def test_changed_messages_are_refused(make_service, vector) -> None:
+    whole(make_service(6), vector, 2000, 0)
+
+
+@pytest.mark.slow
+def test_many_changed_messages_are_refused(make_service, vector) -> None:
+    whole(make_service(6), vector, MANY, 1)
+
+
+def resigned(service: Service, vector: Callable[..., Any], count: int) -> None:
+    """Payloads that an insider changed and signed: nothing wrong is added, nothing crashes."""
+    draw, messages = random.Random(2), recorded(service, vector)
+    keys, window = service.keys, service.enrolled
+    job, verdicts = messages["job"].valid, messages["verdicts"].valid
+    fresh = service.report(4, vector(4))
+    mine, other = fresh[:-HELPER_MESSAGE_BYTES], fresh[-HELPER_MESSAGE_BYTES:]
+    share = service.leader._preparer.prepare(4, mine).share
+    item = write_job([(other, share)])
+    others = [payload_of(job), payload_of(verdicts), item, b"s", b"c", b"o"]
+    before = state(service)
+    for number in range(count):
+        kind = number % 3
+        if kind == 0:  # the leader's job about a user that the helper does not know
+            payload = changed(item, others, draw)
+            message = write(window, Kind.JOB, LEADER, HELPER, payload, keys[LEADER].signing)
+            added = list[Any]()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(service.stores[HELPER], "add", lambda *g, to=added: not to.append(g))
+                attempt(lambda m=message: service.helper.prepare(m))
+            for _, total in added:
+                assert item in payload or not total.any()
+        elif kind == 1:  # the helper's verdicts
+            payload = changed(payload_of(verdicts), others, draw)
+            message = write(window, Kind.VERDICTS, HELPER, LEADER, payload, keys[HELPER].signing)
+            added = list[Any]()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(
+                    service.stores[LEADER], "decide", lambda *given, to=added: to.append(given)
+                )
+                attempt(lambda m=message: service.leader.work(lambda _: m))
+            for reasons, total in added:
+                assert bool(total.any()) == (not any(reasons.values()))
+        else:  # the operator's order
+            payload = changed(b"s" + draw.randbytes(draw.randrange(40)), others, draw)
+            if payload[:1] == b"s" or payload in (b"c", b"o"):
+                continue
+            message = write(window, Kind.ORDER, LEADER, EVERYONE, payload, keys[LEADER].signing)
+            with pytest.raises(ProtocolError):
+                service.leader.order(message)
+    assert state(service) == before
+
+
+def attempt(work: Callable[[], Any]) -> None:
+    """Does what may be refused by name; any other error is one."""
+    with suppress(ProtocolError):
+        work()
+
+
+def test_what_an_insider_changes_and_signs_adds_nothing(make_service, vector) -> None:
+    resigned(make_service(6), vector, 600)
+
+
+@pytest.mark.slow
+def test_much_that_an_insider_changes_and_signs_adds_nothing(make_service, vector) -> None:
+    resigned(make_service(6), vector, MANY // 5)
+
+
+async def asked(app: Starlette, method: str, path: str, body: bytes, shown: bytes) -> int:
+    """Status of the answer to a request."""
+    headers = [(b"content-length", str(len(body)).encode()), (b"message-summary", shown)]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers}
+    scope |= {"query_string": b"", "client": ("192.0.2.1", 1), "raw_path": path.encode()}
+    sent = list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"]
+
+
+def through_the_service(service: Service, vector: Callable[..., Any], count: int) -> None:
+    """The same over HTTP's application: refused with a status, none is 500."""
+    messages, draw, task = recorded(service, vector), random.Random(3), service.window.digest.hex()
+    apps = {number: application(machine) for number, machine in service.machines.items()}
+    for app in apps.values():
+        app.state.service._limits._credit = app.state.service._limits._all = Credit(10**9, 0.0)
+    places = {
+        "report": (LEADER, "POST", "/reports"),
+        "job": (HELPER, "PUT", "/aggregation_jobs/1"),
+        "STATUS to 0": (LEADER, "POST", ""),
+        "COMMIT to 1": (HELPER, "POST", "/collection_jobs"),
+    }
+    others = [message.valid for message in messages.values()]
+    before = state(service)
+
+    async def run() -> None:
+        for number in range(count):
+            name = list(places)[number % len(places)]
+            aggregator, method, path = places[name]
+            while (body := changed(messages[name].valid, others, draw)) in others:
+                pass
+            shown = changed(messages["summary of a report"].valid, others, draw)
+            got = await asked(apps[aggregator], method, f"/tasks/{task}{path}", body, shown)
+            assert got in (400, 409, 413), (name, got, body.hex())
+
+    asyncio.run(run())
+    assert state(service) == before
+
+
+def test_changed_messages_have_a_status(make_service, vector) -> None:
+    through_the_service(make_service(6), vector, 400)
+
+
+@pytest.mark.slow
+def test_many_changed_messages_have_a_status(make_service, vector) -> None:
+    through_the_service(make_service(6), vector, MANY // 5)

@@ -172,11 +172,15 @@ class Line(H11Protocol):
     async def _connect(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
         seconds = None if tls is None else HANDSHAKE_SECONDS
         try:
+            if tls is not None:  # a connection that says nothing costs no buffers of TLS
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    await _readable(connection)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self, connection, ssl=tls, ssl_handshake_timeout=seconds
             )
         except OSError:
             self._lines.leave(self)
+            connection.close()
         except asyncio.CancelledError:
             connection.close()
 
@@ -209,3 +213,13 @@ class Line(H11Protocol):
             self._beginning.cancel()
         else:
             transport.abort()
+
+
+async def _readable(connection: socket.socket) -> None:
+    """Waits until something has come, or the other end is gone."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)

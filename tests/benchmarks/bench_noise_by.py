@@ -24,6 +24,7 @@ from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, release
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.partition import split
+from train_distributed.privacy.promise import NoiseBy
 
 METHOD = "discriminant"
 
@@ -43,7 +44,7 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     for epsilon in given.epsilons:
         promise = Privacy(epsilon, 1e-5)
-        found: dict[str, list[float]] = {"users": [], "servers": []}
+        found: dict[NoiseBy, list[float]] = {"users": [], "servers": []}
         for seed in range(given.seeds):
             draw = torch.Generator().manual_seed(seed)
             parts = split(labels, given.users, "iid", generator=draw)

@@ -4,9 +4,9 @@ python tests/benchmarks/bench_knowledge.py --embeddings cifar10_lite0 --public t
     --text-encoder package --classifier package --write knowledge.json
 
 The discriminant on public principal coordinates of both sets, with float noise. A source is none,
-names, shuffled names (every class has another's), a number of examples a class, or names and
-examples. Examples are training rows that are taken out of the private set first. Accuracy on at
-most 4,000 test rows; users hold 50 rows each, half of them honest.
+names, shuffled names (every class has another's), numbers ("class_3"), a number of examples a
+class, or names and examples. Examples are training rows that are taken out of the private set
+first. Accuracy on at most 4,000 test rows; users hold 50 rows each, half of them honest.
 """
 
 import argparse
@@ -70,10 +70,11 @@ class Stage:
             rows = self.private.subset(np.sort(np.concatenate(shown)))
             examples = means_by_name(rows, self.transform, self.names)
         rule, words, groups = None, "", []
-        if "names" in parts or "shuffled" in parts:
+        if {"names", "shuffled", "numbers"} & set(parts):
             means = ClassMeans.of(self.public, self.transform, self.sources.classes)
             rule, words = self.sources.rule(self.transform, means)
-            groups = self.sources.vectors(self.names)
+            said = [f"class_{k}" for k in range(len(self.names))]
+            groups = self.sources.vectors(said if "numbers" in parts else self.names)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
         guesses = assembled(self.transform, rule, words, groups, examples, None)
         known = KnownClasses(self.names, guesses) if guesses else None
@@ -123,6 +124,29 @@ def table(cells: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def draw(cells: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy against the number of users, a panel for each of three ε, a line for each source."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True, layout="constrained")
+    sources = list(dict.fromkeys(cell["source"] for cell in cells))
+    for epsilon, panel in zip((0.1, 0.4, 1.2), panels, strict=True):
+        for source in sources:
+            own = [c for c in cells if c["source"] == source and c["epsilon"] == epsilon]
+            users = sorted({c["users"] for c in own})
+            means = [np.mean([c["accuracy"] for c in own if c["users"] == w]) for w in users]
+            label = f"{source} examples a class" if source.isdecimal() else source
+            panel.plot(users, 100 * np.array(means), marker="o", label=label)
+        panel.set(xscale="log", title=f"ε = {epsilon:g}", xlabel="users of 50 pictures")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy, %")
+    panels[-1].legend(title="known of the classes")
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     """Prints the table; writes all cells."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -153,6 +177,7 @@ def main() -> None:
     arguments = {name: str(value) for name, value in vars(given).items() if name != "write"}
     result = {**provenance(), "arguments": arguments, "table": table(cells).split("\n")}
     given.write.write_text(json.dumps(result | {"cells": cells}, indent=1) + "\n")
+    draw(cells, given.write.with_suffix(".png"))
     print(table(cells))
 
 

@@ -217,7 +217,10 @@ class Run:
             fitted = settings.transform_options.fit(public)
             if settings.method != KNOWING:
                 return fitted
-            return self.knowledge.told(fitted, public, private.declared_classes)
+            names = private.declared_classes
+            if not names and self.num_classes is not None:  # declared here, by their numbers
+                names = tuple(map(str, range(self.num_classes)))
+            return self.knowledge.told(fitted, public, names)
         check.left_out("with transform", **self.knowledge.given())
         if settings.transform_options != TransformOptions():
             raise ValueError(

@@ -1,5 +1,6 @@
 """What is public about the private classes, as options, and the guesses that a transform gets."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,6 +90,10 @@ class Knowledge:
         means = ClassMeans.of(public, transform, sources.classes)
         found = None if shown is None else means_by_name(shown, transform, names)
         rule, words = sources.rule(transform, means)
+        if rule is not None:
+            said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
+            nothing = "" if rule.explained > 0 else "names say nothing here: "
+            print(f"{nothing}{said}", file=sys.stderr)
         groups = sources.vectors(self.names or names)
         guesses = assembled(
             transform, rule, words, groups, found, self._alike(names, public, means, transform)

@@ -35,7 +35,8 @@ def rows_of(names: tuple[str, ...], seed: int, each: int = 40) -> EmbeddingSet:
     means = np.stack([mean_of(name) for name in names])
     noise = np.random.default_rng(seed).standard_normal((len(labels), P))
     meta = {"class_names": list(names)}
-    return EmbeddingSet(embeddings=means[labels] + noise, labels=labels, meta=meta)
+    users = np.arange(len(labels)) % 10
+    return EmbeddingSet(embeddings=means[labels] + noise, labels=labels, users=users, meta=meta)
 
 
 def mean_of(name: str) -> np.ndarray:
@@ -244,3 +245,28 @@ def test_examples_serve_ten_users_and_the_report_names_them(
     swapped = replace(data, meta={"class_names": ["dog", "cat", "ship"]})
     with pytest.raises(ValueError, match="class names must be those"):
         release(swapped, "discriminant", Privacy(epsilon, 1e-5), transform=knowing)
+
+
+def test_what_names_explain_is_printed(
+    public: EmbeddingSet,
+    transform: PublicTransform,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Vectors of names that are the class means explain them, random ones nothing."""
+    means = ClassMeans.of(public, transform, 30).means
+    said = dict(zip(public.meta["class_names"], torch.nn.functional.normalize(means), strict=True))
+    for telling in (True, False):
+        vectors = said if telling else {name: unit(1, 99, seed=k)[0] for k, name in enumerate(said)}
+        wanted = next(iter(vectors.values()))
+        monkeypatch.setattr(
+            "pretrain.encoders.text.name_vectors",
+            lambda names, encoder, known=vectors, other=wanted: torch.stack(
+                [known.get(name, other) for name in names]
+            ),
+        )
+        known = Knowledge(text_encoder="package").told(transform, public, NAMES).known
+        printed = capsys.readouterr().err
+        assert ("names say nothing here" in printed) != telling
+        assert "by leaving out one of the names of 30 public classes" in printed
+        assert (known is not None) == telling

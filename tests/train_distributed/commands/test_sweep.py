@@ -277,3 +277,24 @@ def test_two_sweeps_into_one_directory_do_not_mix(sets, tmp_path, monkeypatch):
     monkeypatch.setattr(runner._Stage, "play", meet)
     sweep(sets, tmp_path / "out", "accuracy", seeds=1).run()
     assert met
+
+
+def test_users_shows_what_examples_are_worth(sets, tmp_path):
+    rng = np.random.default_rng(5)
+    labels = np.arange(40) % 4
+    rows = 2 * np.eye(4, 40)[labels] + 0.3 * rng.standard_normal((40, 40))
+    shown = EmbeddingSet(
+        embeddings=rows.astype(np.float32), labels=labels, meta={"class_names": list("abcd")}
+    )
+    shown.save(tmp_path / "shown")
+    more = {"schemes": ("iid",), "epsilons": (0.1,), "rows_per_user": 10}
+    sweep(sets, tmp_path / "out", "users", examples=str(tmp_path / "shown"), **more).run()
+    found = {"nothing": [], "examples": []}
+    for cell in cells(tmp_path / "out"):
+        if cell["label"].startswith("known: "):
+            found[cell["label"].removeprefix("known: ")].append(cell["accuracy"])
+    assert np.mean(found["examples"]) > np.mean(found["nothing"]) + 0.2
+    private = EmbeddingSet.open(sets[0])
+    private.save(tmp_path / "leak")
+    with pytest.raises(ValueError, match="examples must hold no private rows"):
+        sweep(sets, tmp_path / "no", "users", examples=str(tmp_path / "leak"), **more).run()

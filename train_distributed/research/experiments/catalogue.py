@@ -8,6 +8,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.convergence import convergence_jobs
 from train_distributed.research.experiments.cost import cost_jobs
+from train_distributed.research.experiments.known import knowing_transforms, sources_of
 from train_distributed.research.experiments.lineups import (
     our_settings,
     our_transforms,
@@ -17,7 +18,15 @@ from train_distributed.research.experiments.lineups import (
 from train_distributed.research.experiments.rivals import rival_jobs
 from train_distributed.research.experiments.rounds import rounds_work
 from train_distributed.research.experiments.selected import against_choice, user_level
-from train_distributed.research.experiments.work import Sets, Work, in_order, one_after_another
+from train_distributed.research.experiments.work import (
+    Sets,
+    Stage,
+    Work,
+    in_order,
+    joined,
+    one_after_another,
+)
+from train_distributed.simulation.plan import Grid, MethodConfig
 from train_distributed.simulation.scenario import Scenario
 
 MORE_DATA = 67  # Table 2 of the paper
@@ -69,7 +78,21 @@ def users(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -
         for scheme in conditions.schemes
         for users in conditions.users
     ]
-    return _compare(conditions, private, public, scenarios)
+    compared = _compare(conditions, private, public, scenarios)
+    sources = sources_of(conditions)
+    if not sources:
+        return compared
+    plan = Grid(
+        settings=[MethodConfig(f"known: {name}", "discriminant", name) for name in sources],
+        scenarios=scenarios,
+        promises=conditions.promises,
+        seeds=conditions.all_seeds,
+        num_classes=len(private.meta["class_names"]),
+        folds=conditions.folds,
+    )
+    plan.validate()
+    stage = Stage(plan, private, knowing_transforms(sources, private, public), "known")
+    return joined([compared, one_after_another([stage])])
 
 
 def groups(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:

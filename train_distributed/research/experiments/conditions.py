@@ -46,6 +46,12 @@ class Conditions:
     """Number of stratified folds to test on in turn (default: the set's own split)."""
     lineup: tuple[Literal["ours", "paper", "dp-fl"], ...] = ("ours", "paper")
     """Methods to compare, where the experiment leaves them open."""
+    text_encoder: str | None = None
+    """users: also what the names of the classes are worth, as in `run`."""
+    classifier: str | None = None
+    """users: with --text-encoder, the encoder's own classifier, as in `run`."""
+    examples: str | None = None
+    """users: also what this public embedding set of the private classes is worth, as in `run`."""
     components: tuple[int, ...] = (32, 128)
     """Numbers of public directions for rivals, without the constant column."""
     tasks: int = 6

@@ -55,7 +55,7 @@ def fields(record: Any) -> None:
 
 
 def types(hint: Any, **values: Any) -> None:
-    """Of a type, as annotations write it; truth values are no numbers.
+    """Every value is of the annotated type; truth values are no numbers.
 
     Text that is none of the choices that are text is a ValueError.
     """

@@ -167,7 +167,7 @@ class SumTask(ABC):
 
     @property
     def if_all_others_collude(self) -> str:
-        """What is left of the promise where all others work together, in words."""
+        """Sentence on the promise that remains where all other parties work together."""
         if self.guarantee.privacy.noise_by == "servers":
             return "if the two servers collude: they see all that was sent, whatever epsilon says"
         alone = rounded_up(self.epsilon_if_all_others_collude)

@@ -250,7 +250,7 @@ def _read(window: WindowWithKeys, message: bytes, aggregator: int) -> Envelope:
 
 
 def _context(window: Window | WindowWithKeys, user: int, aggregator: int, head: bytes) -> bytes:
-    """What a sealed share is bound to."""
+    """Bytes that a sealed share is bound to: its window, its parties and its head."""
     parties = user.to_bytes(4, "big") + aggregator.to_bytes(4, "big")
     return b"report, version 2" + window.digest + parties + head
 

@@ -28,7 +28,7 @@ class KnownBefore:
 
     @classmethod
     def of(cls, knowledge: Knowledge, public: EmbeddingSet) -> "KnownBefore | None":
-        """What the options say; None: nothing that can be played through.
+        """Knowledge that the options give; None: nothing that can be played through.
 
         Raises ValueError for options that do not serve.
         """

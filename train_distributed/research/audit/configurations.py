@@ -83,7 +83,7 @@ def standing() -> tuple[Target | EvaluationTarget, ...]:
 
 
 def by_servers() -> tuple[Target | EvaluationTarget, ...]:
-    """The same where each of two servers adds all the noise.
+    """All configurations of `standing`, with two servers that each add all the noise.
 
     The attacker knows the noise of one of them, and all about every user but one.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -26,6 +26,7 @@ GROUP = 10  # public classes in one class of a task, at most
 SHARE = 4  # a task uses one in so many public classes, at most
 ROUNDS = 20  # of balanced k-means
 COMPONENTS = (64, 128, 256, 512)
+KINDS: tuple[Directions, ...] = ("principal", "mixed", "discriminant")
 MANY = 256  # components from which on the noise of the moments matters
 UNEVEN = 2.0  # of every other task: odd classes have so many times the rows of even ones
 HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
@@ -86,7 +87,7 @@ class Candidates:
 
         `rounds` are T further sums, an alternative to none; 0: one sum only.
         """
-        kinds = product(sorted({min(q, dim) for q in COMPONENTS}), get_args(Directions))
+        kinds = product(sorted({min(q, dim) for q in COMPONENTS}), KINDS)
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
         }

@@ -63,7 +63,8 @@ def draw_frontier(
         for name, line in drawn.items():
             _draw_line(axis, line, colours[name], name)
         axis.axhline(100 * chance, color="grey", linewidth=1)
-        axis.text(places[0], 100 * chance, "guessing ", va="bottom", color="dimgrey", fontsize=8)
+        beside = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": 8}
+        axis.text(0.01, 100 * chance, "guessing", color="dimgrey", **beside)
         axis.set(xscale="log", xlabel=AXES[x], title=words)
         axis.set_xticks(places, [f"{place:g}" for place in places])
         axis.minorticks_off()
@@ -135,9 +136,9 @@ def _label(axis: Axes, drawn: dict[str, Line], colours: dict[str, str]) -> None:
     """Names at the ends of lines, apart from each other, or a legend for many."""
     ends: list[tuple[float, float, str]] = []
     for name, line in drawn.items():
-        places = [place for place in line if place is not None]
-        if places:
-            ends.append((100 * line[max(places)].mean, max(places), name))
+        last = max((place for place in line if place is not None), default=None)
+        place = axis.get_xlim()[1] if last is None else last
+        ends.append((100 * line[last].mean, place, name))
     if len(ends) > MOST_LABELS:
         axis.legend(fontsize=7)
         return

@@ -123,7 +123,7 @@ def fit_and_apply(
     transform = PublicTransform.fit(public, **options)
     if knowledge is not None:
         declared = () if private is None else private.declared_classes
-        transform = knowledge.told(transform, public, declared)
+        transform = knowledge.added_to(transform, public, declared)
         if private is not None and transform.seen is not None and not leak:
             refuse_seen(transform.seen, private)
     report = {

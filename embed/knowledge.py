@@ -49,7 +49,7 @@ class Knowledge:
         if self.classifier and self.text_encoder is None:
             raise ValueError("text_encoder must be given with classifier, got none")
 
-    def told(
+    def added_to(
         self, transform: "PublicTransform", public: "EmbeddingSet", class_names: Sequence[str]
     ) -> "PublicTransform":
         """The transform with guesses of these classes; it has seen the examples' rows as well.

@@ -168,7 +168,7 @@ def test_a_file_keeps_the_guesses_under_its_hash(
 ) -> None:
     shown = rows_of(NAMES, 2, 5)
     shown.save(tmp_path / "shown")
-    known = Knowledge(examples=tmp_path / "shown").told(transform, public, NAMES)
+    known = Knowledge(examples=tmp_path / "shown").added_to(transform, public, NAMES)
     for number, each in enumerate((transform, known, known)):
         each.save(tmp_path / f"{number}.safetensors")
     plain, first, second = ((tmp_path / f"{n}.safetensors").read_bytes() for n in range(3))
@@ -189,15 +189,15 @@ def test_a_file_keeps_the_guesses_under_its_hash(
 def test_public_classes_of_the_same_names_are_examples_by_themselves() -> None:
     public = rows_of((*NAMES, "bird"), 1)
     fitted = PublicTransform.fit(public, components=3)
-    known = Knowledge().told(fitted, public, NAMES).known
+    known = Knowledge().added_to(fitted, public, NAMES).known
     assert known is not None
     assert known.words == ["120 public examples of 3 classes"]
-    assert Knowledge().told(fitted, public, ("cat", "cow")).known is None
-    assert Knowledge(examples=NONE).told(fitted, public, NAMES).known is None
+    assert Knowledge().added_to(fitted, public, ("cat", "cow")).known is None
+    assert Knowledge(examples=NONE).added_to(fitted, public, NAMES).known is None
     numbered = rows_of(("0", "1", "2"), 1)
     fitted = PublicTransform.fit(numbered, components=2)
-    assert Knowledge().told(fitted, numbered, ("0", "1")).known is None
-    assert Knowledge().told(fitted, numbered, ("0", "1", "2")).known is not None
+    assert Knowledge().added_to(fitted, numbered, ("0", "1")).known is None
+    assert Knowledge().added_to(fitted, numbered, ("0", "1", "2")).known is not None
 
 
 def test_a_private_picture_among_the_examples_is_refused(
@@ -206,7 +206,7 @@ def test_a_private_picture_among_the_examples_is_refused(
     private, shown = rows_of(NAMES, 3), rows_of(NAMES, 4, 5)
     shown.embeddings[7] = private.embeddings[50]
     shown.save(tmp_path / "shown")
-    knowing = Knowledge(examples=tmp_path / "shown").told(transform, public, NAMES)
+    knowing = Knowledge(examples=tmp_path / "shown").added_to(transform, public, NAMES)
     with pytest.raises(ValueError, match="private rows, got 1 of 120"):
         release(private, "discriminant", Privacy(1.0, 1e-5), transform=knowing)
     private.save(tmp_path / "private")
@@ -230,7 +230,7 @@ def test_examples_serve_ten_users_and_the_report_names_them(
     tmp_path: Path, public: EmbeddingSet, transform: PublicTransform, epsilon: float
 ) -> None:
     rows_of(NAMES, 5, 20).save(tmp_path / "shown")
-    knowing = Knowledge(examples=tmp_path / "shown").told(transform, public, NAMES)
+    knowing = Knowledge(examples=tmp_path / "shown").added_to(transform, public, NAMES)
     data = rows_of(NAMES, 6, 100)
     data = replace(
         data, split=(np.arange(300) % 3 == 0).astype(np.uint8), users=np.arange(300) % 10
@@ -265,7 +265,7 @@ def test_what_names_explain_is_printed(
                 [known.get(name, other) for name in names]
             ),
         )
-        known = Knowledge(text_encoder="package").told(transform, public, NAMES).known
+        known = Knowledge(text_encoder="package").added_to(transform, public, NAMES).known
         printed = capsys.readouterr().err
         assert ("names say nothing here" in printed) != telling
         assert "by leaving out one of the names of 30 public classes" in printed

@@ -220,7 +220,7 @@ class Run:
             names = private.declared_classes
             if not names and self.num_classes is not None:  # declared here, by their numbers
                 names = tuple(map(str, range(self.num_classes)))
-            return self.knowledge.told(fitted, public, names)
+            return self.knowledge.added_to(fitted, public, names)
         check.left_out("with transform", **self.knowledge.given())
         if settings.transform_options != TransformOptions():
             raise ValueError(

@@ -53,7 +53,7 @@ class KnownBefore:
             shown[own[: min(self.examples, int(HELD_BACK * len(own)))]] = True
         return shown
 
-    def told(
+    def added_to(
         self,
         transform: PublicTransform,
         public: EmbeddingSet,

@@ -204,7 +204,7 @@ def rehearse(
                 examples = compression.apply(examples)
             of_task = [np.flatnonzero(groups == k).tolist() for k in range(classes)]
             transforms = {
-                name: here.told(each, fitted_on, of_task, examples)
+                name: here.added_to(each, fitted_on, of_task, examples)
                 for name, each in transforms.items()
             }
         yield from run_trials(compression.apply(posed), transforms, plan, finished=finished)

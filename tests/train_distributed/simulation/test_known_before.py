@@ -60,7 +60,7 @@ def test_a_task_does_not_know_the_means_of_its_own_classes() -> None:
     )
     transform = PublicTransform.fit(rest, components=5)
     before = KnownBefore(Sources(L, "package", vectors))
-    one, other = (before.told(transform, each, groups, None).known for each in (public, moved))
+    one, other = (before.added_to(transform, each, groups, None).known for each in (public, moved))
     assert one is not None
     assert other is not None
     assert torch.equal(one.guesses[0].means, other.guesses[0].means)

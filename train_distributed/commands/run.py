@@ -128,6 +128,9 @@ class Run:
             private, TRAIN, self.scheme, self.users, generator, concentration=self.concentration
         )
         partition = simulated or own_partition(private, single=self.users == 1)
+        if partition.counts.numel() == 1:
+            clip = settings.options.get("user_clip")
+            check.left_out("for a single user", user_clip=clip)
         classes = known_classes(private, self.num_classes)
         known = PublicFacts(
             sizes=partition.counts,

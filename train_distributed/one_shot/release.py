@@ -87,10 +87,6 @@ class ReleaseRequest:
         method, source = self.method, self.source
         if isinstance(method, str):
             options = self.facts.options(method, self.options)
-            if options.get("user_clip") is not None and len(source.users.sizes) == 1:
-                raise ValueError(
-                    f"user_clip must be left out for a single user, got {options['user_clip']}"
-                )
             return build_method(method, source.transform, source.num_classes, options)
         if self.options:
             raise ValueError(f"options must go into the Method itself, got {sorted(self.options)}")

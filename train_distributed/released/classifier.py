@@ -118,7 +118,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise ValueError(f"classes must be two or more, got {len(self.classes_)} class")
         users = np.zeros(len(y), np.int64)
-        if groups is not None:
+        if groups is None:
+            clip = (self.options or {}).get("user_clip")
+            check.left_out("for a single user", user_clip=clip)
+        else:
             users = np.unique(column_or_1d(groups), return_inverse=True)[1]
             check_consistent_length(y, users)
         meta = {"class_names": list(map(str, self.classes_)), **(COUNTED if counted else {})}

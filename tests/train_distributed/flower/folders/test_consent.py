@@ -142,7 +142,8 @@ def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) 
     assert float(alone) > 2.96
 
 
-def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys) -> None:
+def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("train_distributed.flower.aggregator_client.SECONDS", 1.0)
     home = federated(Report)
     capsys.readouterr()
     with pytest.raises(OSError, match="must answer"):  # nobody answers there

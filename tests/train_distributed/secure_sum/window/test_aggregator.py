@@ -143,11 +143,15 @@ def test_a_report_that_the_leader_alone_refuses_is_taken_back(
     np.testing.assert_array_equal(opened.total.view(np.int64), vector(0) + vector(2))
 
 
+def altered(message: bytes) -> bytes:
+    return message[:-1] + bytes([message[-1] ^ 1])
+
+
 def test_an_altered_answer_of_the_helper_is_not_believed(make_service, vector) -> None:
     service = make_service()
     service.send(0, vector(0))
     with pytest.raises(BadSignature):
-        service.leader.work(lambda job: service.helper.prepare(job)[:-1] + b"\0")
+        service.leader.work(lambda job: altered(service.helper.prepare(job)))
     stale = service.helper.prepare
     service.send(1, vector(1))
     before: list[bytes] = []

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from embed import EmbeddingSet
+from embed.store import columns
 
 OF_THE_SUM = ("class_prior",)  # of a report: read off the noised sum, which the promise covers
 
@@ -37,6 +38,12 @@ def rows_of(rows: EmbeddingSet) -> Iterator[tuple[Any, ...]]:
             users[user] if users else user,
             int(rows.split[place]),
         )
+
+
+def with_users(rows: EmbeddingSet) -> EmbeddingSet:
+    """The rows, all of one user where the set names none."""
+    named = columns(rows) | {"users": users_of(rows)}
+    return EmbeddingSet(embeddings=rows.embeddings, **named, meta=rows.meta)
 
 
 def users_of(rows: EmbeddingSet) -> np.ndarray:

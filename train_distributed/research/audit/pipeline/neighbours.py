@@ -29,6 +29,7 @@ from train_distributed.research.audit.pipeline.compared import (
     differing,
     rows_of,
     users_of,
+    with_users,
 )
 from train_distributed.research.audit.pipeline.records import Record, replacements
 from train_distributed.research.audit.pipeline.sources import (
@@ -130,8 +131,9 @@ def checks(pipeline: PipelineAudit) -> Iterator[Check]:
             second = aligned(first, second)
             found += of_draws(first, second, kind)
             found.append(of_exclusion(first, second, kind, pipeline.folder))
-            found += [of_sums(first, second, kind, transform, *each) for each in METHODS]
-            found += of_evaluations(first, second, kind, transform)
+            named = with_users(first), with_users(second)
+            found += [of_sums(*named, kind, transform, *each) for each in METHODS]
+            found += of_evaluations(*named, kind, transform)
     yield from sorted(found, key=lambda check: (check.command, check.where))
 
 

@@ -132,7 +132,7 @@ class Scene:
                 self.end_headers()
                 self.wfile.write(b"d")
 
-            def log_message(self, *words: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:
                 pass
 
         server = HTTPServer(("127.0.0.1", 0), Answer)

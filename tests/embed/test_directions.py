@@ -1,6 +1,7 @@
 """Directions that separate public classes: Fisher's, by an independent solver."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -52,11 +53,8 @@ def test_they_solve_the_generalised_eigenproblem_in_its_units(kind: Directions) 
 
 def test_tempered_directions_are_principal_ones_of_other_lengths() -> None:
     public = classes()
-    given = {"components": 5, "shrinkage": 0.0, "clip_quantile": 1.0}
-    plain, white, tempered = (
-        PublicTransform.fit(public, **given, **more)
-        for more in ({"whiten": False}, {}, {"directions": "tempered"})
-    )
+    fit = partial(PublicTransform.fit, public, components=5, shrinkage=0.0, clip_quantile=1.0)
+    plain, white, tempered = fit(whiten=False), fit(), fit(directions="tempered")
     assert torch.equal(tempered.basis, plain.basis)
     deviations = white.scale.double() / white.scale[-1]
     assert torch.allclose(tempered.scale / tempered.scale[-1], (deviations**TEMPER).float())

@@ -36,7 +36,7 @@ def knowing_transforms(
 
     options = TransformOptions(components=min(KNOWING, public.dim), directions="mixed")
     fitted, names = options.fit(public), tuple(map(str, private.meta["class_names"]))
-    told = {name: each.told(fitted, public, names) for name, each in sources.items()}
+    told = {name: each.added_to(fitted, public, names) for name, each in sources.items()}
     for each in told.values():
         if each.seen is not None:
             refuse_seen(each.seen, private)

@@ -18,9 +18,10 @@ class TransformOptions:
     """Number of public directions to keep (default: in `run` as many as a public rule allows for
     the noise; elsewhere all)."""
     directions: Literal["principal", "tempered", "mixed", "discriminant"] | None = None
-    """principal: largest variance; tempered: the same, but the leading ones stay longer;
-    discriminant: best separation of labelled public classes; mixed: between principal and
-    discriminant (default: in `run` tempered for method discriminant, otherwise principal)."""
+    """principal: largest variance; tempered: the same, but not brought to equal variance, so that
+    noise hides the leading ones less; discriminant: best separation of labelled public classes;
+    mixed: between principal and discriminant (default: in `run` tempered for method discriminant,
+    otherwise principal)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1

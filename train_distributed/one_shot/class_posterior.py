@@ -7,8 +7,9 @@ In each of q features, class k of n_k rows has a noised mean d_k, and a public g
 
 V says how wrong the guess is, t is its scale; g is a shift that all classes share, as private
 pictures are darker or blurrier than public ones, C the public covariance; c is what the noise of
-all classes has in common (0: nothing). Guesses, t and γ are weighed by their evidence, so that a
-guess which the sum contradicts does no harm. All of it is post-processing of a private sum.
+all classes has in common (0: nothing). Guesses, t and γ are weighed by their evidence: a
+guess that the sum contradicts is dropped. Where the sum says little, a wrong guess stays and does
+harm. All of it is post-processing of a private sum.
 """
 
 import math

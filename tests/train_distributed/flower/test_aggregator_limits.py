@@ -64,9 +64,9 @@ async def held(room: Room, owner: object, length: int, *, came: int = 0) -> asyn
                 entered.set_result(body)
                 await asyncio.sleep(60)
         except (NoRoom, TimeoutError) as error:
-            if not entered.done():
-                entered.set_exception(error)
-            raise
+            if entered.done():
+                raise
+            entered.set_exception(error)  # and not the task's as well, whom nobody asks
 
     task = asyncio.create_task(hold())
     await entered

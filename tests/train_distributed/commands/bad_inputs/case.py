@@ -15,11 +15,10 @@ OUT = {  # commands that write a directory: it is told to replace a model, which
 Spoil = Callable[[Path], object]  # of the folder that the command runs in
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """A row of a table."""
 
-    name: str
     typed: str  # without the program's name
     says: str  # a regular expression: argument, rule, value
     spoil: Spoil | None = None
@@ -32,11 +31,9 @@ class Case:
         return words + (["--out", "old", "--overwrite"] if writes and "--out" not in words else [])
 
 
-def table(*rows: tuple[str, str, str] | tuple[str, str, str, Spoil | None]) -> list[Case]:
-    """Cases of (name, typed, says) or (name, typed, says, spoil)."""
-    return [
-        Case(name=r[0], typed=r[1], says=r[2], spoil=r[3] if len(r) > 3 else None) for r in rows
-    ]
+def table(*rows: tuple[str, str] | tuple[str, str, Spoil | None]) -> list[Case]:
+    """Cases of (typed, says) or (typed, says, spoil)."""
+    return [Case(*row) for row in rows]
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:

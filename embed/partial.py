@@ -11,19 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from embed import store
 from embed.draws import greatest, random_keys
-from embed.store import (
-    TEST,
-    TRAIN,
-    EmbeddingSet,
-    columns,
-    hash_rows,
-    read_blocks,
-    select_rows,
-    write_companions,
-    write_header,
-    write_rows,
-)
 from pretrain.cli.output import new_file
 from pretrain.datasets import ImageSet
 from pretrain.intake.splits import count_of_tests
@@ -104,7 +93,7 @@ class Partial:
         with new_file(self._marker(shard)) as partial:
             partial.write_text(json.dumps(list(unreadable.items())) if unreadable else "")
 
-    def finish(self) -> EmbeddingSet | None:
+    def finish(self) -> store.EmbeddingSet | None:
         """Renames the set once every shard is finished, by the last process; None before."""
         with self._locked():
             if self.rows.exists():
@@ -115,7 +104,7 @@ class Partial:
                     self.out.rename(self.partial / "replaced")
                 whole.rename(self.out)
             shutil.rmtree(self.partial, ignore_errors=True)
-        return EmbeddingSet.open(self.out)
+        return store.EmbeddingSet.open(self.out)
 
     def _give_up(self, workers: IO[str]) -> None:
         with self._locked(), contextlib.suppress(BlockingIOError):
@@ -161,9 +150,9 @@ class Partial:
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
         try:
-            write_companions(self.rows.parent, **columns(self.images), meta=self.meta)
+            store.write_companions(self.rows.parent, **store.columns(self.images), meta=self.meta)
             with self.rows.open("wb") as file:
-                write_header(file, (len(self.images), self.dim), self.dtype)
+                store.write_header(file, (len(self.images), self.dim), self.dtype)
                 row = self.dim * self.dtype.itemsize
                 os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
         except OSError as error:
@@ -188,10 +177,10 @@ class Partial:
         copy, count = self.partial / "readable", int(kept.sum())
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()
-        rows = select_rows(read_blocks(self.rows), kept)
-        write_rows(copy / "embeddings.npy", rows, (count, self.dim))
+        rows = store.select_rows(store.read_blocks(self.rows), kept)
+        store.write_rows(copy / "embeddings.npy", rows, (count, self.dim))
         split = {"split": self._split(self.images.split[kept])}
-        write_companions(copy, **columns(self.images, kept) | split, meta=self.meta)
+        store.write_companions(copy, **store.columns(self.images, kept) | split, meta=self.meta)
         lines = (f"{self.images.image_name(row)}\t{why}\n" for row, why in unreadable.items())
         (copy / "unreadable.txt").write_text("".join(lines), errors="surrogateescape")
         self._describe(copy, {"rows": count, "unreadable": len(unreadable)})
@@ -205,13 +194,15 @@ class Partial:
         """
         if (share := self.meta.get("test_share")) is None:
             return split
-        train = np.flatnonzero(split == TRAIN)
+        train = np.flatnonzero(split == store.TRAIN)
         count = np.array([count_of_tests(len(train), share, "records")])
         drawn = greatest(random_keys(len(train)), np.zeros(len(train), np.int64), count)
-        return np.where(np.isin(np.arange(len(split)), train[drawn]), TEST, split).astype(np.uint8)
+        return np.where(np.isin(np.arange(len(split)), train[drawn]), store.TEST, split).astype(
+            np.uint8
+        )
 
     def _describe(self, directory: Path, found: dict[str, Any]) -> None:
-        content = {"content_hash": hash_rows(read_blocks(directory / "embeddings.npy"))}
+        content = {"content_hash": store.hash_rows(store.read_blocks(directory / "embeddings.npy"))}
         with new_file(directory / "meta.json") as partial:
             meta = self.meta | found | content
             partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")

@@ -26,16 +26,7 @@ from numpy.typing import NDArray
 
 from train_distributed.proofs import field
 from train_distributed.proofs.field import Elements, InvalidShare
-from train_distributed.secure_sum.errors import (
-    MalformedMessage,
-    NotYet,
-    OutOfOrder,
-    ProtocolError,
-    ReplayedMessage,
-    SetMismatch,
-    TooFewUsers,
-    WrongSender,
-)
+from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opening
@@ -124,7 +115,7 @@ class Aggregator(ABC):
         limits = {Kind.ORDER: order_bytes(self.window.window) - OVERHEAD}
         envelope = read(self.window, message, EVERYONE, limits)
         if envelope.sender != LEADER:
-            raise WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
+            raise errors.WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
         what, signed = envelope.payload[:1], envelope.payload[1:]
         if what == STATUS:
             return self._status().encode()
@@ -133,7 +124,7 @@ class Aggregator(ABC):
             return self._commit(commits)
         if what == OPEN:
             return self._open(commits)
-        raise MalformedMessage(f"ORDER must be {STATUS!r}, {COMMIT!r} or {OPEN!r}")
+        raise errors.MalformedMessage(f"ORDER must be {STATUS!r}, {COMMIT!r} or {OPEN!r}")
 
     def _status(self) -> str:
         counts = self._store.counts()
@@ -153,7 +144,9 @@ class Aggregator(ABC):
     def _open(self, commits: dict[int, Envelope]) -> bytes:
         own = commits.pop(self.number, None)
         if own is None or self._store.detail(self.window.digest, "commit") is None:
-            raise OutOfOrder(f"aggregator {self.number - LEADER} must commit before it opens")
+            raise errors.OutOfOrder(
+                f"aggregator {self.number - LEADER} must commit before it opens"
+            )
         opening = self._opening()
         opening.commit(own.payload)
         for envelope in commits.values():
@@ -183,14 +176,14 @@ class Leader(Aggregator):
 
     number = LEADER
 
-    def take(self, reports: Sequence[bytes]) -> list[bytes | ProtocolError]:
+    def take(self, reports: Sequence[bytes]) -> list[bytes | errors.ProtocolError]:
         """Keeps reports; those that it acknowledges are on the disk.
 
         Returns:
             For each the signed acknowledgement, or why it is refused. A report that is held is
             acknowledged again; another one of the same user is refused.
         """
-        answers: list[bytes | ProtocolError] = []
+        answers: list[bytes | errors.ProtocolError] = []
         fresh: dict[int, tuple[int, bytes, bytes]] = {}
         users = list[int]()
         for report in reports:
@@ -200,7 +193,7 @@ class Leader(Aggregator):
                 fresh.setdefault(user, (user, digest, report))
                 answers.append(digest)
                 users.append(user)
-            except ProtocolError as error:
+            except errors.ProtocolError as error:
                 answers.append(error)
                 users.append(-1)
         held = {user: line.digest for user, line in self._store.lines(list(fresh)).items()}
@@ -208,10 +201,10 @@ class Leader(Aggregator):
         try:
             self._check_time()
             held |= self._store.keep(new)
-        except OutOfOrder as error:
+        except errors.OutOfOrder as error:
             late = error
         else:
-            late = OutOfOrder("report must be kept, is not")
+            late = errors.OutOfOrder("report must be kept, is not")
         return [
             self._answer(user, answer, held.get(user), late)
             if isinstance(answer, bytes)
@@ -220,12 +213,12 @@ class Leader(Aggregator):
         ]
 
     def _answer(
-        self, user: int, digest: bytes, held: bytes | None, late: OutOfOrder
-    ) -> bytes | ProtocolError:
+        self, user: int, digest: bytes, held: bytes | None, late: errors.OutOfOrder
+    ) -> bytes | errors.ProtocolError:
         if held is None:
             return late
         if held != digest:
-            return ReplayedMessage(f"user {user} must report once, has another report")
+            return errors.ReplayedMessage(f"user {user} must report once, has another report")
         return acknowledge(self.window.window, user, digest, self._keys)
 
     def check_open(self) -> None:
@@ -236,7 +229,7 @@ class Leader(Aggregator):
     def _check_time(self) -> None:
         window, now = self.window.window, self._clock()
         if not window.opens <= now < window.closes:
-            raise OutOfOrder(
+            raise errors.OutOfOrder(
                 f"report must come from {window.opens} to {window.closes}, came at {now:.0f}"
             )
 
@@ -253,7 +246,7 @@ class Leader(Aggregator):
                 _, own, helper = check_report(self.window, report)
                 try:
                     prepared[user] = self._preparer.prepare(user, own), helper
-                except (ProtocolError, InvalidShare) as error:
+                except (errors.ProtocolError, InvalidShare) as error:
                     verdicts[user] = str(error)
             if prepared:
                 job = write_job((helper, own.share) for own, helper in prepared.values())
@@ -287,15 +280,15 @@ class Leader(Aggregator):
                 store.close_gate()
                 counts = store.counts()
                 if counts[WAITING]:
-                    raise NotYet(f"{counts[WAITING]} reports must be decided first")
+                    raise errors.NotYet(f"{counts[WAITING]} reports must be decided first")
             if counts[ADDED] < least:
                 store.open_gate()
                 users = counts[ADDED] + counts[WAITING]
-                raise TooFewUsers(f"users must be >= {least} to be opened, got {users}")
+                raise errors.TooFewUsers(f"users must be >= {least} to be opened, got {users}")
         return self._opening().commit(_bitmap(store.held()))
 
     def _taken_back(self, user: int, line: Line) -> Elements:
-        raise OutOfOrder(f"set must hold user {user}, whom the leader holds")
+        raise errors.OutOfOrder(f"set must hold user {user}, whom the leader holds")
 
 
 class Helper(Aggregator):
@@ -315,7 +308,7 @@ class Helper(Aggregator):
         limits = {Kind.JOB: job_bytes(self.window)}
         envelope = read(self.window, message, HELPER, limits)
         if envelope.sender != LEADER:
-            raise WrongSender(f"JOB must come from the leader, got {envelope.sender}")
+            raise errors.WrongSender(f"JOB must come from the leader, got {envelope.sender}")
         items = {
             self._preparer.user_of(own): (own, share) for own, share in read_job(envelope.payload)
         }
@@ -338,7 +331,7 @@ class Helper(Aggregator):
         try:
             prepared = self._preparer.prepare(user, own)
             message, out = self._preparer.decide(prepared, share)
-        except (ProtocolError, InvalidShare) as error:
+        except (errors.ProtocolError, InvalidShare) as error:
             return Line(digest, REFUSED, str(error).encode()), total
         return Line(digest, ADDED, message + prepared.seed), field.add(total, out)
 
@@ -350,11 +343,11 @@ class Helper(Aggregator):
     def _commit(self, commits: dict[int, Envelope]) -> bytes:
         """Signs the leader's set, and closes the window."""
         if LEADER not in commits:
-            raise OutOfOrder("the leader must commit first, its COMMIT is missing")
+            raise errors.OutOfOrder("the leader must commit first, its COMMIT is missing")
         bitmap = commits[LEADER].payload
         unknown = np.flatnonzero(_bits(self.window, bitmap) & ~self._store.held())
         if len(unknown):
-            raise SetMismatch(
+            raise errors.SetMismatch(
                 f"set must have users held by the helper, got {len(unknown)} others, "
                 f"{unknown[:10].tolist()}"
             )
@@ -397,7 +390,9 @@ def _commits(window: WindowWithKeys, signed: bytes) -> dict[int, Envelope]:
     for piece in pieces:
         envelope = read(window, piece, EVERYONE, {Kind.COMMIT: set_bytes(window)})
         if envelope.sender not in window.servers or envelope.sender in found:
-            raise WrongSender(f"COMMIT must come once from an aggregator, got {envelope.sender}")
+            raise errors.WrongSender(
+                f"COMMIT must come once from an aggregator, got {envelope.sender}"
+            )
         count_in(window.order, envelope.payload)
         found[envelope.sender] = envelope
     return found

@@ -22,25 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
+from train_distributed.secure_sum import keys
 from train_distributed.secure_sum.errors import BadSeal, BadSignature, InconsistentShares
-from train_distributed.secure_sum.keys import (
-    KEY_BYTES,
-    SIGNATURE_BYTES,
-    TAG_BYTES,
-    agree,
-    decrypt,
-    encrypt,
-    exchange_key,
-    verify,
-)
 from train_distributed.secure_sum.prg import derive
 from train_distributed.secure_sum.secagg import Advert, SecAgg
 from train_distributed.secure_sum.shamir import SHARE_BYTES
 
 HASH_BYTES = 32
-WORD_BYTES = SIGNATURE_BYTES
-_SEALED = KEY_BYTES + 2 * SHARE_BYTES + TAG_BYTES
-DEAL_BYTES = _SEALED + 2 * HASH_BYTES + SIGNATURE_BYTES
+WORD_BYTES = keys.SIGNATURE_BYTES
+_SEALED = keys.KEY_BYTES + 2 * SHARE_BYTES + keys.TAG_BYTES
+DEAL_BYTES = _SEALED + 2 * HASH_BYTES + keys.SIGNATURE_BYTES
 HASHES = slice(_SEALED, _SEALED + 2 * HASH_BYTES)  # the part of a deal that shows both hashes
 _PLACE = struct.Struct(">IIB")
 _SHARE = b"share"
@@ -86,18 +77,18 @@ def write_deal(
     Raises:
         BadSeal: the receiver's key is of small order.
     """
-    private, context = exchange_key(once), link.context
-    key = derive(agree(private, link.adverts[1].sealing), context)
+    private, context = keys.exchange_key(once), link.context
+    key = derive(keys.agree(private, link.adverts[1].sealing), context)
     hashes = _hashes(link, shares)
     public = private.public_key().public_bytes_raw()
-    body = public + encrypt(key, b"".join(shares)) + hashes
+    body = public + keys.encrypt(key, b"".join(shares)) + hashes
     return body + signing.sign(context + body)
 
 
 def check_signature(link: Link, packet: bytes) -> None:
     """Raises BadSignature unless the sender signed this packet, of either kind."""
-    body, signature = packet[:-SIGNATURE_BYTES], packet[-SIGNATURE_BYTES:]
-    verify(link.setup.session.users[link.sender], signature, link.context + body)
+    body, signature = packet[: -keys.SIGNATURE_BYTES], packet[-keys.SIGNATURE_BYTES :]
+    keys.verify(link.setup.session.users[link.sender], signature, link.context + body)
 
 
 def open_deal(link: Link, packet: bytes, sealing: X25519PrivateKey) -> tuple[bytes, bytes]:
@@ -109,7 +100,7 @@ def open_deal(link: Link, packet: bytes, sealing: X25519PrivateKey) -> tuple[byt
         InconsistentShares: the shares are not those whose hashes it shows.
     """
     check_signature(link, packet)
-    key = derive(agree(sealing, packet[:KEY_BYTES]), link.context)
+    key = derive(keys.agree(sealing, packet[: keys.KEY_BYTES]), link.context)
     return _checked(link, packet, key)
 
 
@@ -117,10 +108,10 @@ def is_sound(link: Link, packet: bytes, once: bytes) -> bool:
     """Whether a packet, opened by its dealer with the key used once, is as it must be."""
     try:
         check_signature(link, packet)
-        private = exchange_key(once)
-        if private.public_key().public_bytes_raw() != packet[:KEY_BYTES]:
+        private = keys.exchange_key(once)
+        if private.public_key().public_bytes_raw() != packet[: keys.KEY_BYTES]:
             return False
-        _checked(link, packet, derive(agree(private, link.adverts[1].sealing), link.context))
+        _checked(link, packet, derive(keys.agree(private, link.adverts[1].sealing), link.context))
     except (BadSignature, BadSeal, InconsistentShares):
         return False
     return True
@@ -162,7 +153,7 @@ def packet_bytes(deals: bool) -> int:
 
 
 def _checked(link: Link, packet: bytes, key: bytes) -> tuple[bytes, bytes]:
-    plain = decrypt(key, packet[KEY_BYTES:_SEALED])
+    plain = keys.decrypt(key, packet[keys.KEY_BYTES : _SEALED])
     shares = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
     if _hashes(link, shares) != packet[HASHES]:
         raise InconsistentShares(f"shares of user {link.sender} must have the hashes it shows")

@@ -4,17 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
+from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.conviction import ComplaintResolver, Recall, Recovery
-from train_distributed.secure_sum.errors import (
-    MalformedMessage,
-    Misbehaviour,
-    OutOfOrder,
-    ProtocolError,
-    ReplayedMessage,
-    SetMismatch,
-    TooFewUsers,
-    WrongSender,
-)
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -103,14 +94,16 @@ class SecAggServer:
         envelope = read(self._session, message, SERVER, self._sizes)
         kind, user, place = envelope.kind, envelope.sender, PLACE[envelope.kind]
         if not self._open or place > self._round:
-            raise OutOfOrder(f"{kind.name} does not belong to the round of {self.expects.name}")
+            raise errors.OutOfOrder(
+                f"{kind.name} does not belong to the round of {self.expects.name}"
+            )
         if place < self._round or user in self._here:
-            raise ReplayedMessage(f"{kind.name} of user {user} came late or again")
+            raise errors.ReplayedMessage(f"{kind.name} of user {user} came late or again")
         if user not in self._invited:
-            raise WrongSender(f"user {user} has dropped out, got {kind.name}")
+            raise errors.WrongSender(f"user {user} has dropped out, got {kind.name}")
         try:
             self._take[kind](envelope, message)
-        except ProtocolError as error:
+        except errors.ProtocolError as error:
             self._expel({user: f"{kind.name}: {type(error).__name__}: {error}"})
             raise
         self._here.add(user)
@@ -127,7 +120,7 @@ class SecAggServer:
             OutOfOrder: the last round is ended by `finish`.
         """
         if not self._open or self.expects is Kind.REVEAL:
-            raise OutOfOrder("advance must come before the last round")
+            raise errors.OutOfOrder("advance must come before the last round")
         ends = {
             Kind.ADVERTISE: self._send_neighbours,
             Kind.KEY_SHARES: self._send_inboxes,
@@ -137,7 +130,7 @@ class SecAggServer:
         }
         try:
             messages = ends[self.expects]()
-        except ProtocolError:
+        except errors.ProtocolError:
             self._open = False
             raise
         self._invited, self._here = frozenset(messages), set()
@@ -156,12 +149,12 @@ class SecAggServer:
             Misbehaviour: without `recall`; nothing is released.
         """
         if not self._open or self.expects is not Kind.REVEAL:
-            raise OutOfOrder("convict must come once, after the last round")
+            raise errors.OutOfOrder("convict must come once, after the last round")
         try:
             self._secrets, false = self._unmasking.secrets()
             if false:
                 self._recover(false)
-        except ProtocolError:
+        except errors.ProtocolError:
             self._open = False
             raise
         self._round += 1
@@ -183,11 +176,11 @@ class SecAggServer:
         if self._open and self.expects is Kind.REVEAL:
             self.convict()
         if not self._open or self.expects is not Kind.EXPOSED:
-            raise OutOfOrder("finish must come once, after the last round")
+            raise errors.OutOfOrder("finish must come once, after the last round")
         self._open = False
         if self._recovery is not None:
             if self.waiting_for:
-                raise Misbehaviour(self.culprits)
+                raise errors.Misbehaviour(self.culprits)
             self._recovery.take_off(self._total)
         masks = self._unmasking.masks(self._secrets)
         self._journal.claim(self._session.digest, "open", self._statement)
@@ -200,14 +193,14 @@ class SecAggServer:
         self._expel(liars)
         before = self._unmasking.survivors
         if self._recall is None or len(before - false.keys()) < self._setup.graph.signers:
-            raise Misbehaviour(liars)
+            raise errors.Misbehaviour(liars)
         self._recovery = Recovery(self._roster, before, false, self._told, self._recall)
         self._unmasking.survivors = before - false.keys()
 
     @property
     def _recovered(self) -> Recovery:
         if self._recovery is None:
-            raise OutOfOrder("EXPOSED must answer a proof")
+            raise errors.OutOfOrder("EXPOSED must answer a proof")
         return self._recovery
 
     def _take_advert(self, envelope: Envelope, message: bytes) -> None:
@@ -216,15 +209,15 @@ class SecAggServer:
     def _take_masked(self, envelope: Envelope, message: bytes) -> None:
         content = envelope.content
         if len(content) != self._sizes[Kind.MASKED]:
-            raise MalformedMessage(f"MASKED must hold {self._session.dimension} words")
+            raise errors.MalformedMessage(f"MASKED must hold {self._session.dimension} words")
         if content[:STATEMENT_BYTES] != self._setup.told(self._sharing):
-            raise SetMismatch("users must mask with the users named to them")
+            raise errors.SetMismatch("users must mask with the users named to them")
         self._total += np.frombuffer(content, WORD, offset=STATEMENT_BYTES)
         self._told[envelope.sender] = envelope.rest + signature_of(message)
 
     def _take_agreed(self, envelope: Envelope, message: bytes) -> None:
         if envelope.payload != self._statement:
-            raise SetMismatch("users must sign the survivors named to them")
+            raise errors.SetMismatch("users must sign the survivors named to them")
         self._agreed[envelope.sender] = signature_of(message)
 
     def _send_neighbours(self) -> Mapping[int, bytes]:
@@ -257,7 +250,7 @@ class SecAggServer:
         self._complaints.close()
         self._expel(self._complaints.liars | self._complaints.guilty)
         if self._complaints.guilty:
-            raise Misbehaviour(self._complaints.guilty)
+            raise errors.Misbehaviour(self._complaints.guilty)
         survivors = self._enough(self._told)
         self._roster.check_lists(survivors)
         self._unmasking = Unmasking(self._roster, survivors, self._mail.hashes)
@@ -282,7 +275,7 @@ class SecAggServer:
     def _enough(self, users: Iterable[int]) -> frozenset[int]:
         left, least = frozenset(users), self._setup.graph.signers
         if len(left) < least:
-            raise TooFewUsers(
+            raise errors.TooFewUsers(
                 f"users must be >= {least} after {self.expects.name}, got {len(left)}"
             )
         return left

@@ -8,16 +8,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from train_distributed.secure_sum import errors, secagg
 from train_distributed.secure_sum.conviction import check_proof, proof_bytes
-from train_distributed.secure_sum.errors import (
-    OutOfOrder,
-    ProtocolError,
-    ReplayedMessage,
-    SetMismatch,
-    TooFewUsers,
-    WrongReceiver,
-    WrongSender,
-)
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, exchange_key
 from train_distributed.secure_sum.masks import pair_seed
@@ -33,17 +25,6 @@ from train_distributed.secure_sum.packets import (
 )
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import add_stream, derive, new_seed, subtract_stream
-from train_distributed.secure_sum.secagg import (
-    ADVERTISE_BYTES,
-    COMPLAINT_BYTES,
-    SERVER,
-    Advert,
-    SecAgg,
-    cut,
-    pack_entries,
-    unpack_entries,
-    unpack_messages,
-)
 from train_distributed.secure_sum.secagg_rounds import longest_to_user
 from train_distributed.secure_sum.session import set_bytes
 from train_distributed.secure_sum.shamir import split
@@ -65,7 +46,7 @@ class SecAggUser:
     """
 
     def __init__(
-        self, setup: SecAgg, user: int, keys: PrivateKeys, vector: Vector, journal: Journal
+        self, setup: secagg.SecAgg, user: int, keys: PrivateKeys, vector: Vector, journal: Journal
     ) -> None:
         if not callable(vector):
             check_vector(vector, setup.session.dimension)
@@ -76,13 +57,13 @@ class SecAggUser:
         self._seed, self._packet_seed, list_seed = new_seed(), new_seed(), new_seed()
         public = [key.public_key().public_bytes_raw() for key in (self._sealing, self._masking)]
         commitment = setup.commitment(user, self._seed)
-        self._advert = Advert(b"".join([*public, commitment, list_seed]))
+        self._advert = secagg.Advert(b"".join([*public, commitment, list_seed]))
         self._list = setup.list_of(user, list_seed)
-        self._peers: dict[int, Advert] = {}
+        self._peers: dict[int, secagg.Advert] = {}
         self._lists: dict[int, tuple[int, ...]] = {}  # of the users that have this one on theirs
         self._sent: dict[int, bytes] = {}  # partner -> this user's packet for it
         self._shares: dict[int, tuple[bytes, bytes]] = {}
-        self._masks: dict[int, tuple[Advert, bytes]] = {}  # partner -> advert, mask seed
+        self._masks: dict[int, tuple[secagg.Advert, bytes]] = {}  # partner -> advert, mask seed
         self._survivor_check: SurvivorCheck | None = None
         self._alive: frozenset[int] | None = None  # survivors, once shares were revealed
         self._expected: Kind | None = None
@@ -111,24 +92,24 @@ class SecAggUser:
         """
         envelope = read(self._session, message, self._user, self._largest)
         kind, payload = envelope.kind, envelope.payload
-        if envelope.sender != SERVER:
-            raise WrongSender(f"sender must be the server, got {envelope.sender}")
+        if envelope.sender != secagg.SERVER:
+            raise errors.WrongSender(f"sender must be the server, got {envelope.sender}")
         if kind is Kind.ACCUSED:
             return self._defend(payload)
         if kind is Kind.CONVICTED:
             return self._expose(payload)
         if self._expected is None:
-            raise OutOfOrder(f"{kind.name} came outside a session")
+            raise errors.OutOfOrder(f"{kind.name} came outside a session")
         if kind < self._expected:
-            raise ReplayedMessage(f"{kind.name} must come once, came again")
+            raise errors.ReplayedMessage(f"{kind.name} must come once, came again")
         if kind > self._expected:
-            raise OutOfOrder(f"{self._expected.name} must come next, got {kind.name}")
+            raise errors.OutOfOrder(f"{self._expected.name} must come next, got {kind.name}")
         answers = (self._share_keys, self._mask, self._agree, self._reveal)
         place = _ORDER.index(kind)
         self._expected, before = (*_ORDER, None)[place + 1], self._expected
         try:
             return answers[place](payload)
-        except ProtocolError:
+        except errors.ProtocolError:
             self._expected = before
             raise
 
@@ -154,23 +135,27 @@ class SecAggUser:
         self._peers, self._lists, self._sent = peers, lists, sent
         return self._write(Kind.KEY_SHARES, b"".join(sent.values()))
 
-    def _partners(self, payload: bytes) -> tuple[dict[int, Advert], dict[int, tuple[int, ...]]]:
+    def _partners(
+        self, payload: bytes
+    ) -> tuple[dict[int, secagg.Advert], dict[int, tuple[int, ...]]]:
         """Reads the partners' advertisements, and the lists of those that chose this user."""
-        peers: dict[int, Advert] = {}
+        peers: dict[int, secagg.Advert] = {}
         lists: dict[int, tuple[int, ...]] = {}
         own = frozenset(self._list)
-        for message in unpack_messages(payload, ADVERTISE_BYTES):
-            envelope = read(self._session, message, self._user, {Kind.ADVERTISE: ADVERTISE_BYTES})
-            sender, advert = envelope.sender, Advert(envelope.payload)
+        for message in secagg.unpack_messages(payload, secagg.ADVERTISE_BYTES):
+            envelope = read(
+                self._session, message, self._user, {Kind.ADVERTISE: secagg.ADVERTISE_BYTES}
+            )
+            sender, advert = envelope.sender, secagg.Advert(envelope.payload)
             if sender in peers:
-                raise ReplayedMessage(f"partner {sender} must be named once, got another")
+                raise errors.ReplayedMessage(f"partner {sender} must be named once, got another")
             if sender not in self._session.users:
-                raise WrongSender(f"ADVERTISE must come from a user, got {sender}")
+                raise errors.WrongSender(f"ADVERTISE must come from a user, got {sender}")
             chosen = self._setup.list_of(sender, advert.list_seed)
             if self._user in chosen:
                 lists[sender] = chosen
             elif sender not in own:
-                raise WrongSender(f"sender must be a partner, got {sender}")
+                raise errors.WrongSender(f"sender must be a partner, got {sender}")
             peers[sender] = advert
         return peers, lists
 
@@ -180,14 +165,16 @@ class SecAggUser:
         self._check_set(sharing, "shared keys")
         unknown = sharing.intersection(self._list) - self._peers.keys()
         if unknown:
-            raise SetMismatch(f"users on its list must have advertised, got {sorted(unknown)[:10]}")
+            raise errors.SetMismatch(
+                f"users on its list must have advertised, got {sorted(unknown)[:10]}"
+            )
         partners = sharing & self._peers.keys()
-        packets = cut(payload[sets:], {p: packet_bytes(p in self._lists) for p in partners})
+        packets = secagg.cut(payload[sets:], {p: packet_bytes(p in self._lists) for p in partners})
         shares = {}
         for peer, packet in packets.items():
             try:
                 shares[peer] = self._open(peer, packet)
-            except ProtocolError:
+            except errors.ProtocolError:
                 self._expected = None
                 named = struct.pack(">I", peer) + hashlib.sha256(packet).digest()
                 return self._write(Kind.COMPLAINT, named, EVERYONE)
@@ -219,15 +206,19 @@ class SecAggUser:
     def _defend(self, payload: bytes) -> bytes:
         """Opens packets to those that complain about them, if it is this user's own they saw."""
         opened = {}
-        for message in unpack_messages(payload, COMPLAINT_BYTES):
-            complaint = read(self._session, message, self._user, {Kind.COMPLAINT: COMPLAINT_BYTES})
+        for message in secagg.unpack_messages(payload, secagg.COMPLAINT_BYTES):
+            complaint = read(
+                self._session, message, self._user, {Kind.COMPLAINT: secagg.COMPLAINT_BYTES}
+            )
             sender = complaint.sender
             packet = self._sent.get(sender, b"")
             named = struct.pack(">I", self._user) + hashlib.sha256(packet).digest()
             if complaint.payload != named or len(packet) != packet_bytes(True):
-                raise WrongReceiver(f"user {sender} must complain about a deal of this user's")
+                raise errors.WrongReceiver(
+                    f"user {sender} must complain about a deal of this user's"
+                )
             opened[sender] = self._once(sender)
-        return self._write(Kind.DEFENCE, pack_entries(opened))
+        return self._write(Kind.DEFENCE, secagg.pack_entries(opened))
 
     def _agree(self, payload: bytes) -> bytes:
         survivors = self._session.users_of(payload)
@@ -244,40 +235,42 @@ class SecAggUser:
         }
         self._alive = alive
         self._forget()
-        return self._write(Kind.REVEAL, pack_entries(revealed))
+        return self._write(Kind.REVEAL, secagg.pack_entries(revealed))
 
     def _expose(self, payload: bytes) -> bytes:
         """Names the seeds of masks shared with dealers that are proven to have lied."""
         if self._alive is None:
-            raise OutOfOrder("REVEAL must be sent first")
+            raise errors.OutOfOrder("REVEAL must be sent first")
         exposed = {}
-        for dealer, proof in unpack_entries(payload, proof_bytes(self._setup)).items():
+        for dealer, proof in secagg.unpack_entries(payload, proof_bytes(self._setup)).items():
             if dealer not in self._masks:
-                raise WrongSender(f"proof must be about a partner, got {dealer}")
+                raise errors.WrongSender(f"proof must be about a partner, got {dealer}")
             advert, seed = self._masks[dealer]
             which = SEED if dealer in self._alive else KEY
             check_proof(self._setup, dealer, advert, which, proof)
             exposed[dealer] = seed
-        return self._write(Kind.EXPOSED, pack_entries(exposed))
+        return self._write(Kind.EXPOSED, secagg.pack_entries(exposed))
 
     @property
     def _listed(self) -> SurvivorCheck:
         if self._survivor_check is None:
-            raise OutOfOrder("MASKED must be sent first")
+            raise errors.OutOfOrder("MASKED must be sent first")
         return self._survivor_check
 
     def _check_set(self, users: frozenset[int], what: str) -> None:
         signers = self._setup.graph.signers
         if len(users) < signers:
-            raise TooFewUsers(f"users that {what} must be >= {signers}, got {len(users)}")
+            raise errors.TooFewUsers(f"users that {what} must be >= {signers}, got {len(users)}")
         if self._user not in users:
-            raise SetMismatch(f"users that {what} must include this user")
+            raise errors.SetMismatch(f"users that {what} must include this user")
         self._check_list(users, what)
 
     def _check_list(self, users: Collection[int], what: str) -> None:
         count, threshold = sum(u in users for u in self._list), self._setup.graph.threshold
         if count < threshold:
-            raise TooFewUsers(f"users of its list that {what} must be >= {threshold}, got {count}")
+            raise errors.TooFewUsers(
+                f"users of its list that {what} must be >= {threshold}, got {count}"
+            )
 
     def _once(self, peer: int) -> bytes:
         """The private key used once, for the packet to a partner."""
@@ -288,5 +281,5 @@ class SecAggUser:
         self._seed = self._packet_seed = bytes(KEY_BYTES)
         del self._sealing, self._masking
 
-    def _write(self, kind: Kind, payload: bytes, receiver: int = SERVER) -> bytes:
+    def _write(self, kind: Kind, payload: bytes, receiver: int = secagg.SERVER) -> bytes:
         return write(self._session, kind, self._user, receiver, payload, self._keys.signing)

@@ -21,15 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.errors import (
-    MalformedMessage,
-    OversizedMessage,
-    ReplayedMessage,
-    TruncatedMessage,
-    WrongReceiver,
-    WrongSender,
-    WrongSession,
-)
+from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import WORD
@@ -87,12 +79,14 @@ class Envelope:
     def check_once(self, taken: Container[int]) -> None:
         """Raises ReplayedMessage where one was taken of this sender before."""
         if self.sender in taken:
-            raise ReplayedMessage(f"{self.kind.name} must come once, got another of {self.sender}")
+            raise errors.ReplayedMessage(
+                f"{self.kind.name} must come once, got another of {self.sender}"
+            )
 
     def check_server(self, session: Agreement) -> None:
         """Raises WrongSender unless a server has sent it."""
         if self.sender not in session.servers:
-            raise WrongSender(f"{self.kind.name} must come from a server, got {self.sender}")
+            raise errors.WrongSender(f"{self.kind.name} must come from a server, got {self.sender}")
 
 
 def write(
@@ -116,12 +110,14 @@ def read(
     kind, sender, length = _checked(session, message, receiver, largest)
     limit = largest[kind]
     if len(message) > OVERHEAD + min(length, limit):
-        raise OversizedMessage(
+        raise errors.OversizedMessage(
             f"{kind.name} payload must be <= {limit} bytes and {length} as its header says, "
             f"got {len(message) - OVERHEAD}"
         )
     if len(message) < OVERHEAD + length:
-        raise TruncatedMessage(f"payload must be {length} bytes, got {len(message) - OVERHEAD}")
+        raise errors.TruncatedMessage(
+            f"payload must be {length} bytes, got {len(message) - OVERHEAD}"
+        )
     key = _key(session, sender, receiver)
     content = memoryview(message)[_HEADER.size : -SIGNATURE_BYTES]
     shown, rest = _digest(kind, content)
@@ -147,10 +143,10 @@ def check_summary(
         ProtocolError: nobody has, or not a message that `read` would take.
     """
     if len(shown) != SUMMARY_BYTES:
-        raise MalformedMessage(f"summary must be {SUMMARY_BYTES} bytes, got {len(shown)}")
+        raise errors.MalformedMessage(f"summary must be {SUMMARY_BYTES} bytes, got {len(shown)}")
     kind, sender, length = _checked(session, shown, receiver, largest)
     if length > largest[kind]:
-        raise OversizedMessage(f"payload must be <= {largest[kind]} bytes, got {length}")
+        raise errors.OversizedMessage(f"payload must be <= {largest[kind]} bytes, got {length}")
     key = _key(session, sender, receiver)
     statement = _DOMAIN + shown[:-SIGNATURE_BYTES]
     verify(key, shown[-SIGNATURE_BYTES:], statement)
@@ -190,13 +186,13 @@ def kind_of(message: bytes) -> str:
     try:
         return Kind(kind).name.lower()
     except ValueError as error:
-        raise MalformedMessage(f"kind must be a known one, got {error}") from error
+        raise errors.MalformedMessage(f"kind must be a known one, got {error}") from error
 
 
 def _claimed(message: bytes) -> tuple[Any, ...]:
     """The fields of a header as it lies there, nothing checked but that it is whole."""
     if len(message) < OVERHEAD:
-        raise TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
+        raise errors.TruncatedMessage(f"message must be >= {OVERHEAD} bytes, got {len(message)}")
     return _HEADER.unpack_from(message)
 
 
@@ -206,23 +202,23 @@ def _checked(
     """Kind, sender and length of payload that a header claims, if such a message may come here."""
     magic, version, kind, digest, sender, to, length = _claimed(message)
     if (magic, version) != (MAGIC, VERSION):
-        raise MalformedMessage(
+        raise errors.MalformedMessage(
             f"message must be {MAGIC!r} version {VERSION}, got {magic!r} {version}"
         )
     if kind not in largest:
         expected = ", ".join(k.name for k in largest)
-        raise MalformedMessage(f"kind must be one of {expected}, got {kind}")
+        raise errors.MalformedMessage(f"kind must be one of {expected}, got {kind}")
     if digest != session.digest:
-        raise WrongSession(f"session must be {session.digest.hex()}, got {digest.hex()}")
+        raise errors.WrongSession(f"session must be {session.digest.hex()}, got {digest.hex()}")
     if to not in (receiver, EVERYONE):
-        raise WrongReceiver(f"receiver must be {receiver}, got {to}")
+        raise errors.WrongReceiver(f"receiver must be {receiver}, got {to}")
     return Kind(kind), sender, length
 
 
 def _key(session: Agreement, sender: int, receiver: int) -> bytes:
     key = session.verifying_key(sender)
     if key is None or sender == receiver:
-        raise WrongSender(f"sender must be another party of the session, got {sender}")
+        raise errors.WrongSender(f"sender must be another party of the session, got {sender}")
     return key
 
 
@@ -238,7 +234,7 @@ def bytes_to_words(payload: Octets, count: int) -> NDArray[np.uint64]:
         MalformedMessage: not `count` words long.
     """
     if len(payload) != count * WORD.itemsize:
-        raise MalformedMessage(f"vector must be {count} words, got {len(payload)} bytes")
+        raise errors.MalformedMessage(f"vector must be {count} words, got {len(payload)} bytes")
     return np.frombuffer(payload, WORD)
 
 

@@ -9,20 +9,10 @@ from pretrain.cli.output import new_directory
 from train_distributed.commands.choices import OneSumMethodName
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
+from train_distributed.flower.documents import party
 from train_distributed.flower.documents.certificates import CA, renew_certificates
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.limits import Limits
-from train_distributed.flower.documents.party import (
-    MOST_ROWS,
-    NAME,
-    NAME_RULE,
-    PRIVATE,
-    SUFFIX,
-    Party,
-    node_key,
-    read_private,
-    write_party,
-)
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -52,20 +42,20 @@ class Join:
         Raises:
             ValueError: a setting out of range, or keys that cannot be read.
         """
-        if not NAME.fullmatch(self.name):
-            raise ValueError(f"name must be {NAME_RULE}, got {self.name!r}")
+        if not party.NAME.fullmatch(self.name):
+            raise ValueError(f"name must be {party.NAME_RULE}, got {self.name!r}")
         rows = self._rows()
-        made = (self.folder / PRIVATE).exists()
-        keys = read_private(self.folder) if made else write_party(self.folder)
+        made = (self.folder / party.PRIVATE).exists()
+        keys = party.read_private(self.folder) if made else party.write_party(self.folder)
         public = keys.public
-        out = self.folder / f"{self.name}{SUFFIX}"
-        Party(
+        out = self.folder / f"{self.name}{party.SUFFIX}"
+        party.Party(
             name=self.name,
             role="server" if self.server else "user",
             rows=rows,
             verifying=public.verifying.hex(),
             sealing=public.sealing.hex(),
-            node=node_key(self.folder),
+            node=party.node_key(self.folder),
         ).write(out, keys)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
         return out
@@ -91,7 +81,7 @@ class Join:
             own.need_labels()
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
         assert rows is not None
-        check.within(f"[1, {MOST_ROWS}]", rows=rows)
+        check.within(f"[1, {party.MOST_ROWS}]", rows=rows)
         return rows
 
 
@@ -256,5 +246,5 @@ class Renew:
         if self.authority:
             invitation = Invitation.read(self.folder / INVITATION)
             shutil.copyfile(tls / CA, invitation.ca)
-            invitation.sign(read_private(self.folder))
+            invitation.sign(party.read_private(self.folder))
             print(f"hand {self.folder / INVITATION / CA} to every party")

@@ -5,19 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from train_distributed.flower.documents import terms
 from train_distributed.flower.documents.document import Document
-from train_distributed.flower.documents.terms import (
-    ASSUMED,
-    HASH,
-    MOST_CLASSES,
-    SIZES,
-    Terms,
-    privacy_fields,
-    read_class_names,
-    read_privacy,
-    read_sizes,
-    sizes_field,
-)
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluation_bounds import MOST_BINS
 
@@ -53,8 +42,8 @@ class EvaluationTerms:
             "bins": self.bins,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
-            **sizes_field(self.sizes),
-            **privacy_fields(self.privacy, len(self.sizes)),
+            **terms.sizes_field(self.sizes),
+            **terms.privacy_fields(self.privacy, len(self.sizes)),
         }
 
     @staticmethod
@@ -65,25 +54,27 @@ class EvaluationTerms:
             ValueError: naming file, field, rule and value.
         """
         document = Document(path, task, "task.")
-        document.only(_REQUIRED, [*ASSUMED, SIZES])
+        document.only(_REQUIRED, [*terms.ASSUMED, terms.SIZES])
         document.text("kind", re.compile(KIND), f'"{KIND}"')
-        names = read_class_names(document, document.whole("num_classes", 2, MOST_CLASSES))
+        names = terms.read_class_names(
+            document, document.whole("num_classes", 2, terms.MOST_CLASSES)
+        )
         return EvaluationTerms(
-            model=document.text("model", HASH, "a SHA-256 in hexadecimal"),
+            model=document.text("model", terms.HASH, "a SHA-256 in hexadecimal"),
             bins=document.whole("bins", 0, MOST_BINS),
             class_names=names,
-            sizes=read_sizes(document, users),
-            privacy=read_privacy(document),
+            sizes=terms.read_sizes(document, users),
+            privacy=terms.read_privacy(document),
         )
 
 
-def read_terms(task: dict[str, Any], users: set[int], path: Path) -> Terms | EvaluationTerms:
+def read_terms(task: dict[str, Any], users: set[int], path: Path) -> terms.Terms | EvaluationTerms:
     """Terms of a federation, of either kind.
 
     Raises:
         ValueError: naming file, field, rule and value.
     """
-    kind = EvaluationTerms if "kind" in task else Terms
+    kind = EvaluationTerms if "kind" in task else terms.Terms
     return kind.read(task, users, path)
 
 

@@ -11,13 +11,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
 
-from train_distributed.flower.transport.flower_internals import (
-    get_all_nested_objects,
-    get_object_tree,
-    get_object_type_from_object_content,
-    inflate_object_from_contents,
-    make_message,
-)
+from train_distributed.flower.transport import flower_internals as flower
 
 RECORD, FIELD, QUERY = "secure-sum", "message", "query"
 _UNIQUE = "unique"  # 16 random bytes: no two messages share an object, whose life Flower would mix
@@ -40,12 +34,14 @@ def wrap(content: bytes | Error, **fields: Any) -> tuple[Message, Any, dict[str,
     if isinstance(content, bytes):
         values = ConfigRecord({FIELD: content, _UNIQUE: secrets.token_bytes(16)})
         record = RecordDict({RECORD: values})
-        message = make_message(metadata=metadata, content=record)
+        message = flower.make_message(metadata=metadata, content=record)
     else:
-        message = make_message(metadata=metadata, error=content)
+        message = flower.make_message(metadata=metadata, error=content)
     message.metadata.__dict__["_message_id"] = message.object_id
-    objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-    return message, get_object_tree(message), objects
+    objects = {
+        name: part.deflate() for name, part in flower.get_all_nested_objects(message).items()
+    }
+    return message, flower.get_object_tree(message), objects
 
 
 def unwrap(tree: Any, fetch: Callable[[str], bytes | None], largest: int) -> bytes | None:
@@ -70,11 +66,11 @@ def unwrap(tree: Any, fetch: Callable[[str], bytes | None], largest: int) -> byt
         if not content:
             return None
         left -= len(content)
-        if left < 0 or get_object_type_from_object_content(content) != kind:
+        if left < 0 or flower.get_object_type_from_object_content(content) != kind:
             raise Foreign(f"message must be {_KINDS} of <= {largest} bytes, got others")
         contents[tree.object_id] = content
         tree = tree.children[0] if depth < 2 else tree
-    message: Any = inflate_object_from_contents(name, contents)
+    message: Any = flower.inflate_object_from_contents(name, contents)
     found = message.content.config_records.get(RECORD, {}).get(FIELD)
     if not isinstance(found, bytes) or len(message.content) != 1:
         raise Foreign(f"message must hold {RECORD}.{FIELD}, got {sorted(message.content)}")

@@ -12,25 +12,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error
 
 from train_distributed.flower.transport import causes
+from train_distributed.flower.transport import flower_internals as flower
 from train_distributed.flower.transport.envelope import QUERY, Foreign, unwrap, wrap
-from train_distributed.flower.transport.flower_internals import (
-    SUPERLINK_NODE_ID,
-    ActivateNodeRequest,
-    ConfirmMessageReceivedRequest,
-    DeactivateNodeRequest,
-    ErrorCode,
-    FleetHttpClient,
-    Node,
-    NodeAuthHttpInterceptor,
-    PullMessagesRequest,
-    PullObjectRequest,
-    PushMessagesRequest,
-    PushObjectRequest,
-    SendNodeHeartbeatRequest,
-    message_to_proto,
-    public_key_to_bytes,
-    remove_content_from_message,
-)
 from train_distributed.flower.transport.frames import Beat
 
 HEARTBEAT_SECONDS = 10.0  # Flower's least; a node is away after two without
@@ -66,21 +49,23 @@ class Fleet:
         private = load_ssh_private_key(config["key"].encode(), None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise Refused(f"node key must be P-384, got {type(private).__name__}")
-        self._public = public_key_to_bytes(private.public_key())
-        self._client = FleetHttpClient.from_server_address(
+        self._public = flower.public_key_to_bytes(private.public_key())
+        self._client = flower.FleetHttpClient.from_server_address(
             config["address"],
             False,
             config["ca"].encode(),
-            interceptors=[NodeAuthHttpInterceptor(private, private.public_key())],
+            interceptors=[flower.NodeAuthHttpInterceptor(private, private.public_key())],
         )
         self._largest = int(config["largest"])
-        self._node = Node()
+        self._node = flower.Node()
         self._due = Beat(0.8 * HEARTBEAT_SECONDS)
 
     def __enter__(self) -> Self:
-        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_SECONDS)
+        request = flower.ActivateNodeRequest(
+            public_key=self._public, heartbeat_interval=HEARTBEAT_SECONDS
+        )
         try:
-            self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+            self._node = flower.Node(node_id=self._client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             self._client.close()
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
@@ -96,7 +81,7 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(httpx.HTTPError):
-            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+            self._client.DeactivateNode(flower.DeactivateNodeRequest(node_id=self._node.node_id))
         self._client.close()
 
     def beat(self) -> None:
@@ -106,7 +91,7 @@ class Fleet:
             Refused: the SuperLink has forgotten it.
         """
         if self._due.due():
-            request = SendNodeHeartbeatRequest(
+            request = flower.SendNodeHeartbeatRequest(
                 node=self._node, heartbeat_interval=HEARTBEAT_SECONDS
             )
             if not self._client.SendNodeHeartbeat(request).success:
@@ -119,7 +104,7 @@ class Fleet:
             Foreign: something else came; it has been answered with an error.
         """
         self.beat()
-        response = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        response = self._client.PullMessages(flower.PullMessagesRequest(node=self._node))
         if not response.messages_list:
             return None
         metadata = response.messages_list[0].metadata
@@ -134,7 +119,9 @@ class Fleet:
             if isinstance(error, httpx.HTTPError):
                 raise
             foreign = error if isinstance(error, Foreign) else Foreign(type(error).__name__)
-            self._reply(metadata, Error(ErrorCode.UNKNOWN, f"this node runs no apps: {foreign}"))
+            self._reply(
+                metadata, Error(flower.ErrorCode.UNKNOWN, f"this node runs no apps: {foreign}")
+            )
             raise foreign from error
         self._confirm(metadata.run_id, tree.object_id)
         return Question(content, metadata)
@@ -148,7 +135,7 @@ class Fleet:
         self._reply(question.metadata, answer)
 
     def _object(self, run: int, name: str) -> bytes | None:
-        request = PullObjectRequest(node=self._node, run_id=run, object_id=name)
+        request = flower.PullObjectRequest(node=self._node, run_id=run, object_id=name)
         for _ in range(OBJECT_TRIES):
             response = self._client.PullObject(request)
             if response.object_available or not response.object_found:
@@ -157,7 +144,9 @@ class Fleet:
         return None
 
     def _confirm(self, run: int, name: str) -> None:
-        request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
+        request = flower.ConfirmMessageReceivedRequest(
+            node=self._node, run_id=run, message_object_id=name
+        )
         self._client.ConfirmMessageReceived(request)
 
     def _reply(self, to: Any, content: bytes | Error) -> None:
@@ -165,22 +154,24 @@ class Fleet:
             content,
             run_id=to.run_id,
             src_node_id=self._node.node_id,
-            dst_node_id=SUPERLINK_NODE_ID,
+            dst_node_id=flower.SUPERLINK_NODE_ID,
             reply_to_message_id=to.message_id,
             group_id=to.group_id,
             ttl=max(1.0, to.created_at + to.ttl - time.time()),
         )
         response = self._client.PushMessages(
-            PushMessagesRequest(
+            flower.PushMessagesRequest(
                 node=self._node,
-                messages_list=[message_to_proto(remove_content_from_message(message))],
+                messages_list=[
+                    flower.message_to_proto(flower.remove_content_from_message(message))
+                ],
                 message_object_trees=[tree],
                 clientapp_runtime_list=[0.0],
             )
         )
         for name in response.objects_to_push:
             self._client.PushObject(
-                PushObjectRequest(
+                flower.PushObjectRequest(
                     node=self._node,
                     run_id=to.run_id,
                     object_id=name,

@@ -15,25 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from typing import Any
 
-from train_distributed.flower.transport.flower_internals import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    TIMESTAMP_TOLERANCE,
-    ActivateNodeRequest,
-    ConfirmMessageReceivedRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PullObjectRequest,
-    PushMessagesRequest,
-    PushObjectRequest,
-    SendNodeHeartbeatRequest,
-    bytes_to_public_key,
-    fleet_handlers,
-    verify_signature,
-)
+from train_distributed.flower.transport import flower_internals as flower
 
-handlers = fleet_handlers()
+handlers = flower.fleet_handlers()
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -44,7 +28,11 @@ _PREFIX, _OBJECT = "/v1/fleet/", "push-object"
 _MEDIA = b"application/x-protobuf"
 _KEY, _SIGNATURE, _TIME = (
     name.lower().encode()
-    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+    for name in (
+        flower.FLEET_HTTP_PUBLIC_KEY_HEADER,
+        flower.FLEET_HTTP_SIGNATURE_HEADER,
+        flower.TIMESTAMP_HEADER,
+    )
 )
 
 
@@ -65,24 +53,30 @@ class FleetApi:
         self._nodes, self._largest, self._leaving = dict(nodes), largest, leaving
         store = state.object_store
         self._calls: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
-            "activate-node": (ActivateNodeRequest, lambda r: handlers.activate_node(r, state)),
+            "activate-node": (
+                flower.ActivateNodeRequest,
+                lambda r: handlers.activate_node(r, state),
+            ),
             "deactivate-node": (
-                DeactivateNodeRequest,
+                flower.DeactivateNodeRequest,
                 lambda r: handlers.deactivate_node(r, state),
             ),
             "send-node-heartbeat": (
-                SendNodeHeartbeatRequest,
+                flower.SendNodeHeartbeatRequest,
                 lambda r: handlers.send_node_heartbeat(r, state),
             ),
             "pull-messages": (
-                PullMessagesRequest,
+                flower.PullMessagesRequest,
                 lambda r: handlers.pull_messages(r, state, store),
             ),
-            "push-messages": (PushMessagesRequest, lambda r: handlers.push_messages(r, state)),
-            _OBJECT: (PushObjectRequest, lambda r: handlers.push_object(r, state)),
-            "pull-object": (PullObjectRequest, lambda r: handlers.pull_object(r, state)),
+            "push-messages": (
+                flower.PushMessagesRequest,
+                lambda r: handlers.push_messages(r, state),
+            ),
+            _OBJECT: (flower.PushObjectRequest, lambda r: handlers.push_object(r, state)),
+            "pull-object": (flower.PullObjectRequest, lambda r: handlers.pull_object(r, state)),
             "confirm-message-received": (
-                ConfirmMessageReceivedRequest,
+                flower.ConfirmMessageReceivedRequest,
                 lambda r: handlers.confirm_message_received(r, state, store),
             ),
         }
@@ -126,7 +120,7 @@ class FleetApi:
             request = kind.FromString(await _body(receive))
             if not self._speaks_for(request, key):
                 return 401, b""
-            if kind is DeactivateNodeRequest:
+            if kind is flower.DeactivateNodeRequest:
                 self._leaving()
             return 200, handler(request).SerializeToString()
         except Exception:  # whatever a node can send: Flower's own errors, broken protobuf
@@ -134,9 +128,9 @@ class FleetApi:
 
     def _speaks_for(self, request: Any, key: bytes) -> bool:
         """Whether a request is about the node that signed it."""
-        if isinstance(request, ActivateNodeRequest):
+        if isinstance(request, flower.ActivateNodeRequest):
             return request.public_key == key
-        about = request if isinstance(request, DeactivateNodeRequest) else request.node
+        about = request if isinstance(request, flower.DeactivateNodeRequest) else request.node
         return about.node_id == self._nodes[key]
 
 
@@ -149,9 +143,11 @@ def _signer(headers: Mapping[bytes, bytes], nodes: Mapping[bytes, int]) -> bytes
         signature = b64decode(headers[_SIGNATURE], validate=True)
     except (KeyError, ValueError, TypeError, binascii.Error):
         return None
-    if key not in nodes or abs(age.total_seconds()) > TIMESTAMP_TOLERANCE:
+    if key not in nodes or abs(age.total_seconds()) > flower.TIMESTAMP_TOLERANCE:
         return None
-    return key if verify_signature(bytes_to_public_key(key), stamp, signature) else None
+    return (
+        key if flower.verify_signature(flower.bytes_to_public_key(key), stamp, signature) else None
+    )
 
 
 async def _body(receive: Receive) -> bytes:

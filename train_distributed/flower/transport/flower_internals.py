@@ -4,6 +4,8 @@ Written against release `RELEASE`. Another release may move or change any of the
 what is used, compare it with that release, run the tests of `transport`, and state it here.
 """
 
+# ruff: noqa: F401
+
 import importlib
 from types import ModuleType
 from typing import Any
@@ -54,43 +56,6 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 RELEASE = "1.41"  # of Flower, without the last number
-
-__all__ = [
-    "FLEET_HTTP_PUBLIC_KEY_HEADER",
-    "FLEET_HTTP_SIGNATURE_HEADER",
-    "NOOP_ACCOUNT_NAME",
-    "NOOP_FEDERATION_ID",
-    "NOOP_FLWR_AID",
-    "RELEASE",
-    "SUPERLINK_NODE_ID",
-    "TIMESTAMP_HEADER",
-    "TIMESTAMP_TOLERANCE",
-    "ActivateNodeRequest",
-    "ConfirmMessageReceivedRequest",
-    "DeactivateNodeRequest",
-    "ErrorCode",
-    "FleetHttpClient",
-    "Node",
-    "NodeAuthHttpInterceptor",
-    "PullMessagesRequest",
-    "PullObjectRequest",
-    "PushMessagesRequest",
-    "PushObjectRequest",
-    "SendNodeHeartbeatRequest",
-    "TaskType",
-    "bytes_to_public_key",
-    "fleet_handlers",
-    "get_all_nested_objects",
-    "get_object_tree",
-    "get_object_type_from_object_content",
-    "inflate_object_from_contents",
-    "make_message",
-    "memory_state",
-    "message_to_proto",
-    "public_key_to_bytes",
-    "remove_content_from_message",
-    "verify_signature",
-]
 
 
 def fleet_handlers() -> ModuleType:

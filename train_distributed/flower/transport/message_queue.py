@@ -6,14 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from train_distributed.flower.transport import flower_internals as flower
 from train_distributed.flower.transport.envelope import unwrap, wrap
-from train_distributed.flower.transport.flower_internals import (
-    NOOP_FEDERATION_ID,
-    NOOP_FLWR_AID,
-    SUPERLINK_NODE_ID,
-    TaskType,
-    remove_content_from_message,
-)
 
 COLLECT_SECONDS = 0.05
 BEAT_SECONDS = 10
@@ -33,7 +27,14 @@ class MessageQueue:
     def __init__(self, state: Any, largest: int) -> None:
         self._state, self._largest = state, largest
         self._run = state.create_run(
-            "", "", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+            "",
+            "",
+            "",
+            {},
+            flower.NOOP_FEDERATION_ID,
+            None,
+            flower.NOOP_FLWR_AID,
+            flower.TaskType.SERVER_APP,
         )
         (run,) = state.get_run_info(run_ids=[self._run])
         self._task = run.primary_task_id
@@ -54,7 +55,7 @@ class MessageQueue:
         message, tree, objects = wrap(
             request,
             run_id=self._run,
-            src_node_id=SUPERLINK_NODE_ID,
+            src_node_id=flower.SUPERLINK_NODE_ID,
             dst_node_id=node,
             reply_to_message_id="",
             group_id=secrets.token_hex(16),  # so nobody but its node can name the message
@@ -63,7 +64,7 @@ class MessageQueue:
         with self._lock:
             session = self._state.start_session(self._run)
             stored, missing = self._state.store_message_and_object_tree(
-                remove_content_from_message(message), tree, session
+                flower.remove_content_from_message(message), tree, session
             )
             if not stored:
                 return  # the node has never been here
@@ -107,7 +108,7 @@ class MessageQueue:
             asked = {q.message: q for q in self._asked.values() if q.reply is None}
             for reply in self._state.get_message_res(set(asked), self._run) if asked else []:
                 question = asked[reply.metadata.reply_to_message_id]
-                if reply.metadata.src_node_id == SUPERLINK_NODE_ID:
+                if reply.metadata.src_node_id == flower.SUPERLINK_NODE_ID:
                     # Flower's own words for a node that is away; it may come back in time
                     self._state.object_store.delete(reply.metadata.message_id)
                     continue

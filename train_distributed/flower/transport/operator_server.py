@@ -23,14 +23,9 @@ from typing import Any
 import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+from train_distributed.flower.transport import flower_internals as flower
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.fleet_api import FleetApi
-from train_distributed.flower.transport.flower_internals import (
-    NOOP_ACCOUNT_NAME,
-    NOOP_FLWR_AID,
-    memory_state,
-    public_key_to_bytes,
-)
 from train_distributed.flower.transport.limited_http import IDLE_SECONDS, serve
 from train_distributed.flower.transport.message_queue import MessageQueue
 from train_distributed.flower.transport.processes import started
@@ -62,10 +57,11 @@ class OperatorServer:
     def __init__(self, operator: socket.socket, config: dict[str, Any]) -> None:
         self._operator, self._largest = operator, int(config["largest"])
         self._line = threading.Lock()
-        state = memory_state()
-        keys = [public_key_to_bytes(_public(text)) for text in config["nodes"]]
+        state = flower.memory_state()
+        keys = [flower.public_key_to_bytes(_public(text)) for text in config["nodes"]]
         self._nodes = {
-            key: state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0.0) for key in keys
+            key: state.create_node(flower.NOOP_FLWR_AID, flower.NOOP_ACCOUNT_NAME, key, 0.0)
+            for key in keys
         }
         self._queue = MessageQueue(state, self._largest)
         api = FleetApi(state, self._nodes, self._largest, self._queue.note)

@@ -11,12 +11,13 @@ token, and one for each 64 KiB and each second that its body takes. The tables a
 """
 
 import asyncio
-import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+
+from train_distributed.flower.transport.places import network
 
 USERS_BYTES, STRANGERS_BYTES = 2**25, 2**23  # of all bodies that are being read
 LEAST_BYTES = 2**15  # that a body counts
@@ -35,14 +36,9 @@ class NoRoom(Exception):
 def owner_of(host: str) -> str:
     """The address that counts: IPv6 by its /64, of which one customer has all."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        return network(host)
     except ValueError:
         return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
 
 
 @dataclass(eq=False)

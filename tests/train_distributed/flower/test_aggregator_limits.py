@@ -14,8 +14,8 @@ from train_distributed.flower.aggregator_limits import Credit, NoRoom, Room, own
     [
         ("192.0.2.7", "192.0.2.7"),
         ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::9%eth0", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::9%eth0", "2001:db8:1:2::"),
         ("", ""),
         ("testclient", "testclient"),
     ],

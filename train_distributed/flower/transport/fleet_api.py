@@ -25,6 +25,17 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 OVERHEAD = 2**16  # bytes that a call may have beside an object
 REQUEST_SECONDS = 120  # from the headers to the end of the answer
 _PREFIX, _OBJECT = "/v1/fleet/", "push-object"
+_CALLS: dict[str, type[Any]] = {  # handlers have the same names
+    "activate-node": flower.ActivateNodeRequest,
+    "deactivate-node": flower.DeactivateNodeRequest,
+    "send-node-heartbeat": flower.SendNodeHeartbeatRequest,
+    "pull-messages": flower.PullMessagesRequest,
+    "push-messages": flower.PushMessagesRequest,
+    _OBJECT: flower.PushObjectRequest,
+    "pull-object": flower.PullObjectRequest,
+    "confirm-message-received": flower.ConfirmMessageReceivedRequest,
+}
+_OF_OBJECTS = ("pull-messages", "confirm-message-received")  # whose handlers take the store too
 _MEDIA = b"application/x-protobuf"
 _KEY, _SIGNATURE, _TIME = (
     name.lower().encode()
@@ -51,35 +62,7 @@ class FleetApi:
             leaving: called before a node is away, while the state still gives out its answers.
         """
         self._nodes, self._largest, self._leaving = dict(nodes), largest, leaving
-        store = state.object_store
-        self._calls: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
-            "activate-node": (
-                flower.ActivateNodeRequest,
-                lambda r: handlers.activate_node(r, state),
-            ),
-            "deactivate-node": (
-                flower.DeactivateNodeRequest,
-                lambda r: handlers.deactivate_node(r, state),
-            ),
-            "send-node-heartbeat": (
-                flower.SendNodeHeartbeatRequest,
-                lambda r: handlers.send_node_heartbeat(r, state),
-            ),
-            "pull-messages": (
-                flower.PullMessagesRequest,
-                lambda r: handlers.pull_messages(r, state, store),
-            ),
-            "push-messages": (
-                flower.PushMessagesRequest,
-                lambda r: handlers.push_messages(r, state),
-            ),
-            _OBJECT: (flower.PushObjectRequest, lambda r: handlers.push_object(r, state)),
-            "pull-object": (flower.PullObjectRequest, lambda r: handlers.pull_object(r, state)),
-            "confirm-message-received": (
-                flower.ConfirmMessageReceivedRequest,
-                lambda r: handlers.confirm_message_received(r, state, store),
-            ),
-        }
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; a refusal has a status and no body.
@@ -102,7 +85,7 @@ class FleetApi:
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         call = scope["path"].removeprefix(_PREFIX)
-        if scope["method"] != "POST" or scope["path"] != _PREFIX + call or call not in self._calls:
+        if scope["method"] != "POST" or scope["path"] != _PREFIX + call or call not in _CALLS:
             return 404, b""
         headers = dict(scope["headers"])
         key = _signer(headers, self._nodes)
@@ -115,14 +98,16 @@ class FleetApi:
         most = OVERHEAD + self._largest * (call == _OBJECT)
         if len(length) > 12 or int(length) > most:
             return 413, b""
-        kind, handler = self._calls[call]
+        kind = _CALLS[call]
+        needed = (self._state, self._state.object_store) if call in _OF_OBJECTS else (self._state,)
         try:
             request = kind.FromString(await _body(receive))
             if not self._speaks_for(request, key):
                 return 401, b""
             if kind is flower.DeactivateNodeRequest:
                 self._leaving()
-            return 200, handler(request).SerializeToString()
+            answer = getattr(handlers, call.replace("-", "_"))(request, *needed)
+            return 200, answer.SerializeToString()
         except Exception:  # whatever a node can send: Flower's own errors, broken protobuf
             return 409, b""
 

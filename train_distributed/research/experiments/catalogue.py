@@ -6,8 +6,8 @@ from dataclasses import replace
 from embed import EmbeddingSet
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
-from train_distributed.research.experiments.convergence import convergence_jobs
-from train_distributed.research.experiments.cost import cost_jobs
+from train_distributed.research.experiments.convergence import convergence_work
+from train_distributed.research.experiments.cost import cost_work
 from train_distributed.research.experiments.known import knowing_transforms, sources_of
 from train_distributed.research.experiments.lineups import (
     our_settings,
@@ -15,17 +15,10 @@ from train_distributed.research.experiments.lineups import (
     paper_settings,
     rival_settings,
 )
-from train_distributed.research.experiments.rivals import rival_jobs
+from train_distributed.research.experiments.rivals import rival_work
 from train_distributed.research.experiments.rounds import rounds_work
 from train_distributed.research.experiments.selected import against_choice, user_level
-from train_distributed.research.experiments.work import (
-    Sets,
-    Stage,
-    Work,
-    in_order,
-    joined,
-    one_after_another,
-)
+from train_distributed.research.experiments.work import Sets, Stage, Work, joined, one_after_another
 from train_distributed.simulation.plan import Grid, MethodConfig
 from train_distributed.simulation.scenario import Scenario
 
@@ -147,22 +140,6 @@ def selection(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSe
     return against_choice(conditions, private, public, ())
 
 
-def cost(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """Seconds, memory and bytes of one release by each method, for each number of users."""
-    total, jobs = cost_jobs(conditions.users, conditions.promises[-1], private, public)
-    return Work(total, jobs, in_order)
-
-
-def rivals(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-    """One sum against ADMM and Charter, for each number of features and of users."""
-    return Work(*rival_jobs(conditions, private, public), in_order)
-
-
-def convergence(conditions: Conditions, private: None, public: None) -> Work:
-    """Averaged and global models: two clouds (Fig. 4), and many users (Thm 6.2)."""
-    return Work(*convergence_jobs(conditions.all_seeds), in_order)
-
-
 EXPERIMENTS: dict[ExperimentName, Callable[..., Work]] = {
     "frontier": frontier,
     "selection": selection,
@@ -173,8 +150,8 @@ EXPERIMENTS: dict[ExperimentName, Callable[..., Work]] = {
     "non-iid": non_iid,
     "user-level": user_level,
     "unequal": unequal,
-    "cost": cost,
-    "rivals": rivals,
+    "cost": cost_work,
+    "rivals": rival_work,
     "rounds": rounds_work,
-    "convergence": convergence,
+    "convergence": convergence_work,
 }

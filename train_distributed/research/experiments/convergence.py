@@ -3,7 +3,7 @@
 Both of Kirschte et al. 2024, without noise: what is looked at is averaging itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from embed import add_constant_and_clip
 from heads import HuberSVMHead, fit_sgd
 from train_distributed.research.experiments.checkpoint import Rows
+from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.work import Work
 
 CLIP_NORM = 5.0
 CLOUDS = ((-1.5, 1.0), (1.0, -1.0))  # centres of the two classes
@@ -36,25 +38,13 @@ STYLES = {
 Matrix = NDArray[np.float64]
 
 
-def convergence_jobs(
-    seeds: range,
-) -> tuple[int, Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]]:
-    """Number of jobs, and their rows: one of clouds, one per seed and Λ of rates."""
-
-    def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
-        for key, make in _jobs(seeds).items():
-            if key not in done:
-                yield key, make()
-
-    return len(_jobs(seeds)), jobs
-
-
-def _jobs(seeds: range) -> dict[str, Callable[[], Rows]]:
+def convergence_work(conditions: Conditions, private: None, public: None) -> Work:
+    """Averaged and global models: two clouds (Fig. 4), and many users (Thm 6.2)."""
     found: dict[str, Callable[[], Rows]] = {"clouds": two_clouds}
     for l2_reg in L2_REGS:
-        for seed in seeds:
+        for seed in conditions.all_seeds:
             found[f"rate, l2_reg {l2_reg:g}, seed {seed}"] = partial(rate, l2_reg, seed)
-    return found
+    return Work.of(found)
 
 
 def clouds(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
 """Cost of one release: seconds of users and server, memory, bytes, rounds."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import IO, Any
@@ -9,7 +10,7 @@ from typing import IO, Any
 import torch
 from matplotlib.figure import Figure
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed.one_shot.method import Method
@@ -20,6 +21,8 @@ from train_distributed.privacy.discrete_gaussian import add_noise
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
+from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.work import Work
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import RowsInMemory
@@ -42,32 +45,29 @@ COST_SETTINGS = (
 )
 
 
-def cost_jobs(
-    users: Sequence[int], promise: Privacy, private: EmbeddingSet, public: EmbeddingSet
-) -> tuple[int, Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]]:
-    """Number of jobs, and their rows: one per method and number of users."""
-    cases = list(product(COST_SETTINGS, users))
+def cost_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
+    """Seconds, memory and bytes of one release by each method, for each number of users."""
 
-    def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
-        left = [case for case in cases if _key(*case) not in done]
-        if not left:
-            return
+    @cache
+    def training() -> tuple[PublicTransform, torch.Tensor, torch.Tensor]:
         transform = TransformOptions(components=min(128, public.dim)).fit(public)
         train = private.split == TRAIN
-        x, y = transform(private.embeddings[train]), torch.tensor(private.labels[train])
+        return transform, transform(private.embeddings[train]), torch.tensor(private.labels[train])
+
+    def job(setting: MethodConfig, users: int) -> Rows:
+        transform, x, y = training()
+        rows, partition = Scenario(users=users).place(y, None, torch.Generator().manual_seed(0))
+        held = RowsInMemory(x[rows], y[rows], partition)
         classes = len(private.meta["class_names"])
-        for setting, number in left:
-            generator = torch.Generator().manual_seed(0)
-            rows, partition = Scenario(users=number).place(y, None, generator)
-            held = RowsInMemory(x[rows], y[rows], partition)
-            method = build_method(setting.method, transform, classes, setting.options)
-            yield _key(setting, number), [measure(setting, held, method, promise)]
+        method = build_method(setting.method, transform, classes, setting.options)
+        return [measure(setting, held, method, conditions.promises[-1])]
 
-    return len(cases), jobs
-
-
-def _key(setting: MethodConfig, users: int) -> str:
-    return f"cost of {setting.label}, users={users}"
+    return Work.of(
+        {
+            f"cost of {setting.label}, users={users}": partial(job, setting, users)
+            for setting, users in product(COST_SETTINGS, conditions.users)
+        }
+    )
 
 
 def measure(

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from itertools import product
 from typing import IO, Any
 
@@ -20,6 +21,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.work import Work
 from train_distributed.simulation.runner import accuracies
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
@@ -97,44 +99,44 @@ def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_ro
     return replace(options, cut_rounds=min(options.rounds(rows.x.shape[1]), most))
 
 
-def rival_jobs(
-    conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet
-) -> tuple[int, Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]]:
-    """Number of jobs, and their rows: one per features, users, seed, learner and ε."""
+def rival_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
+    """One sum against ADMM and Charter, for each number of features and of users."""
     clip_norm = math.sqrt(1 + CONSTANT**2)
-    transforms = [
-        PublicTransform.fit(public, components=q, clip_norm=clip_norm, constant=CONSTANT)
-        for q in conditions.components
-    ]
     bare = [replace(conditions.promises[0], epsilon=math.inf)]
-    learners = [
-        (name, promise)
-        for name in LEARNERS
-        for promise in (bare if name in WITHOUT_NOISE else conditions.promises)
-    ]
-    places = list(product(conditions.users, range(conditions.seeds)))
+    labels, train, test = (
+        torch.tensor(private.labels),
+        private.split == TRAIN,
+        private.split == TEST,
+    )
 
-    def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
-        train, test = private.split == TRAIN, private.split == TEST
-        labels = torch.tensor(private.labels)
-        for transform in transforms:
-            x = transform(private.embeddings, dtype=torch.float64)
-            for users, seed in places:
-                draw = torch.Generator().manual_seed(seed)
-                split = partition.split(labels[train], users, generator=draw)
-                held = RowsInMemory(x[train], labels[train], split)
-                classes = len(private.meta["class_names"])
-                benchmark = LearnerBenchmark(
-                    transform, held, (x[test], labels[test]), classes, seed
-                )
-                place = {"features": transform.dim - 1, "users": users, "seed": seed}
-                for name, promise in learners:
-                    asked = promise.epsilon if promise.private else None
-                    row = place | {"learner": name, "promised": asked}
-                    if str(row) not in done:
-                        yield str(row), [row | benchmark.measure(name, promise)]
+    @lru_cache(1)
+    def features(components: int) -> tuple[PublicTransform, Tensor]:
+        transform = PublicTransform.fit(
+            public, components=components, clip_norm=clip_norm, constant=CONSTANT
+        )
+        return transform, transform(private.embeddings, dtype=torch.float64)
 
-    return len(transforms) * len(places) * len(learners), jobs
+    @lru_cache(1)
+    def benchmark(components: int, users: int, seed: int) -> LearnerBenchmark:
+        transform, x = features(components)
+        draw = torch.Generator().manual_seed(seed)
+        split = partition.split(labels[train], users, generator=draw)
+        held = RowsInMemory(x[train], labels[train], split)
+        classes = len(private.meta["class_names"])
+        return LearnerBenchmark(transform, held, (x[test], labels[test]), classes, seed)
+
+    def job(row: dict[str, Any], promise: Privacy) -> Rows:
+        measured = benchmark(row["features"], row["users"], row["seed"])
+        return [row | measured.measure(row["learner"], promise)]
+
+    jobs = {}
+    for q, users, seed in product(conditions.components, conditions.users, range(conditions.seeds)):
+        for name in LEARNERS:
+            for promise in bare if name in WITHOUT_NOISE else conditions.promises:
+                row = {"features": q, "users": users, "seed": seed, "learner": name}
+                row |= {"promised": promise.epsilon if promise.private else None}
+                jobs[str(row)] = partial(job, row, promise)
+    return Work.of(jobs)
 
 
 def tell(rows: Sequence[dict[str, Any]]) -> str:

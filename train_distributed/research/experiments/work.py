@@ -29,6 +29,15 @@ class Work:
     jobs: Callable[[Mapping[str, Rows]], Jobs]
     collect: Callable[[Mapping[str, Rows]], Rows]
 
+    @classmethod
+    def of(cls, jobs: Mapping[str, Callable[[], Rows]]) -> "Work":
+        """Jobs by their keys, each independent of the others; rows in the order of completion."""
+        return cls(
+            len(jobs),
+            lambda done: ((key, make()) for key, make in jobs.items() if key not in done),
+            lambda done: [row for rows in done.values() for row in rows],
+        )
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -114,11 +123,6 @@ def baselines(
             generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
         )
         yield train(task, setting.options).weights
-
-
-def in_order(done: Mapping[str, Rows]) -> Rows:
-    """All rows, in the order of their jobs' completion."""
-    return [row for rows in done.values() for row in rows]
 
 
 def joined(works: Iterable[Work]) -> Work:

@@ -42,21 +42,14 @@ def fit_loss_curve(alphas: np.ndarray, losses: np.ndarray, floor: float) -> Loss
     return LossCurve(float(amplitude), float(rate), floor)
 
 
-def privacy_utility(
-    alpha: np.ndarray | float, weights: tuple[float, float, float, float] = PRIVACY_WEIGHTS
-) -> np.ndarray:
+def privacy_utility(alpha: np.ndarray | float) -> np.ndarray:
     """U_priv(α) = ω1 ln(ω2 / (ω3 α + ω4 α²)), which falls with α."""
-    w1, w2, w3, w4 = weights
+    w1, w2, w3, w4 = PRIVACY_WEIGHTS
     alpha = np.asarray(alpha)
     return w1 * np.log(w2 / (w3 * alpha + w4 * alpha**2))
 
 
-def best_alpha(
-    curve: LossCurve,
-    low: float,
-    high: float,
-    weights: tuple[float, float, float, float] = PRIVACY_WEIGHTS,
-) -> float:
+def best_alpha(curve: LossCurve, low: float, high: float) -> float:
     """The α that maximises U_priv(α) - L_acc(α) on [low, high].
 
     The range is part of the question: U_priv grows without bound as α falls to 0.
@@ -65,12 +58,11 @@ def best_alpha(
         curve: L_acc.
         low: > 0.
         high: > low.
-        weights: ω1 … ω4.
     """
 
     def cost(log_alpha: float) -> float:
         alpha = np.exp(log_alpha)
-        return float(curve(alpha) - privacy_utility(alpha, weights))
+        return float(curve(alpha) - privacy_utility(alpha))
 
     grid = np.linspace(np.log(low), np.log(high), 401)  # two local maxima are usual
     best = int(np.argmin([cost(point) for point in grid]))

@@ -1,6 +1,6 @@
 """A folder as a user's would be: pictures, embedding sets, transforms, models, ledgers; all tiny.
 
-Every case of the tables gets a copy of its own, and spoils what it likes in it.
+A case of the tables that spoils something gets a copy of its own.
 """
 
 import json

@@ -102,7 +102,8 @@ def embeddings(seed: int, rows: int) -> EmbeddingSet:
 def init(home: Path, users: int, own: dict[str, Any]) -> dict[str, float]:
     """Makes the federation; all users but one are made on the way."""
     words = "--transform public.safetensors --hosts 127.0.0.1 --protocol shares --places 0"
-    words += f" --epsilon 1 --class-names {' '.join(f'class-{k}' for k in range(CLASSES))}"
+    words += f" --epsilon 1 --delta {0.1 / (users * max(ROWS))}"
+    words += f" --class-names {' '.join(f'class-{k}' for k in range(CLASSES))}"
     given = ("--folder", "fed", "--parties", "server/server.party.json", "-", *words.split())
     before = time.monotonic()
     process = start("init", *given, cwd=home, stdin=subprocess.PIPE)

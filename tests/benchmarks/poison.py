@@ -129,7 +129,8 @@ class Poisoned:
         scale, q = statistic.scale, self.transform.dim - 1
         size = self.transform.dim * self.method.num_classes
         zero = torch.zeros(statistic.dimension, dtype=torch.float64)
-        honest = self.decoded(self.honest(0))
+        opened = self.method.opened(self.decoded(self.honest(0)), self.rows, 1e-9)
+        honest = statistic.restored(opened).total * scale
         sums = honest[:size].unflatten(0, (q + 1, -1))
         means = sums[1:] * self.transform.constant / sums[0]
         signal = means - means.mean(1, keepdim=True)

@@ -122,10 +122,13 @@ class ClassSums(Statistic):
         sums = class_sums(chunk.x, chunk.y, self.num_classes, counts=chunk.counts)
         return self.code.encode(sums).flatten(1)
 
-    def counted_rows(self, noised: NoisedSum) -> tuple[float, float]:
-        """Number of rows that the constant row counts, with noise √K s/c₀."""
-        found = float(self.sums(noised)[0].sum()) / self.transform.constant
-        return found, self.num_classes * (noised.noise_std / self.constant) ** 2
+    @property
+    def expected_row(self) -> Tensor:
+        """(d K,) a public row, of every class as likely as of the others."""
+        mean = self.transform.row_mean.double().clone()
+        mean[0] = self.transform.constant
+        each = (mean / self.num_classes)[:, None].expand(-1, self.num_classes)
+        return self.code.encode(each).flatten()
 
     def sums(self, noised: NoisedSum) -> Tensor:
         """(d, K) class sums in a noised sum; what classes share of its noise is `common_noise`."""

@@ -80,6 +80,14 @@ class ClassMoments(ClassSums):
         moments = second_moments(chunk.x[..., 1:], counts=chunk.counts)
         return torch.cat([super().submit(chunk), moments], 1)
 
+    @property
+    def expected_row(self) -> Tensor:
+        """(dimension,) a public row's class sums, and second moments that are no longer than r²."""
+        moments = self.transform.second_moment[1:, 1:].double()
+        moments = moments * (self.reach**2 / moments.trace()).clamp(max=1.0)
+        row, column = torch.triu_indices(self.features, self.features)
+        return torch.cat([super().expected_row, moments[row, column]])
+
     def moments(self, noised: NoisedSum) -> Tensor:
         """(q, q) second moments of the features in a noised sum."""
         return symmetric(noised.total[self.transform.dim * self.num_classes :], self.features)

@@ -1,7 +1,7 @@
 """A method: the statistic that every user sends, and the estimator of its noised sum."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +50,7 @@ class Method:
 
     def fit(self, noised: NoisedSum) -> Fitted:
         """(d, K) weights, and the temperature of their probabilities."""
-        return self.estimator.fit(self._as_left(noised))
+        return self.estimator.fit(self.statistic.restored(noised))
 
     def report(self) -> dict[str, Any]:
         """Name and settings that the report states."""
@@ -58,7 +58,4 @@ class Method:
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior of the weights: its word, and its shares as far as they are known."""
-        return self.estimator.prior_report(self._as_left(noised), class_names)
-
-    def _as_left(self, noised: NoisedSum) -> NoisedSum:
-        return replace(noised, rows=self.statistic.rows_left(noised))
+        return self.estimator.prior_report(self.statistic.restored(noised), class_names)

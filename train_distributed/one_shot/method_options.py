@@ -39,8 +39,9 @@ class MethodOptions:
     shrinkage: float | None = None
     """class-sums: shrinkage of the public covariance."""
     user_clip: float | None = None
-    """Public norm to which every user's vector is clipped, with `--unit user`; `select` proposes
-    one."""
+    """Public norm to which every user's vector is clipped, less what public rows would add: with
+    `--unit user` (`select` proposes one), or against poisoned vectors (users of n random rows reach
+    about 1.4 sqrt(n))."""
     rounds: int | None = None
     """Number of sums of gradients under the same promise: after the sum of discriminant
     (default: 0), or all sums of gradient-perturbation."""

@@ -111,17 +111,18 @@ class Statistic(Submission):
         """The statistic without a users' clip."""
         return self
 
-    def clipped_(self, submitted: Tensor, grid: float | None = None) -> Tensor:
+    @property
+    def expected_row(self) -> Tensor | None:
+        """(D,) float64 unscaled submission of one row, as public rows expect it; None: unknown."""
+        return None
+
+    def clipped_(self, submitted: Tensor, counts: Tensor, grid: float | None = None) -> Tensor:
         """Applies the users' clip, if there is one, to (u, D) unscaled submissions in place."""
         return submitted
 
-    def counted_rows(self, noised: NoisedSum) -> tuple[float, float] | None:
-        """Number of rows that a noised sum shows, and the variance of that; None: it shows none."""
-        return None
-
-    def rows_left(self, noised: NoisedSum) -> int:
-        """Number of rows that the estimator should believe the sum to hold."""
-        return noised.rows
+    def restored(self, noised: NoisedSum) -> NoisedSum:
+        """The sum with what its users left out because it is public."""
+        return noised
 
     def report(self) -> dict[str, Any]:
         """Settings that the report states."""

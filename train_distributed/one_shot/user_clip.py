@@ -5,7 +5,7 @@ records: 50 rows of many classes, whose sums cancel, are much shorter than 50 ti
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,13 +22,18 @@ BLOCK = 1 << 22  # numbers that are clipped together
 
 @dataclass(frozen=True, kw_only=True)
 class UserClip(Statistic):
-    """Statistic whose users clip v_i, their scaled submission: v_i min(1, C_u/‖v_i‖).
+    """Statistic whose users clip v_i = s_i − n_i c: s_i their scaled submission, c `centre`.
+
+    They send v_i min(1, C_u/‖v_i‖), and N c is added to the opened sum. What n_i public rows are
+    expected to submit is n_i c: public, so it needs neither length nor noise, and what is left of
+    50 pictures is half as long. Trained weights have no such centre.
 
     **Sensitivity.** All compositions are clipped together, so however many records of a user are
     replaced, its submission moves by at most 2 C_u, that is 2 C_u/√C of each of C equal parts; and
-    by C_u if it was or becomes zero. Projecting onto a ball moves no two points apart, so the
-    statistic's own bounds hold too, and the smaller one is stated, for records, users and groups of
-    either (g users move the sum by at most 2 g C_u).
+    by C_u if it was or becomes zero. n_i and c are public, and projecting onto a ball moves no two
+    points apart, so the statistic's own bounds hold too, and the smaller one is stated, for
+    records, users and groups of either (g users move the sum by at most 2 g C_u). A user that sends
+    nothing leaves out n_i c as well: then n_i ‖c‖ is added to the statistic's own bound.
 
     **Floating point.** The ball that is aimed at is smaller by `heads.projection.ball_margin` m,
     more than all rounding of norm, factor and product: the exact norm of what is submitted is at
@@ -37,10 +42,10 @@ class UserClip(Statistic):
     such steps again: no norm grows, and no coordinate's difference by a step or more, which
     `summation.IntegerEncoder` charges as it charges the rounding of weights.
 
-    **Bias.** Users whose sums are long weigh less. Class sums and moments of one user are scaled
-    alike, so statistics are those of weighted rows, whose number the noised counts show
-    (`rows_left`). An average of heads is still divided by N: heads that were clipped are shorter,
-    which changes no argmax where all are by the same factor.
+    **Bias.** Users whose sums are long weigh less, and what clips take from the statistics is as
+    public rows have it: means and moments are drawn towards theirs. An average of heads is still
+    divided by N: heads that were clipped are shorter, which changes no argmax where all are by the
+    same factor.
     """
 
     statistic: Statistic
@@ -71,6 +76,11 @@ class UserClip(Statistic):
         return self.statistic.shuffles
 
     @property
+    def centre(self) -> Tensor | None:
+        """c, (dimension,) unscaled: what the statistic expects of a public row; None: zero."""
+        return self.statistic.expected_row
+
+    @property
     def dimension(self) -> int:
         """Length of a submission."""
         return self.statistic.dimension
@@ -98,7 +108,9 @@ class UserClip(Statistic):
     def entry_bound(self, n: int) -> float:
         """That of statistics before they are clipped, which float64 must hold exactly too."""
         bound = self.statistic.entry_bound(n)
-        return min(bound, self.norm) if self.grid_powers is None else bound
+        if self.grid_powers is None:
+            return min(bound, self.norm)
+        return bound + n * self._centre_norm
 
     def record_sensitivity(self, sizes: Tensor) -> float:
         """min(u + 4 m C_u/√C, 2 C_u/√C), u the statistic's own."""
@@ -116,23 +128,28 @@ class UserClip(Statistic):
         )
 
     def user_zero_out(self, sizes: Tensor) -> Tensor:
-        """(users,) at most C_u/√C, as nothing stays."""
-        return self.statistic.user_zero_out(sizes).clamp(max=self._part)
+        """(users,) at most C_u/√C, as nothing stays, not even −n_i c."""
+        own = self.statistic.user_zero_out(sizes) + sizes.double() * self._centre_norm
+        return own.clamp(max=self._part)
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, dimension) float64 clipped submissions, unscaled; whole steps of the chunk's grid."""
-        return self.clipped_(self.statistic.submit(chunk), chunk.grid)
+        return self.clipped_(self.statistic.submit(chunk), chunk.counts, chunk.grid)
 
-    def clipped_(self, submitted: Tensor, grid: float | None = None) -> Tensor:
+    def clipped_(self, submitted: Tensor, counts: Tensor, grid: float | None = None) -> Tensor:
         """Clips (u, dimension) unscaled submissions in place.
 
         Args:
             submitted: float64, each user's as the statistic makes it.
+            counts: (u,) n_i.
             grid: of their rows; None: nothing is rounded.
         """
         steps = None
         if grid is not None and self.grid_powers is not None:
             steps = grid ** self.grid_powers.double()
+        if self.centre is not None:
+            expected = counts.double()[:, None] * self.centre
+            submitted -= expected if steps is None else (expected / steps).round() * steps
         aim = self.norm * (1 - self._margin)
         scale = self.scale
         for part in submitted.split(max(1, BLOCK // self.dimension)):
@@ -142,30 +159,28 @@ class UserClip(Statistic):
                 part.div_(steps).trunc_().mul_(steps)
         return submitted
 
-    def rows_left(self, noised: NoisedSum) -> int:
-        """Number of rows that noised, clipped statistics hold: at least one.
-
-        What is missing is believed as far as it is more than twice the noise of the count: too few
-        rows do more harm than too many, and clips are chosen so that few are missing. Trained
-        weights hold all rows.
-        """
-        counted = self.statistic.counted_rows(noised)
-        if counted is None:
-            return noised.rows
-        found, variance = counted
-        missing = noised.rows - found
-        keep = max(0.0, 1 - 4 * variance / max(missing, 1e-150) ** 2)
-        return min(noised.rows, max(1, round(noised.rows - keep * max(missing, 0.0))))
+    def restored(self, noised: NoisedSum) -> NoisedSum:
+        """The sum with N c in it."""
+        if self.centre is None:
+            return noised
+        return replace(noised, total=noised.total + noised.rows * self.centre)
 
     def report(self) -> dict[str, Any]:
         """The statistic's settings and the clip, in words too."""
         words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
+        if self.centre is not None:
+            words += ", without what public rows are expected to add, which the opened sum got back"
         return self.statistic.report() | {"user_clip": self.norm, "user_clip_means": words}
 
     @property
     def _margin(self) -> float:
         """m, of vectors of this length; of scaled ones, a product more, it has room for that."""
         return ball_margin(self.dimension + 1, torch.float64)
+
+    @property
+    def _centre_norm(self) -> float:
+        """‖c‖ as scaled."""
+        return 0.0 if self.centre is None else float((self.centre * self.scale).norm())
 
     @property
     def _part(self) -> float:

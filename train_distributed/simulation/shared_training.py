@@ -126,8 +126,10 @@ def totals(users: RowsInMemory, statistics: Sequence[Statistic]) -> list[Tensor]
     for chunk in users.chunks():
         shared = first.submit(chunk) if first.additive else None
         for total, each in zip(sums, statistics, strict=True):
-            sent = each.submit(chunk) if shared is None else each.clipped_(shared.clone())
-            total += sent.sum(0)
+            if shared is None:
+                total += each.submit(chunk).sum(0)
+            else:
+                total += each.clipped_(shared.clone(), chunk.counts).sum(0)
     return sums
 
 
@@ -144,7 +146,7 @@ def _averages(users: RowsInMemory, statistics: Sequence[Statistic], free: Head) 
             if own.head.radius is not None:
                 factor = factor * ball_scale(norms, own.head.radius)
             if own is not each:
-                total += each.clipped_((weights * factor).flatten(1)).sum(0)
+                total += each.clipped_((weights * factor).flatten(1), chunk.counts).sum(0)
             elif factor.shape[2] == 1:
                 total += factor.flatten() @ weights.flatten(1)
             else:

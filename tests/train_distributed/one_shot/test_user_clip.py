@@ -1,6 +1,7 @@
 """The users' clip: no norm above it in exact arithmetic, no neighbours further apart than said."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from embed import PublicTransform
+from embed import EmbeddingSet, PublicTransform
+from embed.transform_options import TransformOptions
 from heads.projection import ball_margin
 from train_distributed import Privacy
 from train_distributed.one_shot import METHODS, build_method
@@ -99,7 +101,7 @@ def test_norms_of_any_scale_and_length_stay_within(exponent: int, length: int) -
     method = build_method("class-sums", transform, 2, {"user_clip": 3.0}).statistic
     draw = np.random.default_rng(length)
     entries = 2.0**exponent * (1 + draw.integers(1, 2**20, (3, method.dimension)) * 2.0**-40)
-    for clipped in method.clipped_(torch.from_numpy(entries)):
+    for clipped in method.clipped_(torch.from_numpy(entries), torch.zeros(3)):
         assert exact_square(clipped, 1.0) <= 9
         if exponent >= 8:
             assert exact_square(clipped, 1.0) >= Fraction(9) * (1 - Fraction(1, 10**11))
@@ -113,7 +115,9 @@ def test_users_that_turn_round_move_a_submission_by_twice_the_clip(
     bare = made(name, None, options)
     chunk = opposites(bare)
     sizes = chunk.counts
-    norm = 0.5 * float((bare.submit(chunk) * bare.scale)[0].norm())
+    centre = made(name, 1.0, options).centre
+    longer = bare.submit(chunk) - (0 if centre is None else ROWS * centre)
+    norm = 0.5 * float((longer * bare.scale).norm(dim=1).min())
     method = made(name, norm, options)
     privacy = Privacy(1.0, 1e-5, unit="user")
     stated = Guarantee.of(sizes, method, privacy).joint_sensitivity
@@ -175,8 +179,9 @@ def test_the_smaller_of_two_bounds_holds(name: str, options: dict[str, Any]) -> 
         expected = bare.user_sensitivity(sizes).clamp(max=most)
         assert torch.allclose(method.user_sensitivity(sizes), expected, rtol=1e-9)
         assert (method.user_sensitivity(sizes) >= expected).all()
-        gone = bare.user_zero_out(sizes).clamp(max=norm / parts)
-        assert torch.equal(method.user_zero_out(sizes), gone)
+        left_out = 0.0 if method.centre is None else float((method.centre * bare.scale).norm())
+        gone = (bare.user_zero_out(sizes) + sizes.double() * left_out).clamp(max=norm / parts)
+        assert torch.allclose(method.user_zero_out(sizes), gone, rtol=1e-12)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
@@ -206,36 +211,63 @@ def test_a_clip_that_never_binds_changes_nothing(name: str, options: dict[str, A
         ]
         if name in SUMS:
             assert sums[1].local_std == pytest.approx(sums[0].local_std, rel=1e-3)
-            assert all(np.array_equal(a, b) for a, b in zip(*sent, strict=True))
+            opened = [
+                s.decode(np.sum(words, 0, np.uint64)) / m.scale
+                for s, m, words in zip(sums, (bare, method), sent, strict=True)
+            ]
+            restored = method.restored(NoisedSum(opened[1], int(chunk.counts.sum()), 0.0)).total
+            rounded = 4 * sums[1].grid  # of the centre, once for each of four users
+            assert torch.allclose(restored, opened[0], rtol=0, atol=rounded)
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_what_is_learned_does_not_depend_on_how_much_all_are_clipped(name: str) -> None:
-    """Users alike are scaled alike: means, moments and counts shrink together with N."""
+def test_what_clips_take_is_as_public_rows_have_it(name: str) -> None:
+    """However short the clip: rows are as many, and half of what is theirs alone is a half."""
     one = drawn(3, users=1, n=40)
     x, y = one.x.expand(5, -1, -1).clone(), one.y.expand(5, -1).clone()
     chunk = Chunk(torch.arange(5), x, y, torch.full((5,), 40))
-    rows, bare = 200, made(name, None)
-    long = float((bare.submit(chunk) * bare.scale)[0].norm())
-    method = build_method(name, TRANSFORM, K, {})
-    expected = method.fit(NoisedSum(bare.submit(chunk).sum(0), rows, 1e-9)).weights
-    for share in (0.9, 0.25):
-        method = build_method(name, TRANSFORM, K, {"user_clip": share * long})
-        noised = NoisedSum(method.statistic.submit(chunk).sum(0), rows, share * 1e-9)
-        assert method.statistic.rows_left(noised) == pytest.approx(share * rows, abs=1)
-        found = method.fit(noised).weights
-        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    bare, centre = made(name, None), made(name, 1.0).centre
+    assert centre is not None
+    whole, expected = bare.submit(chunk).sum(0), 200 * centre
+    own = float(((whole - expected) * bare.scale).norm()) / 5
+    for share in (1.0, 0.5, 0.01):
+        method = made(name, share * own)
+        noised = NoisedSum(method.submit(chunk).sum(0), 200, 0.0)
+        found = method.restored(noised)
+        assert found.rows == 200
+        assert torch.allclose(found.total, expected + share * (whole - expected), atol=1e-9)
+        assert build_method(name, TRANSFORM, K, {"user_clip": share * own}).fit(noised)
 
 
-def test_rows_that_noise_explains_are_not_missed() -> None:
-    method = made("class-sums", 1.0)
-    total = torch.zeros(method.dimension, dtype=torch.float64)
-    for counted in (-1e4, 0.0, 99.0, 100.0, 1e6):
-        total[:K] = counted * TRANSFORM.constant / K
-        assert method.rows_left(NoisedSum(total, 100, 1e4)) == 100
-        assert method.rows_left(NoisedSum(total, 100, 0.0)) == min(100, max(1, counted))
-    head = made("softmax", 1.0)
-    assert head.rows_left(NoisedSum(total, 100, 0.0)) == 100
+def test_what_a_user_sends_may_be_longer_by_the_centre() -> None:
+    """Rows opposite to the public ones, and a clip that leaves them alone."""
+    mean = torch.tensor([0.125, -0.6, 0.0, 0.0, 0.0], dtype=torch.float64)
+    transform = replace(TRANSFORM, row_mean=mean)
+    bare, method = (
+        build_method("class-sums", transform, K, clip).statistic
+        for clip in ({}, {"user_clip": 1e3})
+    )
+    chunk = opposites(method)
+    longest = (method.submit(chunk) * method.scale).norm(dim=1).max()
+    assert bare.norm_bounds(chunk.counts).max() < longest <= method.norm_bounds(chunk.counts).max()
+
+
+def test_a_public_row_is_expected_as_public_rows_are() -> None:
+    """The centre is the mean submission of public rows whose classes are drawn at random."""
+    draw = torch.Generator().manual_seed(0)
+    points = 0.3 * torch.randn(3000, 5, generator=draw) + torch.tensor([0.6, 0, 0, 0, -0.2])
+    public = EmbeddingSet(
+        embeddings=points.numpy(), labels=np.zeros(3000, np.int64), meta={"class_names": ["a"]}
+    )
+    transform = TransformOptions(components=4, directions="principal").fit(public)
+    for options in ({}, {"class_code": 0.45}):
+        method: Any = build_method("discriminant", transform, K, {"user_clip": 1.0} | options)
+        rows = transform(points)
+        y = torch.randint(K, (3000,), generator=draw)
+        all_rows = Chunk(torch.zeros(1), rows[None], y[None], torch.tensor([3000]))
+        found = method.statistic.unclipped.submit(all_rows)[0] / 3000
+        assert torch.allclose(found, method.statistic.centre, atol=0.05)
+        assert float((found * method.statistic.scale).norm()) > 0.3
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf, 1e-70, 1e70])
@@ -264,7 +296,7 @@ def test_an_integer_path_without_the_clip_refuses_what_is_too_long() -> None:
     long = method.unclipped.submit(opposites(method))[0]
     with pytest.raises(ValueError, match=r"x must be finite and \|x\| <= bound=0\.1"):
         summation.encode(long.numpy())
-    summation.encode(method.clipped_(long[None])[0].numpy())
+    summation.encode(method.clipped_(long[None], sizes[:1])[0].numpy())
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

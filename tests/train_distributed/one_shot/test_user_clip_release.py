@@ -62,10 +62,13 @@ def test_the_sum_is_that_of_submissions_clipped_one_by_one(name: str) -> None:
     rows = rows_of(4, sizes)
     bare = made(name, None)
     promise = Privacy(math.inf, 1e-5, unit="user")
+    centre: Any = made(name, 1.0).statistic
+    centre = 0.0 if centre.centre is None else centre.centre
     alone = []
     users = EmbeddingUsers(rows, TRANSFORM, own_partition(rows))
     for chunk in users.chunks():
-        alone += list(submissions(bare.statistic, chunk, None))
+        sent = submissions(bare.statistic, chunk, None)
+        alone += list(sent - chunk.counts[:, None] * centre * bare.statistic.scale)
     lengths = [float(each.norm()) for each in alone]
     norm = (sorted(lengths)[1] + sorted(lengths)[2]) / 2
     pairs = zip(alone, lengths, strict=True)

@@ -46,7 +46,7 @@ def plain_sum(held: RowsInMemory, method) -> torch.Tensor:
         ("softmax", [{}, {"radius": 0.2}, {"radius": 0.5, "bound": "paper"}]),
         ("svm", [{"l2_reg": 0.3}, {"l2_reg": 0.3, "radius": 0.4}]),
         ("softmax", [{"solver": "sgd", "epochs": 3}]),
-        ("class-sums", [{"user_clip": 1.0}, {"user_clip": 9.0, "shrinkage": 0.5}]),
+        ("class-sums", [{"user_clip": 1.0}, {"user_clip": 3.0, "shrinkage": 0.5}]),
         ("least-squares", [{"user_clip": 4.0}, {"user_clip": 4.0, "alpha": 2.0}]),
         ("discriminant", [{"user_clip": 4.0}, {}]),
         ("softmax", [{"user_clip": 3.0}, {"user_clip": 2.0, "radius": 0.5}]),
@@ -125,7 +125,7 @@ def test_clipped_sums_know_who_holds_which_rows():
     promise = Privacy(8.0, 1e-5, unit="user")  # under noise the length of a sum shows
     data = blobs(1200)
     for name in ("discriminant", "class-sums", "least-squares"):
-        settings = [MethodConfig("a", name), MethodConfig("b", name, options={"user_clip": 9.0})]
+        settings = [MethodConfig("a", name), MethodConfig("b", name, options={"user_clip": 3.0})]
         seen = {}
         for scenarios in (schemes, schemes[::-1], schemes[1:]):
             grid = {"settings": settings, "scenarios": scenarios, "promises": [promise]}

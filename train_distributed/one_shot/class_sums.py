@@ -26,6 +26,7 @@ from train_distributed.one_shot.users import Chunk
 UNEVEN = 0.5  # how far counts are from equal shares, in these, where they are not equal
 GRID = 256  # such deviations, for an integral over them
 EXACT = 1e-9  # noise in equal shares that is none
+EXPECTED = 0.5  # of a row's count; the other half shows how many rows a users' clip leaves
 LEAST_SHARED = 0.1  # β of a class code: with less, counts of two classes are lost in noise
 
 
@@ -124,11 +125,16 @@ class ClassSums(Statistic):
 
     @property
     def expected_row(self) -> Tensor:
-        """(d K,) a public row, of every class as likely as of the others."""
+        """(d K,) of a public row, of each class as likely as of others; of its count `EXPECTED`."""
         mean = self.transform.row_mean.double().clone()
-        mean[0] = self.transform.constant
+        mean[0] = EXPECTED * self.transform.constant
         each = (mean / self.num_classes)[:, None].expand(-1, self.num_classes)
         return self.code.encode(each).flatten()
+
+    def counted_rows(self, noised: NoisedSum) -> tuple[float, float]:
+        """Number of rows that the constant row counts, and its variance K (s/c₀)²."""
+        found = float(self.sums(noised)[0].sum()) / self.transform.constant
+        return found, self.num_classes * (noised.noise_std / self.constant) ** 2
 
     def sums(self, noised: NoisedSum) -> Tensor:
         """(d, K) class sums in a noised sum; what classes share of its noise is `common_noise`."""

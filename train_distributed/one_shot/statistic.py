@@ -113,12 +113,16 @@ class Statistic(Submission):
 
     @property
     def expected_row(self) -> Tensor | None:
-        """(D,) float64 unscaled submission of one row, as public rows expect it; None: unknown."""
+        """(D,) float64 unscaled submission of a public row, with part of its count; None: zero."""
         return None
 
     def clipped_(self, submitted: Tensor, counts: Tensor, grid: float | None = None) -> Tensor:
         """Applies the users' clip, if there is one, to (u, D) unscaled submissions in place."""
         return submitted
+
+    def counted_rows(self, noised: NoisedSum) -> tuple[float, float]:
+        """Number of rows that a noised sum shows, and its variance; N where it counts none."""
+        return noised.rows, 0.0
 
     def restored(self, noised: NoisedSum) -> NoisedSum:
         """The sum with what its users left out because it is public."""

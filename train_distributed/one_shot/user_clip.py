@@ -5,7 +5,7 @@ records: 50 rows of many classes, whose sums cancel, are much shorter than 50 ti
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,10 +42,10 @@ class UserClip(Statistic):
     such steps again: no norm grows, and no coordinate's difference by a step or more, which
     `summation.IntegerEncoder` charges as it charges the rounding of weights.
 
-    **Bias.** Users whose sums are long weigh less, and what clips take from the statistics is as
-    public rows have it: means and moments are drawn towards theirs. An average of heads is still
-    divided by N: heads that were clipped are shorter, which changes no argmax where all are by the
-    same factor.
+    **Bias.** Users whose sums are long weigh less. Class sums and moments of one user are scaled
+    alike, by what the noised counts show (`restored`), as c leaves half of every count in. An
+    average of heads is still divided by N: heads that were clipped are shorter, which changes no
+    argmax where all are by the same factor.
     """
 
     statistic: Statistic
@@ -160,10 +160,21 @@ class UserClip(Statistic):
         return submitted
 
     def restored(self, noised: NoisedSum) -> NoisedSum:
-        """The sum with N c in it."""
+        """The sum as it would be had nothing been clipped, as far as its count of rows shows.
+
+        What is missing is believed as far as it is more than twice the noise of the count: too few
+        rows do more harm than too many, and clips are chosen so that few are missing.
+        """
         if self.centre is None:
             return noised
-        return replace(noised, total=noised.total + noised.rows * self.centre)
+        left_out, _ = self.statistic.counted_rows(NoisedSum(self.centre, 1, 0.0))
+        found, variance = self.statistic.counted_rows(noised)
+        sent = (1 - left_out) * noised.rows
+        missing = max(sent - found, 1e-150)
+        keep = max(0.0, 1 - 4 * variance / missing**2)
+        left = max(1 - keep * missing / sent, 1 / noised.rows)
+        total = noised.total / left + noised.rows * self.centre
+        return NoisedSum(total, noised.rows, noised.noise_std / left)
 
     def report(self) -> dict[str, Any]:
         """The statistic's settings and the clip, in words too."""

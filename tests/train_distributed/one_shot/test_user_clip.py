@@ -39,7 +39,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 SUMS = [name for name, entry in METHODS.items() if entry.sums_rows]
 
 
-def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -> Statistic:
+def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -> Any:
     clip = {} if norm is None else {"user_clip": norm}
     return build_method(name, TRANSFORM, K, (options or {}) | clip).statistic
 
@@ -212,31 +212,47 @@ def test_a_clip_that_never_binds_changes_nothing(name: str, options: dict[str, A
         if name in SUMS:
             assert sums[1].local_std == pytest.approx(sums[0].local_std, rel=1e-3)
             opened = [
-                s.decode(np.sum(words, 0, np.uint64)) / m.scale
+                s.decode(np.stack(words).sum(0)) / m.scale
                 for s, m, words in zip(sums, (bare, method), sent, strict=True)
             ]
             restored = method.restored(NoisedSum(opened[1], int(chunk.counts.sum()), 0.0)).total
-            rounded = 4 * sums[1].grid  # of the centre, once for each of four users
+            rounded = 4 * (sums[1].grid or 0.0)  # of the centre, once for each of four users
             assert torch.allclose(restored, opened[0], rtol=0, atol=rounded)
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_what_clips_take_is_as_public_rows_have_it(name: str) -> None:
-    """However short the clip: rows are as many, and half of what is theirs alone is a half."""
+def test_what_is_learned_does_not_depend_on_how_much_all_are_clipped(name: str) -> None:
+    """Users alike are scaled alike, by what their count of rows shows."""
     one = drawn(3, users=1, n=40)
     x, y = one.x.expand(5, -1, -1).clone(), one.y.expand(5, -1).clone()
     chunk = Chunk(torch.arange(5), x, y, torch.full((5,), 40))
     bare, centre = made(name, None), made(name, 1.0).centre
     assert centre is not None
-    whole, expected = bare.submit(chunk).sum(0), 200 * centre
-    own = float(((whole - expected) * bare.scale).norm()) / 5
-    for share in (1.0, 0.5, 0.01):
-        method = made(name, share * own)
-        noised = NoisedSum(method.submit(chunk).sum(0), 200, 0.0)
-        found = method.restored(noised)
-        assert found.rows == 200
-        assert torch.allclose(found.total, expected + share * (whole - expected), atol=1e-9)
-        assert build_method(name, TRANSFORM, K, {"user_clip": share * own}).fit(noised)
+    whole = bare.submit(chunk).sum(0)
+    own = float(((whole - 200 * centre) * bare.scale).norm()) / 5
+    expected = build_method(name, TRANSFORM, K, {}).fit(NoisedSum(whole, 200, 1e-9)).weights
+    for share in (0.9, 0.25, 0.01):
+        method = build_method(name, TRANSFORM, K, {"user_clip": share * own})
+        noised = NoisedSum(method.statistic.submit(chunk).sum(0), 200, share * 1e-9)
+        restored = method.statistic.restored(noised)
+        assert restored.rows == 200
+        assert restored.noise_std == pytest.approx(1e-9, rel=1e-6)
+        assert torch.allclose(restored.total, whole, atol=1e-6)
+        found = method.fit(noised).weights
+        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_rows_that_noise_explains_are_not_missed() -> None:
+    method, rows = made("class-sums", 1.0), 100
+    total = torch.zeros(method.dimension, dtype=torch.float64)
+    for counted in (-1e4, 0.0, 1.0, 40.0, 50.0, 1e6):  # of 50, which clips may not touch
+        total[:K] = counted * TRANSFORM.constant / K
+        assert method.restored(NoisedSum(total, rows, 1e4)).noise_std == 1e4
+        left = min(1.0, max(1 / rows, counted / 50))
+        found = method.restored(NoisedSum(total, rows, 1e-9)).noise_std
+        assert found == pytest.approx(1e-9 / left, rel=1e-6)
+    head = made("softmax", 1.0)
+    assert head.restored(NoisedSum(total, rows, 0.0)).total is total
 
 
 def test_what_a_user_sends_may_be_longer_by_the_centre() -> None:
@@ -266,6 +282,7 @@ def test_a_public_row_is_expected_as_public_rows_are() -> None:
         y = torch.randint(K, (3000,), generator=draw)
         all_rows = Chunk(torch.zeros(1), rows[None], y[None], torch.tensor([3000]))
         found = method.statistic.unclipped.submit(all_rows)[0] / 3000
+        found[:K] *= 0.5  # the other half of a count stays in what is sent
         assert torch.allclose(found, method.statistic.centre, atol=0.05)
         assert float((found * method.statistic.scale).norm()) > 0.3
 

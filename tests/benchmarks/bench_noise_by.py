@@ -24,7 +24,7 @@ from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, release
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.partition import split
-from train_distributed.privacy.promise import NoiseBy
+from train_distributed.privacy.promise import SERVERS, NoiseBy
 
 METHOD = "discriminant"
 
@@ -45,6 +45,7 @@ def main() -> None:
     for epsilon in given.epsilons:
         promise = Privacy(epsilon, 1e-5)
         found: dict[NoiseBy, list[float]] = {"users": [], "servers": []}
+        stds: dict[NoiseBy, float] = {}
         for seed in range(given.seeds):
             draw = torch.Generator().manual_seed(seed)
             parts = split(labels, given.users, "iid", generator=draw)
@@ -57,6 +58,8 @@ def main() -> None:
                     private, METHOD, privacy, transform=transform, partition=parts, noise="discrete"
                 )
                 accuracies.append(100 * made.report["test_accuracy"])
+                parties = given.users if by == "users" else SERVERS
+                stds[by] = made.report["local_noise_std"] * math.sqrt(parties)
         means = {by: round(float(np.mean(each)), 2) for by, each in found.items()}
         differences = np.subtract(found["servers"], found["users"])
         error = float(differences.std(ddof=1)) / math.sqrt(given.seeds)
@@ -66,6 +69,7 @@ def main() -> None:
                 "mean accuracy": means,
                 "servers less users": round(float(differences.mean()), 2),
                 "standard error of that": round(error, 2),
+                "noise in an entry of the scaled sum": stds,
                 "accuracies": {by: [round(a, 2) for a in each] for by, each in found.items()},
             }
         )

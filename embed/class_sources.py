@@ -17,9 +17,11 @@ from embed.transform import PublicTransform
 
 WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.3, 1.8)  # of the kernel, on the unit sphere
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+TINY = 1e-300
 ELSEWHERE = 0.05  # of B_pub: public and private pictures of one class differ
 ALIKE = 0.4  # of B_pub, that is left open by classes that look alike
 TOWARDS_ALL = 0.25  # share by which their mean is moved towards that of all public classes
+SHOWN = 2  # trust in examples, beside that in names
 FEWEST = 10  # names of public classes from which a rule is learned
 
 
@@ -84,10 +86,8 @@ def from_examples(
     left = left / len(found.counts) + ELSEWHERE * scatter.between
     sizes = found.counts[found.counts > 0]
     words = f"{int(sizes.sum())} public examples of {len(sizes)} classes"
-    earlier, sources = (
-        ("", 1) if before is None else (f"{before.source}, then ", before.sources + 1)
-    )
-    return ClassGuess(earlier + words, means, (left + left.mT) / 2, sources)
+    earlier, trust = ("", 0) if before is None else (f"{before.source}, then ", before.trust)
+    return ClassGuess(earlier + words, means, (left + left.mT) / 2, trust + SHOWN)
 
 
 def from_alike(
@@ -177,7 +177,9 @@ def of_classifier(
     """(C, q) class means that a classifier's weights imply, and the R² of those it shares.
 
     Under linear discriminant analysis with all classes alike w_c = W⁻¹(μ_c − μ), so μ_c lies along
-    C_x w_c; how far is fitted on classes that are public ones too.
+    C_x w_c. The factor is fitted on classes that are public ones too, and then, by ridge regression
+    of what it leaves, a matrix beside it, as classes are not alike. The ridge, and R², are by
+    leaving one class out.
 
     Args:
         directions: (C, q) C_x w_c in features.
@@ -188,9 +190,18 @@ def of_classifier(
     theirs = public.means[list(matched.values())]
     shift, centre = ours.mean(0), theirs.mean(0)
     apart, wanted = ours - shift, theirs - centre
-    factor = (apart * wanted).sum() / apart.square().sum().clamp(min=1e-300)
-    missed = (wanted - factor * apart).square().sum() / wanted.square().sum()
-    return centre + factor * (directions - shift), float(1 - missed)
+    size = apart.square().sum().clamp(min=TINY)
+    factor = (apart * wanted).sum() / size
+    one = torch.eye(apart.shape[1], dtype=torch.float64)
+    found = []
+    for ridge in RIDGES:
+        solved = torch.linalg.solve(apart.mT @ apart + ridge * size / len(one) * one, apart.mT)
+        matrix = solved @ (wanted - factor * apart)
+        missed = wanted - apart @ (factor * one + matrix)
+        missed = missed / (1 - 1 / len(apart) - (apart * solved.mT).sum(1))[:, None]
+        found.append((float(missed.square().sum()), ridge, factor * one + matrix))
+    error, _, matrix = min(found, key=lambda each: each[:2])
+    return centre + (directions - shift) @ matrix, 1 - error / float(wanted.square().sum())
 
 
 def _kernel(left: Tensor, right: Tensor, width: float) -> Tensor:

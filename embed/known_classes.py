@@ -26,7 +26,7 @@ class ClassGuess:
     source: str  # in words
     means: Tensor  # (q, K) float64 m
     covariance: Tensor  # (q, q) float64 V
-    sources: int = 1  # that it was made of, one after another
+    trust: int = 1  # before any sum: of names or likeness 1, of examples 2, of both 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class KnownClasses:
 
     def metadata(self) -> dict[str, str]:
         """Names for the file's metadata."""
-        guesses = [{"source": each.source, "sources": each.sources} for each in self.guesses]
+        guesses = [{"source": each.source, "trust": each.trust} for each in self.guesses]
         fields = {"class_names": list(self.class_names), "guesses": guesses}
         return {METADATA: json.dumps(fields, ensure_ascii=False)}
 
@@ -96,7 +96,7 @@ class KnownClasses:
                     str(each["source"]),
                     tensors.pop(f"guess.{number}.means"),
                     tensors.pop(f"guess.{number}.covariance"),
-                    int(each["sources"]),
+                    int(each["trust"]),
                 )
                 for number, each in enumerate(fields["guesses"])
             )

@@ -75,7 +75,7 @@ def test_examples_give_the_posterior_of_the_class_means(transform: PublicTransfo
     expected = torch.stack(left).mean(0) + ELSEWHERE * scatter.between
     assert torch.allclose(found.covariance, expected)
     again = from_examples(ClassMeans(means, counts), scatter, replace(found, source="names"))
-    assert again.sources == 2
+    assert (found.trust, again.trust) == (2, 4)
     assert again.source.startswith("names, then 9 public examples of 2 classes")
 
 

@@ -91,7 +91,7 @@ def believed(
         covariance: (q, q) C, public.
 
     Returns:
-        Means (q, K) and covariance of a mixture; probabilities by name.
+        Means (q, K) and covariance of a mixture; probabilities by source, added up.
     """
     found = [weighed(noisy, guess, covariance) for guess in guesses]
     logs = torch.tensor(
@@ -104,8 +104,10 @@ def believed(
     for weight, each in zip(weights, found, strict=True):
         apart = each.means - means
         spread += weight * (each.covariance + apart * noisy.shares @ apart.mT)
-    names = [guess.source for guess in guesses]
-    return Posterior(means, spread), dict(zip(names, weights.tolist(), strict=True))
+    odds = dict.fromkeys((guess.source for guess in guesses), 0.0)
+    for guess, weight in zip(guesses, weights.tolist(), strict=True):
+        odds[guess.source] += weight
+    return Posterior(means, spread), odds
 
 
 def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:

@@ -19,6 +19,7 @@ from train_distributed.one_shot.class_gaussians import (
 )
 from train_distributed.one_shot.class_posterior import (
     FREE_SHIFT,
+    TINY,
     Guess,
     NoisyMeans,
     believed,
@@ -36,7 +37,7 @@ from train_distributed.one_shot.statistic import NoisedSum
 Moments = Literal["all", "none"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
 DECISIVE = math.log(10)  # evidence for B_pub beside C, which hides less where it is wrong
-TRUSTED = 5.0  # log odds of a guess from a public source against none, before any evidence
+TRUSTED = math.log(20)  # odds of a guess from names against none, before any evidence
 LEAST_SCALE = 0.02  # t of C: with few classes the evidence can vanish by chance
 
 
@@ -109,6 +110,9 @@ class Discriminant(ClassSumsEstimator):
         wrong one hides what its classes did not show, with two classes above all. Under C the
         centre of the classes is the noised sum's alone: for private pictures of another kind than
         the public ones, no estimate of how far they are shifted served the smaller class as well.
+
+        A public source errs in the directions that it says, V, or in all that vary, C with the
+        trace of V: its errors on public classes cannot show where private ones differ otherwise.
         """
         sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
         shares, common = counts / noised.rows, self.statistic.common_noise
@@ -122,8 +126,10 @@ class Discriminant(ClassSumsEstimator):
         if (between := transform.between_class) is not None:
             guesses.append(Guess("public classes", means, between.double(), one, -DECISIVE))
         for each in transform.known.guesses if transform.known else ():
-            trusted = TRUSTED * each.sources
-            guesses.append(Guess(each.source, each.means, each.covariance, one, trusted))
+            wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=TINY))
+            odds = TRUSTED * each.trust - math.log(2)
+            shapes = (each.covariance.double(), wide)
+            guesses += [Guess(each.source, each.means, v, one, odds) for v in shapes]
         return believed(noisy, guesses, covariance)
 
 

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.known_classes import ClassGuess, KnownClasses
 from tests.train_distributed.one_shot.fitting import fitted, made
 from train_distributed import Privacy, release
 from train_distributed.one_shot.class_sums import ClassSums
-from train_distributed.one_shot.discriminant import Moments
+from train_distributed.one_shot.discriminant import Discriminant, Moments
 from train_distributed.one_shot.least_squares import ClassMoments
 from train_distributed.one_shot.report import measure
+from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk
 
 K, P, Q, CONSTANT = 4, 12, 8, 0.5
@@ -129,3 +131,32 @@ def test_an_identity_with_scatter_of_private_rows_makes_no_release(
     release(data, "discriminant", promise, transform=bare)
     with pytest.raises(ValueError, match="transform"):
         release(data, "discriminant", promise, transform=planted)
+
+
+def test_a_guess_that_errs_where_public_classes_do_not_differ_still_serves(
+    transform: PublicTransform,
+) -> None:
+    """A source that says V = one direction, and errs in all: as good as if it had said C."""
+    draw, counts, spread = torch.Generator().manual_seed(8), 100.0, transform.covariance[1:, 1:]
+    root = torch.linalg.cholesky(0.3 * spread)
+    risks = torch.zeros(3, dtype=torch.float64)
+    narrow = 0.3 * spread.trace() * torch.eye(Q, dtype=torch.float64)[:, :1]
+    shapes = {1: narrow @ narrow.T / float(narrow.norm()), 2: 0.3 * spread.double()}
+    for _ in range(20):
+        normal = torch.randn(3, Q, K, generator=draw, dtype=torch.float64)
+        truth = 1.5 * torch.linalg.cholesky(spread) @ normal[0]
+        guessed = truth + root @ normal[1]
+        std = counts * float(root.diagonal().mean())
+        sums = torch.cat([torch.full((1, K), counts * CONSTANT), counts * truth + std * normal[2]])
+        noised = NoisedSum(sums.flatten(), int(counts) * K, std)
+        for place in range(3):
+            guess = () if not place else (ClassGuess("names", guessed, shapes[place]),)
+            known = KnownClasses(tuple("abcd"), guess) if guess else None
+            method = made("discriminant", replace(transform, known=known), K, {"moments": "none"})
+            assert isinstance(method.estimator, Discriminant)
+            found, odds = method.estimator.posterior(noised)
+            assert sum(odds.values()) == pytest.approx(1)
+            risks[place] += (found.means - truth).square().sum()
+    nothing, narrowly, widely = risks.tolist()
+    assert widely < 0.9 * nothing
+    assert narrowly < 1.05 * widely

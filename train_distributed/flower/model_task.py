@@ -187,6 +187,8 @@ class ModelTask(SumTask):
 
 
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:
+    if transform.known is not None:
+        transform.known.check_classes(terms.class_names, terms.num_classes)
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
     dimension = method.statistic.dimension
     if federation.dimension != dimension:

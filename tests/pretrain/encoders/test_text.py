@@ -1,5 +1,6 @@
 """Vectors of names from a folder's text encoder, words of ids, a network's own classifier."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,55 @@ def test_names_become_vectors_of_length_one_whoever_is_beside_them(folder: Path)
 
 
 TENCH = "tench, Tinca tinca"
+
+
+CLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+TEXT = {**CLIP, "num_attention_heads": 2, "max_position_embeddings": 16, "eos_token_id": 3}
+
+
+def test_the_text_tower_of_a_pair_gives_the_vectors(tmp_path: Path, folder: Path) -> None:
+    """A tiny untrained CLIP of transformers: what its own `get_text_features` says."""
+    transformers = pytest.importorskip("transformers")
+    vision = {**CLIP, "num_attention_heads": 2, "image_size": 14, "patch_size": 7}
+    text = {**TEXT, "vocab_size": len(WORDS)}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=12)
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        pair = transformers.CLIPModel(config).eval()
+    pair.save_pretrained(tmp_path / "pair")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(tmp_path / "pair")
+    found = name_vectors(["cat", "dog"], str(tmp_path / "pair"))
+    tokens = tokenizer(["a photo of a cat", "a photo of a dog"], return_tensors="pt")
+    tokens.pop("token_type_ids", None)
+    with torch.inference_mode():
+        expected = pair.text_projection(pair.text_model(**tokens).pooler_output).double()
+    expected = expected / torch.linalg.vector_norm(expected, dim=1, keepdim=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_text_tower_of_open_clip_gives_the_vectors(tmp_path: Path) -> None:
+    """A tiny untrained pair with open_clip's own tokenizer, which the library ships."""
+    open_clip = pytest.importorskip("open_clip")
+    vision = {"image_size": 14, "layers": 1, "width": 16, "head_width": 8, "patch_size": 7}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 1}
+    model = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
+    written = {"model_cfg": model, "preprocess_cfg": {}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        pair = open_clip.CLIP(12, dict(vision), dict(text)).eval()
+    tensors = {name: t.contiguous() for name, t in pair.state_dict().items()}
+    save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    found = name_vectors(["cat", "n01440764"], f"open_clip:{tmp_path}")
+    tokens = open_clip.SimpleTokenizer(context_length=16)
+    with torch.inference_mode():
+        expected = pair.encode_text(tokens(["a photo of a cat", f"a photo of a {TENCH}"])).double()
+    expected = expected / torch.linalg.vector_norm(expected, dim=1, keepdim=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+    with pytest.raises(ValueError, match="text_encoder must name a pair of towers, got nowhere"):
+        name_vectors(["cat"], "open_clip:nowhere")
 
 
 def test_ids_have_words() -> None:

@@ -1,14 +1,17 @@
 """A federation of three users in folders of their own, made by the commands themselves."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.known_classes import ClassGuess, KnownClasses
 from tests.train_distributed.flower.folders.engine import Engine
 from tests.train_distributed.flower.folders.tasks import agreed_task
 from train_distributed.commands.federation import Init, Join
@@ -66,6 +69,17 @@ def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[...
         return tmp_path
 
     return make
+
+
+@pytest.fixture
+def knowing(tmp_path: Path) -> Path:
+    """A public transform that has a guess of the classes, by their names."""
+    plain = PublicTransform.fit(embeddings(99, 50))
+    means = torch.zeros(P, len(CLASSES), dtype=torch.float64)
+    guess = ClassGuess("names of 200 public classes", means, plain.covariance[1:, 1:].double())
+    path = tmp_path / "knowing.safetensors"
+    replace(plain, known=KnownClasses(CLASSES, (guess,))).save(path)
+    return path
 
 
 @pytest.fixture

@@ -142,6 +142,18 @@ def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) 
     assert float(alone) > 2.96
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_public_guesses_of_the_classes_are_shown(
+    federated, knowing: Path, engine: Engine, capsys, knows: bool
+) -> None:
+    given = {"transform": knowing} if knows else {}
+    home = federated(Start, method="discriminant", privacy=Privacy(2.0, 1e-5, 0.7), **given)
+    capsys.readouterr()
+    assert _options(Start, home, accept=digest_of(home)).run() == 0
+    words = "known of the classes before, from public sources: names of 200 public classes"
+    assert (words in capsys.readouterr().out) == knows
+
+
 def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monkeypatch) -> None:
     monkeypatch.setattr("train_distributed.flower.aggregator_client.SECONDS", 1.0)
     home = federated(Report)

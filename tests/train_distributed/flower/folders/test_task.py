@@ -70,6 +70,25 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     assert model.report["suitable_for_release"]
 
 
+def test_what_was_known_of_the_classes_is_agreed_on_by_hash_and_reported(
+    make: Callable[..., ModelTask], knowing: Path, tmp_path: Path
+) -> None:
+    task = make("discriminant", transform=knowing)
+    sent = np.stack([task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)])
+    opened = Opened(simulate_sum(sent).total, frozenset(range(W)))
+    report = task.released(opened, FACTS).report
+    assert report["known_before"] == ["names of 200 public classes"]
+    assert set(report["believed"]) == {"nothing", "public classes", "names of 200 public classes"}
+    assert sum(report["believed"].values()) == pytest.approx(1)
+    forgetful = tmp_path / "forgetful.safetensors"
+    replace(PublicTransform.load(knowing), known=None).save(forgetful)
+    with pytest.raises(ValueError, match="transform must have SHA-256"):
+        ModelTask.of(task.federation, forgetful)
+    terms = task.federation.task | {"class_names": ["b", "a", "c"]}
+    with pytest.raises(ValueError, match="class names must be those that the transform has"):
+        ModelTask.of(replace(task.federation, task=terms), knowing)
+
+
 def _chunk(task: ModelTask, embeddings: EmbeddingSet) -> Chunk:
     partition = split(torch.from_numpy(np.array(embeddings.labels)), 1)
     (chunk,) = EmbeddingUsers(embeddings, task.transform, partition).chunks()

@@ -18,7 +18,6 @@ from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 
-import joblib
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
@@ -47,6 +46,8 @@ def pair_seed(
 
 def cores() -> int:
     """Cores that this process may keep busy, by its affinity and its container's quota."""
+    import joblib
+
     return joblib.cpu_count()
 
 

@@ -19,8 +19,8 @@ choices of X multiply it.
 import math
 
 import numpy as np
+import scipy  # scipy.special comes when it is asked for
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln, xlogy
 
 _EXACT = 256  # set sizes at which p_s is evaluated itself; larger ones in blocks of 1/64
 Floats = NDArray[np.float64]
@@ -97,8 +97,8 @@ def log_apart(
 def _divergence(share: Floats, log_q: Floats) -> Floats:
     """KL(share || q) where share > q, else 0."""
     left = np.clip(1 - share, 0, None)
-    high = xlogy(share, share) - share * log_q
-    low = xlogy(left, left) - left * np.log1p(-np.exp(np.minimum(log_q, -1e-12)))
+    high = scipy.special.xlogy(share, share) - share * log_q
+    low = scipy.special.xlogy(left, left) - left * np.log1p(-np.exp(np.minimum(log_q, -1e-12)))
     return np.where(np.log(share) > log_q, np.maximum(high + low, 0), 0)
 
 
@@ -107,5 +107,6 @@ def _log_choose(n: ArrayLike, k: ArrayLike) -> Floats:
     n, k = np.asarray(n), np.asarray(k)
     possible = (k >= 0) & (k <= n)
     inside, size = np.where(possible, k, 0), np.maximum(n, 0)
+    gammaln = scipy.special.gammaln
     value = gammaln(size + 1) - gammaln(inside + 1) - gammaln(size - inside + 1)
     return np.where(possible, value, -np.inf)

@@ -1,12 +1,13 @@
 """Poisoners in a federation: what the worst vectors allowed, and longer ones, do to the model.
 
     python tests/benchmarks/bench_poison.py --embeddings cifar10_lite0 --public tiny_lite0 \
-        [--options '{}' '{"user_clip": 13}'] [--write results/secure_sum/poison.json] [--real]
+        [--options '{"user_clip": 13}'] [--write results/secure_sum/poison.json] [--real]
 
 A share of the users sends one vector, the same each, as long as a proof of length allows: n times
-a record, or the users' clip. Its direction is the worst of several, tried without noise of their
-own, and of a descent on the model's mistakes whose attacker knows the sum of all other users. Noise
-is discrete and fresh.
+a record, or the users' clip. By default this is tried without a clip, with one, and with one and no
+moments. The direction is the worst of several, tried without noise of their own, and of a descent
+on the model's mistakes whose attacker knows the sum of all other users. Noise is discrete and
+fresh.
 
 With `--real` one window is run instead, with the last options and share: two aggregators in
 processes of their own, proofs of all users, and as many liars besides whose vectors are ten times
@@ -43,6 +44,7 @@ from train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.secure_sum.window import LEADER, Window
 
 TIMES = 10  # as long as allowed
+OPTIONS: list[dict[str, Any]] = [{}, {"user_clip": 11}, {"user_clip": 10, "moments": "none"}]
 
 
 def directions(poisoned: Poisoned, poisoners: int, tries: int) -> dict[str, Any]:
@@ -197,7 +199,7 @@ def main() -> int:
     parser.add_argument("--epsilon", type=float, default=1.2)
     parser.add_argument("--users", type=int, default=1000)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.01, 0.1])
-    parser.add_argument("--options", type=json.loads, nargs="+", default=[{}])
+    parser.add_argument("--options", type=json.loads, nargs="+", default=OPTIONS)
     parser.add_argument("--tries", type=int, default=3, help="draws of the noise in a mean")
     parser.add_argument("--real", action="store_true", help="a window and secagg, no directions")
     parser.add_argument("--write", type=Path)

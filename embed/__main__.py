@@ -14,8 +14,8 @@ MENU = Menu(
         Entry("exclude", "embed.run:Exclude"),
         Entry("hold-out", "embed.hold_out:HoldOut"),
         Entry("fit-transform", "embed.run:FitTransform"),
-        Entry("import-reference", "embed.run:ImportReference"),
-        Entry("plot", "embed.run:Plot"),
+        Entry("import-reference", "embed.reference:ImportReference"),
+        Entry("plot", "embed.plot:Plot"),
     ),
 )
 

@@ -2,7 +2,9 @@
 
 from embed.concat import Concat
 from embed.hold_out import HoldOut
-from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
+from embed.plot import Plot
+from embed.reference import ImportReference
+from embed.run import Exclude, FitTransform, Run
 from pretrain.cli.function import function
 
 concat_sets = function("concat_sets", Concat)

@@ -1,16 +1,18 @@
-"""Plot of embeddings in two dimensions, coloured by class."""
+"""The command `python -m embed plot`: embeddings in two dimensions, coloured by class."""
 
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from matplotlib.figure import Figure
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 
 from embed.store import EmbeddingSet
 from pretrain import check
-from pretrain.cli.output import new_directory, write_json
+from pretrain.cli.output import new_directory, output_directory, write_json
+
+if TYPE_CHECKING:  # what draws is imported by the command that runs
+    from matplotlib.figure import Figure
 
 TSNE_INPUT = 50  # principal directions that t-SNE starts from, as its authors advise
 COLOURS = 20
@@ -18,6 +20,9 @@ COLOURS = 20
 
 def project(x: np.ndarray, method: str, seed: int) -> np.ndarray:
     """Projects (n, p) rows to (n, 2) by PCA or by t-SNE on the leading principal directions."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
     check.one_of(("pca", "tsne"), method=method)
     check.at_least(4, rows=len(x))
     wide = min(TSNE_INPUT, *x.shape) if method == "tsne" else 2
@@ -28,34 +33,55 @@ def project(x: np.ndarray, method: str, seed: int) -> np.ndarray:
     return TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
 
 
-def plot_embeddings(
-    directory: Path, out: Path, *, method: str, rows: int, seed: int, overwrite: bool = False
-) -> None:
-    """Writes `projection.png`, `projection.npy` and `report.json`."""
-    check.at_least(4, rows=rows)
-    check.within("[0, 2^32)", seed=seed)  # scikit-learn's range
-    whole = EmbeddingSet.open(directory)
-    whole.check_finite()
-    rng = np.random.default_rng(seed)
-    chosen = np.sort(rng.permutation(len(whole))[:rows])
-    shown = whole.subset(chosen)
-    points = project(shown.embeddings.astype(np.float32), method, seed)
-    names = list(shown.meta.get("class_names") or map(str, range(shown.labels.max() + 1)))
-    report = {
-        "embeddings": whole.meta.get("data"),
-        "content_hash": whole.content_hash(),
-        "method": method,
-        "rows": len(shown),
-        "seed": seed,
-        "versions": {name: version(name) for name in ("numpy", "scikit-learn", "matplotlib")},
-    }
-    with new_directory(out, overwrite=overwrite) as partial:
-        _draw(points, shown.labels, names, method).savefig(partial / "projection.png", dpi=150)
-        np.save(partial / "projection.npy", points)
-        write_json(partial / "report.json", report)
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Draw embeddings in two dimensions, coloured by class."""
+
+    embeddings: Path
+    """Embedding set to plot."""
+    out: Path | None = None
+    """Directory to write (default: a new one under runs/)."""
+    method: Literal["pca", "tsne"] = "tsne"
+    """Projection; t-SNE takes minutes beyond 10,000 rows."""
+    rows: int = 3000
+    """Number of random rows to plot."""
+    seed: int = 0
+    """Seed of the choice of rows and of t-SNE."""
+    overwrite: bool = False
+    """Replace an existing directory."""
+
+    def run(self) -> Path:
+        """Writes projection.png, its points and report.json."""
+        out = output_directory(self.out, "plot", self.embeddings, overwrite=self.overwrite)
+        check.at_least(4, rows=self.rows)
+        check.within("[0, 2^32)", seed=self.seed)  # scikit-learn's range
+        whole = EmbeddingSet.open(self.embeddings)
+        whole.check_finite()
+        rng = np.random.default_rng(self.seed)
+        chosen = np.sort(rng.permutation(len(whole))[: self.rows])
+        shown = whole.subset(chosen)
+        points = project(shown.embeddings.astype(np.float32), self.method, self.seed)
+        names = list(shown.meta.get("class_names") or map(str, range(shown.labels.max() + 1)))
+        report = {
+            "embeddings": whole.meta.get("data"),
+            "content_hash": whole.content_hash(),
+            "method": self.method,
+            "rows": len(shown),
+            "seed": self.seed,
+            "versions": {name: version(name) for name in ("numpy", "scikit-learn", "matplotlib")},
+        }
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            figure = _draw(points, shown.labels, names, self.method)
+            figure.savefig(partial / "projection.png", dpi=150)
+            np.save(partial / "projection.npy", points)
+            write_json(partial / "report.json", report)
+        print(f"projection in {out}")
+        return out
 
 
-def _draw(points: np.ndarray, labels: np.ndarray, names: list[str], method: str) -> Figure:
+def _draw(points: np.ndarray, labels: np.ndarray, names: list[str], method: str) -> "Figure":
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 6), layout="constrained")
     axes = figure.add_subplot()
     few = len(names) <= COLOURS

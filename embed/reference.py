@@ -1,5 +1,6 @@
-"""Embeddings that the paper's reference implementation saves."""
+"""`python -m embed import-reference`: embeddings of the paper's reference implementation."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +15,73 @@ from embed.store import (
     write_companions,
     write_rows,
 )
-from pretrain.cli.output import new_directory
-from pretrain.datasets import check_labels, declared_classes
+from pretrain.cli.output import new_directory, output_directory
 
 
-def import_reference(
-    source: Path, out: Path, *, num_classes: int | None = None, overwrite: bool = False
-) -> EmbeddingSet:
-    """Joins `code_space_*.npy`, `labels_*.npy` and `userid_*.npy` into one embedding set.
+@dataclass(frozen=True, kw_only=True)
+class ImportReference:
+    """Import the reference implementation's `code_space_*.npy`, `labels_*.npy`, `userid_*.npy`."""
 
-    Parts with test, val or eval in their name become the test split. Users are kept only if every
-    part has them. Rows are streamed. Without `num_classes` the classes are counted from the labels
-    and marked as inferred.
+    source: Path
+    """Directory of the files."""
+    out: Path | None = None
+    """Directory to write (default: a new one under runs/)."""
+    num_classes: int | None = None
+    """Number K of classes: labels are 0 to K - 1 (default: counted from the labels, which serves
+    simulations only)."""
+    overwrite: bool = False
+    """Replace an existing directory."""
 
-    Raises:
-        ValueError: no such files, a part without labels, arrays that do not fit together, a label
-            that is not in [0, num_classes), or a row that is not finite.
-    """
-    codes = sorted(source.glob("code_space_*.npy"))
-    if not codes:
-        raise ValueError(f"{source} must hold code_space_*.npy, got none")
-    parts = [_read_part(path) for path in codes]
-    dims = {part.dim for part in parts}
-    if len(dims) > 1:
-        raise ValueError(f"{source}: all parts must have one dimension, got {sorted(dims)}")
-    users = [part.users for part in parts if part.users is not None]
-    labels = np.concatenate([part.labels for part in parts])
-    names = _class_names(labels, declared_classes(num_classes))
-    dtype = max(part.embeddings.dtype for part in parts)
-    for path, part in zip(codes, parts, strict=True):
-        part.check_finite(str(path))
-    blocks = (block.astype(dtype, copy=False) for part in parts for block in part.blocks())
-    with new_directory(out, overwrite=overwrite) as partial:
-        write_rows(partial / "embeddings.npy", blocks, (len(labels), dims.pop()))
-        write_companions(
-            partial,
-            labels=labels,
-            users=np.concatenate(users) if len(users) == len(parts) else None,
-            split=np.concatenate([part.split for part in parts]),
-            meta={
-                "data": source.name,
-                "encoder": "reference implementation",
-                **names,
-                "parts": [path.name for path in codes],
-            },
-        )
-    return EmbeddingSet.open(out)
+    def run(self) -> Path:
+        """Writes one embedding set of all of them, streamed.
+
+        Parts with test, val or eval in their name become the test split. Users are kept only if
+        every part has them.
+
+        Raises:
+            ValueError: no such files, a part without labels, arrays that do not fit together, a
+                label that is not in [0, num_classes), or a row that is not finite.
+        """
+        from pretrain.datasets import declared_classes
+
+        source = self.source
+        out = output_directory(self.out, "import-reference", source, overwrite=self.overwrite)
+        codes = sorted(source.glob("code_space_*.npy"))
+        if not codes:
+            raise ValueError(f"{source} must hold code_space_*.npy, got none")
+        parts = [_read_part(path) for path in codes]
+        dims = {part.dim for part in parts}
+        if len(dims) > 1:
+            raise ValueError(f"{source}: all parts must have one dimension, got {sorted(dims)}")
+        users = [part.users for part in parts if part.users is not None]
+        labels = np.concatenate([part.labels for part in parts])
+        names = _class_names(labels, declared_classes(self.num_classes))
+        dtype = max(part.embeddings.dtype for part in parts)
+        for path, part in zip(codes, parts, strict=True):
+            part.check_finite(str(path))
+        blocks = (block.astype(dtype, copy=False) for part in parts for block in part.blocks())
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            write_rows(partial / "embeddings.npy", blocks, (len(labels), dims.pop()))
+            write_companions(
+                partial,
+                labels=labels,
+                users=np.concatenate(users) if len(users) == len(parts) else None,
+                split=np.concatenate([part.split for part in parts]),
+                meta={
+                    "data": source.name,
+                    "encoder": "reference implementation",
+                    **names,
+                    "parts": [path.name for path in codes],
+                },
+            )
+        done = EmbeddingSet.open(out)
+        print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+        return out
 
 
 def _class_names(labels: np.ndarray, declared: tuple[str, ...]) -> dict[str, Any]:
+    from pretrain.datasets import check_labels
+
     if declared:
         check_labels("labels", labels, len(labels), len(declared))
         return {"class_names": list(declared), "classes": "declared"}

@@ -1,9 +1,9 @@
-"""The commands `python -m embed run|exclude|fit-transform|import-reference|plot`."""
+"""The commands `python -m embed run|exclude|fit-transform`."""
 
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from embed.knowledge import Knowledge
 from embed.options import ExtractOptions, ImageOptions
@@ -82,32 +82,6 @@ class Run(ExtractOptions, ImageOptions):
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
         if skipped := done.meta.get("unreadable"):
             print(f"{skipped} unreadable images skipped: {out / 'unreadable.txt'}")
-        return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportReference:
-    """Import the reference implementation's `code_space_*.npy`, `labels_*.npy`, `userid_*.npy`."""
-
-    source: Path
-    """Directory of the files."""
-    out: Path | None = None
-    """Directory to write (default: a new one under runs/)."""
-    num_classes: int | None = None
-    """Number K of classes: labels are 0 to K - 1 (default: counted from the labels, which serves
-    simulations only)."""
-    overwrite: bool = False
-    """Replace an existing directory."""
-
-    def run(self) -> Path:
-        """Writes one embedding set of all of them."""
-        from embed.reference import import_reference
-
-        out = output_directory(self.out, "import-reference", self.source, overwrite=self.overwrite)
-        done = import_reference(
-            self.source, out, num_classes=self.num_classes, overwrite=self.overwrite
-        )
-        print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
         return out
 
 
@@ -197,38 +171,4 @@ class Exclude:
         out = output_directory(self.out, "exclude", *inputs, overwrite=self.overwrite)
         kept, dropped = exclude(self.embeddings, self.public, out, overwrite=self.overwrite)
         print(f"{len(kept)} rows in {out}, {dropped} left out")
-        return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """Draw embeddings in two dimensions, coloured by class."""
-
-    embeddings: Path
-    """Embedding set to plot."""
-    out: Path | None = None
-    """Directory to write (default: a new one under runs/)."""
-    method: Literal["pca", "tsne"] = "tsne"
-    """Projection; t-SNE takes minutes beyond 10,000 rows."""
-    rows: int = 3000
-    """Number of random rows to plot."""
-    seed: int = 0
-    """Seed of the choice of rows and of t-SNE."""
-    overwrite: bool = False
-    """Replace an existing directory."""
-
-    def run(self) -> Path:
-        """Writes projection.png, its points and report.json."""
-        from embed.plot import plot_embeddings
-
-        out = output_directory(self.out, "plot", self.embeddings, overwrite=self.overwrite)
-        plot_embeddings(
-            self.embeddings,
-            out,
-            method=self.method,
-            rows=self.rows,
-            seed=self.seed,
-            overwrite=self.overwrite,
-        )
-        print(f"projection in {out}")
         return out

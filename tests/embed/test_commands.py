@@ -9,7 +9,9 @@ import pytest
 
 from embed import EmbeddingSet, PublicTransform
 from embed.fit import refuse_leak, shared_rows
-from embed.run import Exclude, FitTransform, ImportReference, Plot, Run
+from embed.plot import Plot
+from embed.reference import ImportReference
+from embed.run import Exclude, FitTransform, Run
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,8 @@ from PIL import Image
 
 from embed import EmbeddingSet
 from embed.hold_out import HoldOut
-from embed.run import Exclude, FitTransform, Plot, Run
+from embed.plot import Plot
+from embed.run import Exclude, FitTransform, Run
 from pretrain.commands import Probe
 
 

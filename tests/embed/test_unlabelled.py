@@ -9,7 +9,7 @@ from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
 from embed.fit import exclude, fit_and_apply
-from embed.plot import plot_embeddings
+from embed.plot import Plot
 from pretrain.datasets import concatenate
 from pretrain.intake.archive import open_npz
 from pretrain.names import decode_name
@@ -65,7 +65,7 @@ def test_public_rows_need_no_labels(tmp_path: Path) -> None:
     unlabelled(embeddings=mixed).save(tmp_path / "mixed")
     kept, dropped = exclude(tmp_path / "mixed", [tmp_path / "private"], tmp_path / "kept")
     assert (dropped, kept.name(0)) == (2, "ward/2 ü.png")
-    plot_embeddings(tmp_path / "public", tmp_path / "plot", method="pca", rows=8, seed=0)
+    Plot(embeddings=tmp_path / "public", out=tmp_path / "plot", method="pca", rows=8).run()
     assert (tmp_path / "plot" / "projection.png").exists()
 
 

@@ -53,7 +53,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class EvaluationTask(SumTask):
+class EvaluationTask(SumTask[EvaluationTerms]):
     """The federation's `task`, made from public numbers and the released model alone."""
 
     federation: Federation
@@ -114,11 +114,6 @@ class EvaluationTask(SumTask):
         return self.integers.encode(sent.numpy())
 
     @property
-    def sizes(self) -> dict[int, int]:
-        """User -> rows, as the terms list them; empty where the users are on a roll."""
-        return self.terms.sizes
-
-    @property
     def submission(self) -> Evaluation:
         """The statistic that every user computes of its evaluation rows and submits."""
         return self.method
@@ -144,9 +139,8 @@ class EvaluationTask(SumTask):
         report |= self.integers.report() | {"rows": int(sizes.sum()), "rounds": 1}
         report |= {"model": self.terms.model, "method": self.terms.method}
         report |= {"with_the_training": overlap_words(self.terms.privacy)}
-        report |= self._sum(opened, facts) | self._all_sessions()
-        report |= {"holds_against": self.holds_against}
-        report |= {"sampling": "rows"} | read.as_dict(self.terms.class_names)
+        report |= self._sum(opened, facts) | {"sampling": "rows"}
+        report |= read.as_dict(self.terms.class_names)
         odd = self._unreachable(opened, self.method, self.integers)
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         return Answer(report | {"versions": versions(*MADE_WITH)})

@@ -44,7 +44,7 @@ from train_distributed.secure_sum.opening import Opened
 
 
 @dataclass(frozen=True)
-class ModelTask(SumTask):
+class ModelTask(SumTask[Terms]):
     """The federation's `task`, made from public numbers and the public transform alone."""
 
     federation: Federation
@@ -118,11 +118,6 @@ class ModelTask(SumTask):
         return chunk
 
     @property
-    def sizes(self) -> dict[int, int]:
-        """User -> rows, as the terms list them; empty where the users are on a roll."""
-        return self.terms.sizes
-
-    @property
     def submission(self) -> Statistic:
         """The statistic that every user computes of its rows and submits in the first sum."""
         return self.method.statistic
@@ -174,9 +169,7 @@ class ModelTask(SumTask):
         if self.further is not None:  # a round that failed was the last
             report |= {"rounds_agreed": report["rounds"], "rounds": 1 + len(further)}
             report |= {"bytes_per_round": list(facts.bytes_per_round)}
-        report |= self._sum(opened, facts) | self._all_sessions()
-        report |= {"holds_against": self.holds_against}
-        report |= provenance(self.transform)
+        report |= self._sum(opened, facts) | provenance(self.transform)
         odd = self._unreachable(opened, self.submission, self.integers)
         for each in further:
             part, integers = self._round

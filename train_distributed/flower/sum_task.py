@@ -4,14 +4,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from train_distributed.flower.documents.evaluation_terms import EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.terms import Terms
 from train_distributed.one_shot.reachable import unreachable
 from train_distributed.one_shot.rounds import epsilon_if_all_others_collude
 from train_distributed.one_shot.statistic import Submission
@@ -26,6 +28,7 @@ from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import Window
 
+AnyTerms = TypeVar("AnyTerms", Terms, EvaluationTerms)
 MOST_NAMED = 1000  # users in a report
 SUMS = {
     "secagg": "SecAgg+ among the users, one server",
@@ -68,17 +71,13 @@ def repeated(sizes: Mapping[int, int]) -> Tensor:
     return rows.repeat_interleave(users)
 
 
-class SumTask(ABC):
+class SumTask(ABC, Generic[AnyTerms]):
     """Noise and report of a sum, for both kinds of tasks."""
 
     federation: Federation
+    terms: AnyTerms  # their sizes are empty where the users are on a roll
     guarantee: Guarantee
     integers: IntegerEncoder
-
-    @property
-    @abstractmethod
-    def sizes(self) -> dict[int, int]:
-        """User -> rows, as the terms list them; empty where the users are on a roll."""
 
     def rows_of(self, users: Iterable[int]) -> Tensor:
         """(m,) rows of these users, as agreed, in the order of their numbers.
@@ -86,7 +85,7 @@ class SumTask(ABC):
         Raises:
             ValueError: a number that is none of the users', or whose line of the roll is not here.
         """
-        federation, sizes = self.federation, self.sizes
+        federation, sizes = self.federation, self.terms.sizes
         if isinstance(federation.known, Roll):
             return torch.from_numpy(federation.known.rows_of(users))
         if federation.roll:
@@ -111,7 +110,7 @@ class SumTask(ABC):
         have them.
         """
         roll = self.federation.roll
-        sizes = torch.tensor(sorted(roll.sizes if roll else set(self.sizes.values())))
+        sizes = torch.tensor(sorted(roll.sizes if roll else set(self.terms.sizes.values())))
         bounds = self.integers.norm_bounds(self.submission, sizes)
         return dict(zip(sizes.tolist(), bounds, strict=True))
 
@@ -180,8 +179,8 @@ class SumTask(ABC):
         return self.integers.noised(encoded, sampler)
 
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
-        """Part of the report: users in the sum, protocol, and bytes per user."""
-        federation = self.federation
+        """Part of the report: users in the sum, protocol, bytes per user, and all sessions."""
+        federation, rows = self.federation, sizes_of(self.federation, self.terms.sizes)
         missing, survivors = sorted(facts.missing.items()), sorted(opened.users)
         named = {federation.display_name(u): step for u, step in missing[:MOST_NAMED]}
         if len(missing) > MOST_NAMED:
@@ -197,6 +196,10 @@ class SumTask(ABC):
             **({"surviving_users": [*map(federation.display_name, survivors)]} if few else {}),
             "missing": named,
             "bytes_per_user": facts.bytes_per_user,
+            "sessions": federation.sessions,
+            "epsilon_of_all_sessions": self.epsilon_of_all_sessions,
+            **self.guarantee.privacy.large_delta(int(rows.sum())),
+            "holds_against": self.holds_against,
         }
 
     def _unreachable(
@@ -214,10 +217,3 @@ class SumTask(ABC):
             return "either of the two servers, colluding with all other users"
         share = self.federation.corrupt_fraction
         return f"the server, colluding with at most {share:g} of the users"
-
-    def _all_sessions(self) -> dict[str, Any]:
-        return {
-            "sessions": self.federation.sessions,
-            "epsilon_of_all_sessions": self.epsilon_of_all_sessions,
-            **self.guarantee.privacy.large_delta(int(sizes_of(self.federation, self.sizes).sum())),
-        }

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from pretrain.augment import random_view
 from pretrain.cli.output import new_file
-from pretrain.lars import build_optimizer, cosine_rate
 from pretrain.ntxent import nt_xent
+from pretrain.optimizers import build_optimizer, cosine_rate
 from pretrain.recipes import SimCLRConfig
 from pretrain.resnet import SmallResNet, initialise
 

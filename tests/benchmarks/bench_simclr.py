@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pretrain import torchvision_ops as torchvision_ops  # first: lightly imports torchvision
 from pretrain.intake.archive import open_npz
-from pretrain.lars import build_optimizer
+from pretrain.optimizers import build_optimizer
 from pretrain.recipes import SMALL
 from pretrain.resnet import SmallResNet
 from pretrain.simclr import _Run

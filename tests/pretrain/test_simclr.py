@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.augment import AugmentConfig
-from pretrain.lars import build_optimizer, cosine_rate
+from pretrain.optimizers import build_optimizer, cosine_rate
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
 from pretrain.recipes import DIGITS, SMALL
 from pretrain.resnet import ResNetConfig

@@ -109,6 +109,21 @@ def prepared(number: int, user: int, message: bytes) -> Any:
     return Preparer(window, number, keys[number]).prepare(user, message)
 
 
+def machine(
+    number: int, store: ReportStore, draws: dict[int, int], clock: Callable[[], float]
+) -> Aggregator:
+    """An aggregator, whose noise is `NOISE` times its draws so far; the helper's a hundredfold."""
+    window, keys, _ = parties()
+
+    def noise(std: float, d: int) -> NDArray[np.int64]:
+        draws[number] += 1
+        return np.full(d, NOISE * draws[number] * (1 if number == LEADER else 100))
+
+    made = AGGREGATORS[number](window, keys[number], store, noise, clock)
+    made._preparer.prepare = lambda user, message: prepared(number, user, message)
+    return made
+
+
 class Federation:
     """One run."""
 
@@ -156,20 +171,8 @@ class Federation:
                 store = ReportStore(self._disks[number], self._window, number)
             except Killed:
                 continue
-            machine = AGGREGATORS[number](
-                self._window,
-                self._keys[number],
-                store,
-                lambda std, d: self._noise(number, d),
-                clock=lambda: self._now,
-            )
-            machine._preparer.prepare = lambda user, message: prepared(number, user, message)
-            self._machines[number] = machine
+            self._machines[number] = machine(number, store, self._draws, lambda: self._now)
             return
-
-    def _noise(self, number: int, d: int) -> NDArray[np.int64]:
-        self._draws[number] += 1
-        return np.full(d, NOISE * self._draws[number] * (1 if number == LEADER else 100))
 
     def _asked(self, number: int, what: str, work: Callable[[Aggregator], Any]) -> Any:
         """An answer that arrives; None: the question or the answer was lost, or it was killed."""

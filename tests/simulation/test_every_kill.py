@@ -6,15 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.simulation.federation import (
-    KILL,
-    NOISE,
-    USERS,
-    Disk,
-    Killed,
-    parties,
-    prepared,
-)
+from tests.simulation.federation import KILL, NOISE, USERS, Disk, Killed, machine, parties
 from train_distributed.secure_sum.aggregator import AGGREGATORS, COMMIT, OPEN, write_order
 from train_distributed.secure_sum.opening import combine
 from train_distributed.secure_sum.report_store import ReportStore
@@ -56,19 +48,7 @@ class Run:
             except Killed:
                 self.killed = True
                 continue
-            machine = AGGREGATORS[number](
-                self._window,
-                self._keys[number],
-                store,
-                lambda std, d: self._noise(number, d),
-                clock=lambda: 50.0,
-            )
-            machine._preparer.prepare = lambda user, message: prepared(number, user, message)
-            self._machines[number] = machine
-
-    def _noise(self, number: int, d: int) -> np.ndarray:
-        self.draws[number] += 1
-        return np.full(d, NOISE * self.draws[number] * (1 if number == LEADER else 100))
+            self._machines[number] = machine(number, store, self.draws, lambda: 50.0)
 
     def _asked(self, number: int, work: Callable[[Any], Any]) -> Any:
         """The answer; None: it was killed, and is there again."""

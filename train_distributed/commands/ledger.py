@@ -269,7 +269,8 @@ def _entry_line(record: "Record") -> str:
     rows = f"{entry.data[:12]} {entry.part}".strip()
     words = (record.id, record.time, done, entry.kind, entry.method, rows, what)
     result = f" -> {entry.result}" if entry.result else ""
-    return _printable(" ".join(filter(None, words)) + f": {noise}{simulated}{result}")
+    text = " ".join(filter(None, words)) + f": {noise}{simulated}{result}"
+    return text.encode("unicode_escape").decode()  # names may hold anything
 
 
 def _limit_line(state: "State", limit: "Limit") -> str:
@@ -279,10 +280,6 @@ def _limit_line(state: "State", limit: "Limit") -> str:
         f"limit: epsilon {limit.epsilon:g} at delta {limit.delta:g} for one {limit.unit}, "
         f"{total:.6g} of it spent{raised}"
     )
-
-
-def _printable(text: str) -> str:
-    return text.encode("unicode_escape").decode()
 
 
 def _entry_of(path: Path) -> dict[str, Any]:

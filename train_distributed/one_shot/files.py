@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from embed import PublicTransform
 from pretrain.cli.json_text import parsed
+from pretrain.tensor_file import read_tensors
 
 MODEL, REPORT = "model.safetensors", "report.json"
 PREFIX = "transform."  # of the public transform's tensors
@@ -24,7 +24,7 @@ def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], d
     Raises:
         ValueError: naming the file that is missing, damaged or does not fit.
     """
-    tensors, metadata = _tensors(model)
+    tensors, metadata = read_tensors(model, "a released model")
     weights = tensors.pop("weights", None)
     if weights is None or weights.ndim != 2 or not weights.is_floating_point():
         found = "none" if weights is None else f"{weights.dtype} {tuple(weights.shape)}"
@@ -70,15 +70,6 @@ def read_field(metadata: dict[str, str], name: str, where: Path) -> Any:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"numbers must be finite, got {constant}")
-
-
-def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} must be a released model, got: {error}") from error
 
 
 def _transform(path: Path, tensors: dict[str, Tensor]) -> PublicTransform:

@@ -285,7 +285,7 @@ class Leader(Aggregator):
                 store.open_gate()
                 users = counts[ADDED] + counts[WAITING]
                 raise errors.TooFewUsers(f"users must be >= {least} to be opened, got {users}")
-        return self._opening().commit(_bitmap(store.held()))
+        return self._opening().commit(np.packbits(store.held(), bitorder="little").tobytes())
 
     def _taken_back(self, user: int, line: Line) -> Elements:
         raise errors.OutOfOrder(f"set must hold user {user}, whom the leader holds")
@@ -401,7 +401,3 @@ def _commits(window: WindowWithKeys, signed: bytes) -> dict[int, Envelope]:
 def _bits(window: WindowWithKeys, bitmap: bytes) -> NDArray[np.bool_]:
     octets = np.frombuffer(bitmap, np.uint8)
     return np.unpackbits(octets, count=len(window.order), bitorder="little").astype(bool)
-
-
-def _bitmap(held: NDArray[np.bool_]) -> bytes:
-    return np.packbits(held, bitorder="little").tobytes()

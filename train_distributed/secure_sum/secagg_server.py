@@ -64,7 +64,7 @@ class SecAggServer:
         self._recovery: Recovery | None = None  # where dealers' shares are false
         self._sizes = longest_to_server(setup)
         self._take: dict[Kind, Callable[[Envelope, bytes], None]] = {
-            Kind.ADVERTISE: self._take_advert,
+            Kind.ADVERTISE: lambda e, m: self._roster.add(e.sender, Advert.read(e.payload), m),
             Kind.KEY_SHARES: lambda e, _: self._mail.post(e.sender, e.payload),
             Kind.MASKED: self._take_masked,
             Kind.COMPLAINT: self._complaints.complain,
@@ -202,9 +202,6 @@ class SecAggServer:
         if self._recovery is None:
             raise errors.OutOfOrder("EXPOSED must answer a proof")
         return self._recovery
-
-    def _take_advert(self, envelope: Envelope, message: bytes) -> None:
-        self._roster.add(envelope.sender, Advert.read(envelope.payload), message)
 
     def _take_masked(self, envelope: Envelope, message: bytes) -> None:
         content = envelope.content

@@ -70,7 +70,10 @@ def fill(folder: Path, init: "Init") -> "SumTask":
         minimum=-(-4 * count // 5) if init.minimum is None else init.minimum,
         users={i: party.verifying for i, party in enumerate(users)},
         roll=Enrolment(roll.root.hex(), roll.sizes) if roll else None,
-        servers=(public_keys(keys.public), *(_keys(party) for party in servers)),
+        servers=(
+            public_keys(keys.public),
+            *({"verifying": party.verifying, "sealing": party.sealing} for party in servers),
+        ),
         sessions=init.sessions,
         task=terms.as_task(),
         nodes={number: fingerprint(party.node) for number, party in nodes.items()},
@@ -202,7 +205,3 @@ def _checked(folder: Path, federation: Federation) -> "SumTask":
     else:
         task.window(bytes(32), 0, 1)
     return task
-
-
-def _keys(party: Party) -> dict[str, str]:
-    return {"verifying": party.verifying, "sealing": party.sealing}

@@ -58,7 +58,10 @@ class OperatorServer:
         self._operator, self._largest = operator, int(config["largest"])
         self._line = threading.Lock()
         state = flower.memory_state()
-        keys = [flower.public_key_to_bytes(_public(text)) for text in config["nodes"]]
+        keys = [
+            flower.public_key_to_bytes(load_ssh_public_key(text.encode()))  # pyright: ignore[reportArgumentType]
+            for text in config["nodes"]
+        ]
         self._nodes = {
             key: state.create_node(flower.NOOP_FLWR_AID, flower.NOOP_ACCOUNT_NAME, key, 0.0)
             for key in keys
@@ -111,10 +114,6 @@ class OperatorServer:
     def _tell(self, *parts: bytes) -> None:
         with self._line:
             frames.send(self._operator, *parts)
-
-
-def _public(text: str) -> Any:
-    return load_ssh_public_key(text.encode())
 
 
 def _serving(api: FleetApi, config: dict[str, Any]) -> uvicorn.Config:

@@ -116,7 +116,7 @@ def fit_private(
             module=layer,
             optimizer=torch.optim.SGD(layer.parameters(), lr=learning_rate),
             data_loader=DataLoader(
-                _Rows(x, y), batch_size, generator=generator, collate_fn=_as_it_is
+                _Rows(x, y), batch_size, generator=generator, collate_fn=lambda batch: batch
             ),
             noise_multiplier=noise,
             max_grad_norm=gradient_clip,
@@ -204,10 +204,6 @@ class _Rows(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index], self.y[index]
 
 
-def _as_it_is(batch: Any) -> tuple[Tensor, Tensor]:
-    return batch
-
-
 def _account(task: Task, multiplier: float, rate: float, steps: int) -> dict[str, Any]:
     if not task.privacy.private:
         return {"sampling_rate": rate, "noise_multiplier": 0.0}
@@ -222,10 +218,6 @@ def _account(task: Task, multiplier: float, rate: float, steps: int) -> dict[str
 
 
 def _opacus() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import opacus
-    except ImportError as error:
-        raise ValueError("dp-fl needs opacus: pip install 'blind-averaging[baselines]'") from error
-    return opacus
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return check.installed("opacus", "dp-fl", extra="baselines")

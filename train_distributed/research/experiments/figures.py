@@ -56,7 +56,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
                 _cells(result),
                 file,
                 title=_title(result),
-                chance=1 / _classes(result),
+                chance=1 / int(result["num_classes"]),
                 panel=layout.panel,
                 lines=layout.lines,
                 x=layout.x,
@@ -101,10 +101,6 @@ def margins(cells: Sequence[Result]) -> str:
 
 def _cells(result: Mapping[str, Any]) -> list[Result]:
     return [Result(**cell) for cell in result["cells"]]
-
-
-def _classes(result: Mapping[str, Any]) -> int:
-    return int(result["num_classes"])
 
 
 def _title(result: Mapping[str, Any]) -> str:

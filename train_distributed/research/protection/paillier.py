@@ -14,7 +14,6 @@ import math
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -220,11 +219,5 @@ def arithmetic() -> str:
     return "gmpy2" if HAVE_GMP else "pure Python"
 
 
-def _phe() -> ModuleType:
-    try:
-        from phe import paillier
-    except ImportError as error:
-        raise ValueError(
-            "paillier needs the extra 'protection': pip install 'blind-averaging[protection]'"
-        ) from error
-    return paillier
+def _phe() -> Any:
+    return check.installed("phe.paillier", "paillier", package="phe", extra="protection")

@@ -1,7 +1,8 @@
 """Similarity of a reconstruction and a record: SSIM or PSNR of images, cosine of embeddings."""
 
+import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Similarity:
         clipped = guess.clamp(0, 1)
         if self.measure == "psnr":
             error = float((clipped - record).square().mean())
-            return 1.0 if error == 0 else min(1.0, -10 * _log10(error) / PSNR_RANGE)
+            return 1.0 if error == 0 else min(1.0, -10 * math.log10(error) / PSNR_RANGE)
         return _ssim(clipped, record)
 
     def recovered(self, guesses: Tensor, records: Tensor) -> Tensor:
@@ -53,18 +54,7 @@ class Similarity:
         )
 
 
-def _log10(value: float) -> float:
-    return float(torch.log10(torch.tensor(value, dtype=torch.float64)))
-
-
 def _ssim(guess: Tensor, record: Tensor) -> float:
-    try:
-        from skimage.metrics import structural_similarity
-    except ImportError as error:
-        raise ValueError(
-            "ssim needs the extra 'protection': pip install 'blind-averaging[protection]'"
-        ) from error
-    value: Any = structural_similarity(
-        guess.numpy(), record.numpy(), data_range=1.0, channel_axis=0
-    )
-    return float(value)
+    metrics = check.installed("skimage.metrics", "ssim", package="scikit-image", extra="protection")
+    pictures = guess.numpy(), record.numpy()
+    return float(metrics.structural_similarity(*pictures, data_range=1.0, channel_axis=0))

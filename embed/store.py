@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: rows held out for a private evaluation
 UNLABELLED = -1  # label of every row of an unlabelled set
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
+DTYPES = {"labels": np.int64, "users": np.int64, "split": np.uint8}
 INFERRED = "inferred"  # classes counted from the labels that occur
 BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
 
@@ -50,7 +51,7 @@ class EmbeddingSet:
             raise ValueError(f"embeddings must be a float (N, p), got {x.dtype} {x.shape}")
         if not self.split.size:
             object.__setattr__(self, "split", np.zeros(len(x), np.uint8))
-        for name in ("labels", "users", "split"):
+        for name, target in DTYPES.items():
             values = getattr(self, name)
             if values is None:
                 continue
@@ -64,7 +65,6 @@ class EmbeddingSet:
                 rules = {"split": "0, 1 or 2", "labels": ">= 0, or -1 in every row"}
                 rule = rules.get(name, ">= 0")
                 raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
-            target = np.uint8 if name == "split" else np.int64
             object.__setattr__(self, name, values.astype(target, copy=False))
         if self.names is not None and (
             self.names.shape != (len(x),) or self.names.dtype.kind not in "SU"
@@ -187,11 +187,9 @@ class EmbeddingSet:
         if not path.is_dir():
             raise ValueError(f"embeddings must be an existing directory, got {path}")
         meta = _read_meta(path / "meta.json")
-        arrays = {name: read_array(path / f"{name}.npy") for name in ("embeddings", "labels")}
-        arrays["split"] = read_array(path / "split.npy")
-        for name in ("users", "names"):
-            if (path / f"{name}.npy").exists():
-                arrays[name] = read_array(path / f"{name}.npy")
+        places = {name: path / f"{name}.npy" for name in ("embeddings", *DTYPES, "names")}
+        found = {k: v for k, v in places.items() if k not in ("users", "names") or v.exists()}
+        arrays = {name: read_array(place) for name, place in found.items()}
         try:
             opened = cls(**arrays, meta=meta)
         except ValueError as error:
@@ -286,19 +284,12 @@ def write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
 
 
 def write_companions(
-    directory: Path,
-    *,
-    labels: np.ndarray,
-    users: np.ndarray | None,
-    split: np.ndarray,
-    meta: dict[str, Any],
-    names: np.ndarray | None = None,
+    directory: Path, meta: dict[str, Any], *, names: np.ndarray | None = None, **numbers: Any
 ) -> None:
-    """Writes all files of a set but its embeddings."""
-    np.save(directory / "labels.npy", labels.astype(np.int64))
-    np.save(directory / "split.npy", split.astype(np.uint8))
-    if users is not None:
-        np.save(directory / "users.npy", users.astype(np.int64))
+    """Writes all files of a set but its embeddings; `numbers` are labels, split and users."""
+    for name, values in numbers.items():
+        if values is not None:
+            np.save(directory / f"{name}.npy", values.astype(DTYPES[name]))
     if names is not None:
         encoded = encode_names(names.tolist()) if names.dtype.kind == "U" else names
         np.save(directory / "names.npy", encoded)

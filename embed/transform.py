@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
@@ -192,9 +192,7 @@ class PublicTransform:
         return replace(fitted, **of_all, within_class=within, between_class=between)
 
     @classmethod
-    def identity(
-        cls, dim: int, clip_norm: float = 2**0.5, constant: float = 1.0
-    ) -> "PublicTransform":
+    def identity(cls, dim: int, clip_norm: float = 2**0.5, constant: float = 1.0) -> Self:
         """Only the constant and the clip, without centring or rotation; second moment I."""
         return cls(
             mean=torch.zeros(dim),

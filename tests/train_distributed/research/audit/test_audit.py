@@ -176,9 +176,9 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
 
 def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
     federation = WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6))
-    finding = attack(Target("class-sums", federation, "float"), trials=1000)
+    finding = attack(Target("class-sums", federation, "float"), trials=600)
     assert not finding.broken
-    assert finding.epsilon > 2.5  # fresh noise: 5.6 on average, with a standard deviation of .5
+    assert finding.epsilon > 2.5  # fresh noise: some 4.6, with a standard deviation of .5
     json.dumps(finding.as_dict(), allow_nan=False)
 
 

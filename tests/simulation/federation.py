@@ -17,18 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.train_distributed.secure_sum.window.conftest import window_of
-from train_distributed.secure_sum import aggregator as machines
-from train_distributed.secure_sum.aggregator import (
-    AGGREGATORS,
-    COMMIT,
-    OPEN,
-    Aggregator,
-    Helper,
-    Leader,
-)
+from train_distributed.secure_sum.aggregator import AGGREGATORS, Helper, Leader
 from train_distributed.secure_sum.errors import NotYet, OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.orders import COMMIT, OPEN, Aggregator, write_order
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Preparer, check_acknowledgement, make_report
 from train_distributed.secure_sum.roll import make_roll
@@ -254,7 +247,7 @@ class Federation:
             self._check(combine(self._window, commits[0], openings))
 
     def _ordered(self, number: int, what: bytes, commits: list[bytes]) -> bytes | None:
-        order = machines.write_order(self._window.window, what, commits, self._keys[LEADER])
+        order = write_order(self._window.window, what, commits, self._keys[LEADER])
         return self._asked(number, f"order {what!r} {number - LEADER}", lambda a: a.order(order))
 
     def _check(self, opened: Any) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tests.simulation.federation import KILL, NOISE, USERS, Disk, Killed, machine, parties
-from train_distributed.secure_sum.aggregator import AGGREGATORS, COMMIT, OPEN, write_order
+from train_distributed.secure_sum.aggregator import AGGREGATORS
 from train_distributed.secure_sum.opening import combine
+from train_distributed.secure_sum.orders import COMMIT, OPEN, write_order
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import check_acknowledgement
 from train_distributed.secure_sum.window import HELPER, LEADER

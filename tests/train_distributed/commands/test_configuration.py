@@ -23,18 +23,29 @@ BAD_CONFIGURATIONS = [
 ]
 
 
+@pytest.fixture
+def run(call, sets, tmp_path):
+    """Runs with a configuration."""
+
+    def with_configuration(change):
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps(CONFIGURATION | change))
+        return call("run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path))
+
+    return with_configuration
+
+
 @pytest.mark.parametrize(("change", "message"), BAD_CONFIGURATIONS)
-def test_a_damaged_configuration_is_refused_in_one_line(call, sets, tmp_path, change, message):
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(CONFIGURATION | change))
+def test_a_damaged_configuration_is_refused_in_one_line(run, tmp_path, change, message):
     before = sorted(tmp_path.rglob("*"))
-    code, _, error = call(
-        "run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path)
-    )
+    code, _, error = run(change)
     assert code == 2
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert message in error
+    (tmp_path / "c.json").unlink()
     assert sorted(tmp_path.rglob("*")) == before
-    path.write_text(json.dumps(CONFIGURATION))
-    assert call("run", "--embeddings", sets[0], "--public", sets[1], "--config", str(path))[0] == 0
+
+
+def test_the_one_they_are_made_of_is_taken(run):
+    assert run({})[0] == 0

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Case:
         return words + (["--out", "old", "--overwrite"] if writes and "--out" not in words else [])
 
 
-def table(*rows: tuple[str, str] | tuple[str, str, Spoil | None]) -> list[Case]:
+def table(*rows: Any) -> list[Case]:
     """Cases of (typed, says) or (typed, says, spoil)."""
     return [Case(*row) for row in rows]
 

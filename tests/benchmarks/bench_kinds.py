@@ -4,7 +4,8 @@ python tests/benchmarks/bench_kinds.py --pairs letters:tiny_simclr shapes:tiny_s
 
 Each pair names a private embedding set, with test rows, and a labelled public one. The discriminant
 is released with what its rule chooses and with every kind and number of directions of a grid;
-balanced accuracy on at most 4,000 test rows. The search looks at them, as a release may not.
+balanced accuracy on at most 4,000 test rows. The search looks at them, as a release may not. Of a
+head (`--method softmax`) the grid is one of Λ, on the rule's own directions.
 `tests/benchmarks/kinds.py` draws pictures that are no photographs.
 """
 
@@ -26,12 +27,12 @@ from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed import Privacy
-from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.defaults import PublicFacts, rule_of
 from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
-METHOD, DELTA, COORDINATES = "discriminant", 1e-5, 640
+DELTA, COORDINATES = 1e-5, 640
 PUBLIC_ROWS, TEST_ROWS = 25_000, 4000
 FEDERATIONS = (
     (1000, 50, (0.05, 0.2, 1.2)),
@@ -39,7 +40,9 @@ FEDERATIONS = (
     (50, 40, (1.0, 3.0, 8.0)),
 )
 WIDTHS, KINDS = (16, 64, 128, 256, 512), get_args(Directions)
+REGULARISERS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 Cell = tuple[int, int, float]  # w, n, ε
+Settings = tuple[TransformOptions, tuple[tuple[str, Any], ...]]
 
 
 class Kind:
@@ -59,23 +62,26 @@ class Kind:
         self.num_classes = int(rows.labels.max()) + 1
         self.federations = [each for each in FEDERATIONS if each[0] * each[1] <= len(train)]
 
-    def rule(self, users: int, rows: int, epsilon: float) -> TransformOptions:
-        """Transform that `run` takes when none is given."""
+    def rule(self, cell: Cell, method: str) -> Settings:
+        """Transform and options that `run` takes when none are given."""
+        users, rows, epsilon = cell
         facts = PublicFacts(
             sizes=torch.full((users,), rows),
             num_classes=self.num_classes,
             privacy=Privacy(epsilon, DELTA),
         )
-        return facts.transform(METHOD, TransformOptions(), len(self._compression.mean))
+        transform = facts.transform(method, TransformOptions(), len(self._compression.mean))
+        return transform, tuple(facts.options(method, {}).items())
 
     def accuracies(
-        self, options: TransformOptions, cells: Sequence[Cell], seeds: int
+        self, method: str, settings: Settings, cells: Sequence[Cell], seeds: int
     ) -> dict[Cell, float]:
         """Balanced accuracy in per cent of releases with one transform, mean over seeds."""
+        options, own = settings
         transform = self._compression.fit_transform(self._public, **options.arguments())
         x, y = self._rows(transform, self._train)
         held, labels = self._rows(transform, self._test)
-        method = build_method(METHOD, transform, self.num_classes, {})
+        built = build_method(method, transform, self.num_classes, dict(own))
         found = dict.fromkeys(cells, 0.0)
         for cell, seed in product(cells, range(seeds)):
             users, rows, epsilon = cell
@@ -83,7 +89,7 @@ class Kind:
             picked = torch.randperm(len(x), generator=draw)[: users * rows]
             partition = split(y[picked], users, "iid", generator=draw)
             memory = RowsInMemory(x[picked], y[picked], partition)
-            (weights,) = simulate(memory, method, [Privacy(epsilon, DELTA)], draw)
+            (weights,) = simulate(memory, built, [Privacy(epsilon, DELTA)], draw)
             hits = ((held.double() @ weights).argmax(1) == labels).double()
             recalls = [hits[labels == k].mean() for k in labels.unique()]
             found[cell] += 100 * float(torch.stack(recalls).mean()) / seeds
@@ -94,23 +100,38 @@ class Kind:
         return transform(rows.embeddings), torch.from_numpy(np.array(rows.labels))
 
 
-def measured(private: Path, public: Path, seeds: int) -> list[dict[str, Any]]:
+def measured(
+    private: Path, public: Path, method: str, users: Sequence[int] | None, seeds: int
+) -> list[dict[str, Any]]:
     """One line per federation and ε: accuracy by the rule, of every candidate, and the best."""
     kind = Kind(private, public)
-    cells = [(w, n, e) for w, n, epsilons in kind.federations for e in epsilons]
-    grid = {
-        f"{name} {q}": kind.accuracies(TransformOptions(q, name), cells, seeds)
+    cells = [
+        (w, n, e) for w, n, epsilons in kind.federations if w in (users or [w]) for e in epsilons
+    ]
+    rules = {cell: kind.rule(cell, method) for cell in cells}
+    grid: dict[str, dict[Cell, Settings]] = {
+        f"{name} {q}": dict.fromkeys(cells, (TransformOptions(q, name), ()))
         for name, q in product(KINDS, WIDTHS)
     }
-    rules = {cell: kind.rule(*cell) for cell in cells}
-    reached: dict[Cell, float] = {}
-    for options in dict.fromkeys(rules.values()):
-        alike = [cell for cell in cells if rules[cell] == options]
-        reached |= kind.accuracies(options, alike, seeds)
+    if rule_of(method).l2_reg is not None:
+        grid = {
+            f"Λ = {value}": {c: (t, (*own, ("l2_reg", value))) for c, (t, own) in rules.items()}
+            for value in REGULARISERS
+        }
+
+    def reached(settings: dict[Cell, Settings]) -> dict[Cell, float]:
+        found: dict[Cell, float] = {}
+        for each in dict.fromkeys(settings.values()):
+            alike = [cell for cell in cells if settings[cell] == each]
+            found |= kind.accuracies(method, each, alike, seeds)
+        return found
+
+    tried = {name: reached(settings) for name, settings in grid.items()}
+    by_rule = reached(rules)
     lines = []
     for cell in cells:
-        chosen, rule = rules[cell], reached[cell]
-        candidates = {name: round(found[cell], 2) for name, found in grid.items()}
+        (chosen, own), rule = rules[cell], by_rule[cell]
+        candidates = {name: round(found[cell], 2) for name, found in tried.items()}
         best = max(candidates, key=lambda name: candidates[name])
         lines.append(
             {
@@ -119,6 +140,7 @@ def measured(private: Path, public: Path, seeds: int) -> list[dict[str, Any]]:
                 "classes": kind.num_classes,
                 **dict(zip(("users", "rows", "epsilon"), cell, strict=True)),
                 "rule": f"{chosen.directions} {chosen.components}",
+                **dict(own),
                 "by_rule": round(rule, 2),
                 "best": best,
                 "loss": round(candidates[best] - rule, 2),
@@ -137,17 +159,25 @@ def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Defaults on pictures of many kinds")
     parser.add_argument("--pairs", nargs="+", required=True, help="PRIVATE:PUBLIC")
+    parser.add_argument("--method", default="discriminant")
+    parser.add_argument("--users", nargs="+", type=int, help="federations (default: all)")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     started, lines = time.process_time(), []
     for pair in arguments.pairs:
         private, _, public = pair.rpartition(":")
-        lines += measured(Path(private), Path(public), arguments.seeds)
+        lines += measured(
+            Path(private), Path(public), arguments.method, arguments.users, arguments.seeds
+        )
     losses = [line["loss"] for line in lines]
     print(f"loss {np.mean(losses):.2f} on average, {max(losses):.2f} at most")
     if arguments.write is not None:
-        made = {"seeds": arguments.seeds, "processor_seconds": round(time.process_time() - started)}
+        made = {
+            "method": arguments.method,
+            "seeds": arguments.seeds,
+            "processor_seconds": round(time.process_time() - started),
+        }
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
         arguments.write.write_text(json.dumps({**made, "lines": lines}, indent=1) + "\n")
 

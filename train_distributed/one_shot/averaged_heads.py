@@ -28,13 +28,17 @@ class AveragedHeads(Estimator):
     statistic: TrainedHeads
 
     def fit(self, noised: NoisedSum) -> Fitted:
-        """(d, K) weights from the noised sum over N rows."""
-        mean = noised.total.unflatten(0, (-1, self.statistic.num_classes)) / noised.rows
-        if self.statistic.labels is None:
-            return Fitted(mean)
-        weights = mean[:-1].clone()
-        weights[0] += self.taught_by(shares_of(self.statistic.prior, mean[-1])) - mean[-1]
-        return Fitted(weights)
+        """(d, K) weights from the noised sum over N rows; centred ones, see `TrainedHeads`."""
+        heads = self.statistic
+        size = heads.dim * heads.num_classes
+        weights = noised.total[:size].unflatten(0, (-1, heads.num_classes)) / noised.rows
+        if not heads.centred:
+            return Fitted(weights)
+        assert heads.constant is not None
+        equal = torch.full((heads.num_classes,), 1 / heads.num_classes, dtype=torch.float64)
+        at_mean = noised.total[size:] / noised.rows @ weights[1:]
+        intercepts = self.taught_by(shares_of(heads.prior, equal)) - at_mean / heads.constant
+        return Fitted(torch.cat([intercepts[None], weights[1:]]))
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior of the weights; a head's sum shows no shares of the users' rows."""

@@ -8,7 +8,6 @@ whoever holds it.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -36,7 +35,7 @@ from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
 
 Solver = Literal["exact", "sgd"]
-LABEL_SHARE = 0.1  # of the sensitivity's square, for what labels alone teach
+MEAN_SHARE = 0.1  # of a head's squared sensitivity, for the sum of features
 HEADS_ROUND_UP = 1 + 2.0**-36  # relative: covers float64 rounding and rows slightly too long
 
 
@@ -47,12 +46,14 @@ class TrainedHeads(Statistic):
     A radius projects: at every step of SGD, and once after the exact solver (projection onto a
     ball never expands, so the certified sensitivity holds).
 
-    An averaged head has learnt how frequent classes are, and only its users know how frequent. For
-    a prior other than "empirical" a user submits with its head what labels alone teach such a
-    head: the one trained on the constant column. Both are one vector, noised jointly, of
-    sensitivity √(u² + (γ v)²), where a record moves the head by u and the other by v. The server
-    takes the average of the latter off the intercepts, and adds what labels of the wanted shares
-    would have taught. For Λ → 0 that is the shift by log(wanted/empirical share).
+    **Centred heads.** A prior other than "empirical" sets the intercepts anew: at the mean of all
+    rows the classes score as rows without features would teach, in the prior's shares. A heavily
+    regularised head learns W_k ~ (π_k μ_k − μ̄/K)/Λ and no bias that goes with it, so where private
+    pictures lie far from the public centre, their common part decides between classes. For that
+    mean every user adds Σ x of its features. Head and features are one vector, noised jointly: a
+    record moves each of C compositions by u and the features by 2r, r² = c² − a², so
+
+        movement of one of C equal parts = √(u² + (γ 2r)²/C),   γ r = √(C MEAN_SHARE) min(L/Λ, R).
     """
 
     head: Head
@@ -69,33 +70,47 @@ class TrainedHeads(Statistic):
         check.one_of(get_args(Solver), solver=self.solver)
         check.at_least(1, epochs=self.epochs, batch_size=self.batch_size)
         self.head.sensitivity(1, bound=self.bound)
-        if checked_prior(self.prior, self.num_classes) == "empirical":
+        prior = checked_prior(self.prior, self.num_classes)
+        if prior == "empirical":
             return
-        if isinstance(self.head, HuberSVMHead):
+        if isinstance(self.head, HuberSVMHead) and prior != "equal":
             raise ValueError(
-                f"prior must be 'empirical' for an SVM, whose margins follow no shares; a softmax "
-                f"or logistic head or a discriminant can have another, got {self.prior!r}"
+                "prior must be 'empirical' or 'equal' for an SVM, whose margins follow no shares; "
+                f"a softmax or logistic head or a discriminant can have another, got {self.prior!r}"
             )
-        if self.constant is None or not 0 < self.constant <= self.head.clip_norm:
+        if self.constant is None or not 0 < self.constant < self.head.clip_norm:
             raise ValueError(
-                f"constant must be given and in (0, {self.head.clip_norm}] for prior "
+                f"constant must be given and in (0, {self.head.clip_norm}) for prior "
                 f"{self.prior!r}, got {self.constant}"
             )
 
-    @cached_property
-    def labels(self) -> "TrainedHeads | None":
-        """Heads of the constant column alone, submitted with the others; None: not needed."""
-        if self.prior == "empirical" or self.constant is None:
-            return None
-        head = replace(self.head, clip_norm=self.constant * (1 + 2.0**-23))  # as float32 has it
-        return replace(self, head=head, dim=1, solver="exact", prior="empirical")
+    @property
+    def centred(self) -> bool:
+        """Whether the features' sum is sent as well."""
+        return self.prior != "empirical"
 
     @property
-    def label_scale(self) -> float:
-        """γ: what labels teach moves by √LABEL_SHARE of what the head does, up to rounding."""
-        labels = self.labels
-        assert labels is not None
-        return math.sqrt(LABEL_SHARE) * self.head.lipschitz / labels.head.lipschitz
+    def mean_scale(self) -> float:
+        """γ, factor of the features' sum."""
+        longest = self.head.lipschitz / self.head.l2_reg
+        longest = longest if self.head.radius is None else min(longest, self.head.radius)
+        return math.sqrt(self.compositions * MEAN_SHARE) * longest / self._reach
+
+    @property
+    def _reach(self) -> float:
+        """r, the largest length of a row's features."""
+        assert self.constant is not None
+        return math.sqrt(self.head.clip_norm**2 - self.constant**2)
+
+    def _joint(self, moved: float, rows: float, n: int) -> float:
+        """Movement of one part, `moved` by a head, where the features of `rows` of n change.
+
+        Added up in float64, n features of length r are exact to n² 2⁻⁵³ r.
+        """
+        if not self.centred:
+            return moved
+        features = self.mean_scale * self._reach * (rows + n**2 * 2.0**-52)
+        return math.hypot(moved, features / math.sqrt(self.compositions)) * HEADS_ROUND_UP
 
     def check_rows(self, transform: PublicTransform) -> None:
         """Raises ValueError for rows of another clip norm or other columns than the head's."""
@@ -121,8 +136,8 @@ class TrainedHeads(Statistic):
 
     @property
     def dimension(self) -> int:
-        """Length of a submission, d K, and K more for another prior."""
-        return (self.dim + (self.labels is not None)) * self.head.num_classes
+        """Length of a submission: d K, and d − 1 features where heads are centred."""
+        return self.dim * self.num_classes + (self.dim - 1) * self.centred
 
     @property
     def compositions(self) -> int:
@@ -131,12 +146,12 @@ class TrainedHeads(Statistic):
 
     @property
     def scale(self) -> float | Tensor:
-        """Factor of the head, 1; (D,) factors where γ is that of what labels teach."""
-        if self.labels is None:
+        """Factor of the head, 1; (D,) factors where γ is that of the features' sum."""
+        if not self.centred:
             return 1.0
-        factors = torch.ones(self.dim + 1, self.num_classes, dtype=torch.float64)
-        factors[-1] = self.label_scale
-        return factors.flatten()
+        factors = torch.ones(self.dimension, dtype=torch.float64)
+        factors[self.dim * self.num_classes :] = self.mean_scale
+        return factors
 
     @property
     def without_radius(self) -> Head:
@@ -144,25 +159,20 @@ class TrainedHeads(Statistic):
         return self.head if self.head.radius is None else replace(self.head, radius=None)
 
     def entry_bound(self, n: int) -> float:
-        """n ‖W‖ bounds every entry."""
+        """n ‖W‖ bounds every entry of a head, n γ r every feature's sum."""
         bound = n * self.weight_bound(n) * HEADS_ROUND_UP
-        if self.labels is None:
-            return bound
-        return max(bound, self.label_scale * self.labels.entry_bound(n) * HEADS_ROUND_UP)
+        return max(bound, n * self._joint(0.0, 1, n) * math.sqrt(self.compositions))
 
     def record_sensitivity(self, sizes: Tensor) -> float:
-        """u: L2 movement of one part of a submission when one record is replaced.
+        """L2 movement of one part of a submission when one record is replaced.
 
-        The largest n s(n) of all sizes, s being 2L/(Λn) and what the solver leaves: the certificate
-        and the cast to float32, and the projection's own rounding (exact), or what float64 adds to
-        all steps (`heads.sgd_rounding`), which is more for a small user in the Gram form than for a
-        large one on the weights.
+        u is the largest n s(n) of all sizes, s being 2L/(Λn) and what the solver leaves: the
+        certificate and the cast to float32, and the projection's own rounding (exact), or what
+        float64 adds to all steps (`heads.sgd_rounding`), which is more for a small user in the Gram
+        form than for a large one on the weights.
         """
-        largest = max(self._moved_by_record(n) for n in sizes.unique().tolist())
-        if self.labels is None:
-            return largest
-        of_labels = self.label_scale * self.labels.record_sensitivity(sizes)
-        return math.hypot(largest, of_labels) * HEADS_ROUND_UP
+        distinct = sizes.unique().tolist()
+        return max(self._joint(self._moved_by_record(n), 2, n) for n in distinct)
 
     def _moved_by_record(self, n: int) -> float:
         """L2 movement of one part of a head's submission, of a user of n rows."""
@@ -184,26 +194,19 @@ class TrainedHeads(Statistic):
         Without projection ‖W‖ ≤ L/Λ all the same: from zero, W ← (1 − αΛ)W − αg with ‖g‖ ≤ L.
         """
         distinct, user = sizes.unique(return_inverse=True)
-        bounds = [self.weight_bound(n) for n in distinct.tolist()]
-        reach = 2 * sizes.double() * torch.tensor(bounds, dtype=torch.float64)[user]
-        if self.labels is None:
-            return reach
-        return (
-            torch.hypot(reach, self.label_scale * self.labels.user_sensitivity(sizes))
-            * HEADS_ROUND_UP
-        )
+        reach = [self._joint(2 * n * self.weight_bound(n), 2 * n, n) for n in distinct.tolist()]
+        return torch.tensor(reach, dtype=torch.float64)[user]
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """L/Λ less than `record_sensitivity`: one gradient of norm L vanishes without another.
+        """L/Λ less than a replaced record moves a head, and r less than it moves the features.
 
-        A record that is taken out has no loss, and 1/n stays: the objective's gradient moves by
-        L/n instead of 2L/n, in every step of SGD too, and what solver and rounding leave is as it
-        was.
+        One gradient of norm L vanishes without another: a record that is taken out has no loss, and
+        1/n stays, so the objective's gradient moves by L/n instead of 2L/n, in every step of SGD
+        too, and what solver and rounding leave is as it was.
         """
-        if self.labels is None:
-            return self.record_sensitivity(sizes) - self.head.lipschitz / self.head.l2_reg
-        of_labels = self.label_scale * self.labels.zero_out_sensitivity(sizes)
-        return math.hypot(replace(self, prior="empirical").zero_out_sensitivity(sizes), of_labels)
+        less = self.head.lipschitz / self.head.l2_reg
+        distinct = sizes.unique().tolist()
+        return max(self._joint(self._moved_by_record(n) - less, 1, n) for n in distinct)
 
     def user_zero_out(self, sizes: Tensor) -> Tensor:
         """(users,) without any record the head is zero: n_i ‖W_i‖, half of `user_sensitivity`."""
@@ -240,7 +243,12 @@ class TrainedHeads(Statistic):
                 batch_size=self.batch_size,
                 counts=chunk.counts,
             )
-        submitted = (weights * chunk.counts[:, None, None]).flatten(1)
-        if self.labels is None:
-            return submitted
-        return torch.cat([submitted, self.labels.submit(replace(chunk, x=chunk.x[..., :1]))], 1)
+        return self.with_features((weights * chunk.counts[:, None, None]).flatten(1), chunk)
+
+    def with_features(self, heads: Tensor, chunk: Chunk) -> Tensor:
+        """(u, D) float64 submissions: (u, d K) heads, and where they are centred Σ x beside."""
+        if not self.centred:
+            return heads
+        held = torch.arange(chunk.x.shape[1]) < chunk.counts[:, None]
+        features = torch.einsum("un,und->ud", held.double(), chunk.x[..., 1:].double())
+        return torch.cat([heads, features], 1)

@@ -8,9 +8,9 @@ the standard deviation of the noise in a class mean of rows of norm 1, were clas
 m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
 it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. A rule says
 q = b/tᵉ directions and Λ = a t, each within the range that was tried. They were fitted to classes
-of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`), those of the discriminant to photographs
-and digits, and tried on other kinds of pictures (`tests/benchmarks/bench_kinds.py`);
-results/methods.md has the losses. No number here comes from a private row of a user.
+of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`), those of the discriminant and of heads to
+photographs, digits and drawn pictures (`tests/benchmarks/bench_kinds.py`); results/methods.md has
+the losses. No number here comes from a private row of a user.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embed.transform_options import TransformOptions
 from train_distributed import accounting
-from train_distributed.one_shot.registry import MANY, METHODS, ONE, OTHERS, Rule
+from train_distributed.one_shot.registry import METHODS, OTHERS, Rule
 from train_distributed.privacy.promise import Privacy, group_sensitivity
 
 COMPONENTS = (16, 256)  # q that were tried
@@ -32,11 +32,12 @@ CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
+PLAIN = Rule(2.5, 0.5, 16, one_vs_rest=True)  # one-vs-rest heads that are not centred
 RIVALS: Mapping[str, Rule] = {
-    "output-perturbation": MANY,
-    "dp-svm-smo": MANY,
-    "centralised-softmax": replace(ONE, noise="central"),
-    "centralised-svm": replace(MANY, noise="central"),
+    "output-perturbation": PLAIN,
+    "dp-svm-smo": PLAIN,
+    "centralised-softmax": Rule(2.5, 0.5, 32, noise="central"),
+    "centralised-svm": replace(PLAIN, noise="central"),
     "gradient-perturbation": Rule(0.18, 1),
     "amp": Rule(0.06, 1, noise="central"),
     "charter-sum": Rule(0.1, 1),
@@ -98,14 +99,16 @@ class PublicFacts:
         return replace(given, directions=kind, components=wanted)
 
     def options(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a method; Λ, or Charter's number of cuts, is filled in if left out."""
+        """The options of a method; Λ and prior of heads, or Charter's number of cuts, filled in."""
         if method in CHARTER:
             rounds = max(1, min(CUT_ROUNDS, int(self.sizes.min()) // 3))
             return {"cut_rounds": rounds, **given}
         rule = rule_of(method)
-        if rule.l2_reg is None or "l2_reg" in given:
+        if rule.l2_reg is None:
             return dict(given)
-        return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **given}
+        clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
+        centred = {"prior": "equal"} if method in METHODS and not clipped else {}
+        return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **centred, **given}
 
 
 def rule_of(method: str) -> Rule:

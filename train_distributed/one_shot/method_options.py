@@ -35,7 +35,9 @@ class MethodOptions:
     """discriminant: send second moments in addition to class sums; `none` saves bytes."""
     prior: Literal["empirical", "equal"] | Path | None = None
     """Class frequencies where the model will be used: as in the private rows, equal, or a JSON file
-    of class and share. `equal` maximises balanced accuracy. Not for svm."""
+    of class and share (not for svm). `equal` maximises balanced accuracy. Default: empirical, for
+    softmax, svm and logistic without --user-clip equal, for which users send the sum of their
+    rows as well."""
     shrinkage: float | None = None
     """class-sums: shrinkage of the public covariance."""
     user_clip: float | None = None

@@ -27,7 +27,9 @@ class Rule:
 
 
 OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
-SUMS, ONE, MANY = Rule(0.3, 1), Rule(2.5, 0.5, 32), Rule(2.5, 0.5, 16, True)
+SUMS = Rule(0.3, 1)
+ONE = Rule(25, 0.5, 8, directions="tempered")
+MANY = Rule(40, 0.5, 32, True, directions="tempered")
 
 
 @dataclass(frozen=True, kw_only=True)

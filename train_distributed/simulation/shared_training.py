@@ -19,7 +19,8 @@ from train_distributed.privacy.promise import Privacy
 
 BLOCK = 1 << 14  # rows of a gradient at a time
 CLIP = "user_clip"  # the option with which sums of statistics know who holds which rows
-TRAINED = ("radius", "bound", CLIP)  # options of an exact head that its training does not see
+# Options of an exact head that its training does not see.
+TRAINED = ("radius", "bound", "prior", CLIP)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def totals(users: RowsInMemory, statistics: Sequence[Statistic]) -> list[Tensor]
     either with a users' clip of whatever norm or without; or a single statistic.
     """
     first = statistics[0].unclipped
-    if isinstance(first, TrainedHeads) and first.solver == "exact" and first.labels is None:
+    if isinstance(first, TrainedHeads) and first.solver == "exact":
         return _averages(users, statistics, first.without_radius)
     if first.additive and all(each.additive for each in statistics):
         return [first.submit(users.together())[0]] * len(statistics)
@@ -135,7 +136,7 @@ def totals(users: RowsInMemory, statistics: Sequence[Statistic]) -> list[Tensor]
 
 def _averages(users: RowsInMemory, statistics: Sequence[Statistic], free: Head) -> list[Tensor]:
     """Σ Π_C(n_i Π_R(W_i)) for every radius and users' clip from one minimiser per user."""
-    sums = [torch.zeros(statistics[0].dimension, dtype=torch.float64) for _ in statistics]
+    sums = [torch.zeros(each.dimension, dtype=torch.float64) for each in statistics]
     for chunk in users.chunks():
         weights = fit_exact(free, chunk.x, chunk.y, counts=chunk.counts).weights.double()
         norms = torch.linalg.vector_norm(weights, dim=free.norm_dims, keepdim=True)
@@ -145,10 +146,6 @@ def _averages(users: RowsInMemory, statistics: Sequence[Statistic], free: Head) 
             factor = chunk.counts[:, None, None].double()
             if own.head.radius is not None:
                 factor = factor * ball_scale(norms, own.head.radius)
-            if own is not each:
-                total += each.clipped_((weights * factor).flatten(1), chunk.counts).sum(0)
-            elif factor.shape[2] == 1:
-                total += factor.flatten() @ weights.flatten(1)
-            else:
-                total += (weights * factor).sum(0).flatten()
+            sent = own.with_features((weights * factor).flatten(1), chunk)
+            total += each.clipped_(sent, chunk.counts).sum(0)
     return sums

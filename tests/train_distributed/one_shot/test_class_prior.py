@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from heads import LogisticHead, SoftmaxHead
+from heads import SoftmaxHead
 from tests.train_distributed.one_shot.fitting import fitted
 from train_distributed import Privacy, release
-from train_distributed.one_shot.averaged_heads import AveragedHeads
+from train_distributed.one_shot.averaged_heads import HEADS, AveragedHeads
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.registry import build_method
@@ -141,8 +141,7 @@ def test_probabilities_of_ridge_regression_are_calibrated_to_the_prior(
 
 
 def head_method(name: str, prior: Any = "equal", l2_reg: float = 0.05) -> TrainedHeads:
-    kind = SoftmaxHead if name == "softmax" else LogisticHead
-    head = kind(num_classes=3, l2_reg=l2_reg, clip_norm=CLIP)
+    head = HEADS[name](num_classes=3, l2_reg=l2_reg, clip_norm=CLIP)
     return TrainedHeads(head=head, dim=4, prior=prior, constant=CONSTANT)
 
 
@@ -161,7 +160,7 @@ def pair_of(same_label: bool, draw: torch.Generator, n: int) -> Chunk:
 
 @pytest.mark.parametrize("name", ["softmax", "logistic"])
 @pytest.mark.parametrize("same_label", [True, False])
-def test_no_record_moves_head_and_labels_further_than_the_joint_reach(
+def test_no_record_moves_head_and_features_further_than_the_joint_reach(
     name: str, same_label: bool
 ) -> None:
     """A flipped label moves both parts at once; the head alone would be under-noised by it."""
@@ -184,24 +183,50 @@ def test_no_record_moves_head_and_labels_further_than_the_joint_reach(
     assert largest > 0.35
 
 
-def test_labels_alone_are_charged() -> None:
-    """The joint reach is that of both parts together, and their share is what is stated."""
+@pytest.mark.parametrize("name", ["softmax", "logistic", "svm"])
+def test_the_sum_of_features_is_charged(name: str) -> None:
+    """An opposite row of full length moves it by all that is stated for it, and no less is."""
     sizes = torch.tensor([40])
-    joint, alone = head_method("softmax"), head_method("softmax", "empirical")
-    assert alone.labels is None
-    assert alone.dimension == joint.dimension - 3
-    assert joint.record_sensitivity(sizes) == pytest.approx(
-        math.sqrt(1.1) * alone.record_sensitivity(sizes), rel=1e-6
-    )
-    assert torch.allclose(
-        joint.user_sensitivity(sizes), math.sqrt(1.1) * alone.user_sensitivity(sizes)
-    )
+    joint, alone = head_method(name), head_method(name, "empirical")
+    assert joint.dimension == alone.dimension + 3
+    for stated, of_head in (
+        (joint.record_sensitivity(sizes), alone.record_sensitivity(sizes)),
+        (float(joint.user_sensitivity(sizes)), float(alone.user_sensitivity(sizes))),
+    ):
+        assert stated == pytest.approx(math.sqrt(1.1) * of_head, rel=2e-3)
+    chunk = pair_of(True, torch.Generator().manual_seed(0), 40)
+    sent = (joint.submit(chunk) * joint.scale)[:, -3:]
+    moved = float((sent[0] - sent[1]).norm()) / math.sqrt(joint.compositions)
+    left = math.sqrt(joint.record_sensitivity(sizes) ** 2 - alone.record_sensitivity(sizes) ** 2)
+    assert moved <= left * (1 + 1e-7)
+    assert moved == pytest.approx(left, rel=1e-6)
+    removed = joint.zero_out_sensitivity(sizes) ** 2 - alone.zero_out_sensitivity(sizes) ** 2
+    assert math.sqrt(removed) == pytest.approx(moved / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "logistic", "svm"])
+def test_what_all_rows_share_does_not_decide(name: str) -> None:
+    """Rows far from the public centre, heavily regularised: few classes win without the mean."""
+    draw = torch.Generator().manual_seed(1)
+    y = torch.arange(3).repeat(200)
+    apart = torch.tensor([[0.2, 0.2, 0.0], [0.0, 0.2, 0.2], [0.0, 0.0, 0.0]])
+    x = 0.5 + apart[y] + 0.05 * torch.randn(600, 3, generator=draw)
+    x = torch.cat([torch.full((600, 1), CONSTANT), 0.99 * x / x.norm(dim=1).max()], 1)
+    chunk = Chunk(torch.zeros(1).long(), x.double()[None], y[None], torch.tensor([600]))
+    found = {}
+    for prior in ("empirical", "equal"):
+        method = head_method(name, prior, l2_reg=1.0)
+        total = method.submit(chunk)[0]
+        weights = AveragedHeads(statistic=method).fit(NoisedSum(total, 600, 0.0)).weights
+        found[prior] = float(((x.double() @ weights).argmax(1) == y).double().mean())
+    assert found["empirical"] < 0.7
+    assert found["equal"] > 0.9
 
 
 @pytest.mark.parametrize("name", ["softmax", "logistic"])
 @pytest.mark.parametrize("scheme", ["iid", "one-class"])
 def test_rows_without_features_end_at_the_wanted_shares(name: str, scheme: str) -> None:
-    """Whoever holds which rows: what labels taught is taken off, what they should is put in."""
+    """Whoever holds which rows: the intercepts are those of the wanted shares."""
     counts = torch.tensor([60, 30, 10])
     y = torch.repeat_interleave(torch.arange(3), counts)
     x = torch.zeros(100, 4, dtype=torch.float64)
@@ -231,7 +256,7 @@ def test_a_head_that_hardly_regularises_learns_the_logarithms() -> None:
 
 
 def test_a_margin_has_no_prior(transform: PublicTransform) -> None:
-    with pytest.raises(ValueError, match="prior must be 'empirical' for an SVM"):
-        build_method("svm", transform, 3, {"prior": "equal"})
+    with pytest.raises(ValueError, match="prior must be 'empirical' or 'equal' for an SVM"):
+        build_method("svm", transform, 3, {"prior": (0.2, 0.3, 0.5)})
     with pytest.raises(ValueError, match=r"constant must be given .* got None"):
         replace(head_method("softmax"), constant=None).validate()

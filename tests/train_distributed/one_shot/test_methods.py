@@ -97,7 +97,7 @@ def test_build_method_and_release_agree() -> None:
             Privacy(math.inf, 1e-5),
             transform=transform,
         )
-        more: dict[str, Any] = {} if entry.sums_rows else {"l2_reg": L2_REG}
+        more: dict[str, Any] = {} if entry.sums_rows else {"l2_reg": L2_REG, "prior": "empirical"}
         named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)
         assert torch.equal(given.weights, named.weights)
 

@@ -50,7 +50,11 @@ CASES = table(
         r"prior must be .*p\.json.*wanted",
         put("p.json", '{"cat": 0.5, "dog": 0.5}'),
     ),
-    (f"{RUN} --method svm --prior equal", r"prior must be 'empirical' for an SVM"),
+    (
+        f"{RUN} --method svm --prior p.json",
+        r"prior must be 'empirical' or 'equal' for an SVM",
+        put("p.json", '{"blue": 0.2, "green": 0.3, "red": 0.5}'),
+    ),
     (f"{RUN} --method amp --noise float --prior equal", r"options must fit"),
     (f"{RUN} --method class-sums --user-clip 0", r"user_clip must be finite and > 0, got 0"),
     (f"{RUN} --method softmax --l2-reg 0", r"l2_reg must be finite and > 0, got 0"),

@@ -83,16 +83,20 @@ class Kind:
         held, labels = self._rows(transform, self._test)
         built = build_method(method, transform, self.num_classes, dict(own))
         found = dict.fromkeys(cells, 0.0)
-        for cell, seed in product(cells, range(seeds)):
-            users, rows, epsilon = cell
+        for (users, rows), seed in product(
+            dict.fromkeys((w, n) for w, n, _ in cells), range(seeds)
+        ):
+            epsilons = [e for w, n, e in cells if (w, n) == (users, rows)]
             draw = torch.Generator().manual_seed(seed)
             picked = torch.randperm(len(x), generator=draw)[: users * rows]
             partition = split(y[picked], users, "iid", generator=draw)
             memory = RowsInMemory(x[picked], y[picked], partition)
-            (weights,) = simulate(memory, built, [Privacy(epsilon, DELTA)], draw)
-            hits = ((held.double() @ weights).argmax(1) == labels).double()
-            recalls = [hits[labels == k].mean() for k in labels.unique()]
-            found[cell] += 100 * float(torch.stack(recalls).mean()) / seeds
+            promises = [Privacy(epsilon, DELTA) for epsilon in epsilons]
+            released = simulate(memory, built, promises, draw)
+            for epsilon, weights in zip(epsilons, released, strict=True):
+                hits = ((held.double() @ weights).argmax(1) == labels).double()
+                recalls = [hits[labels == k].mean() for k in labels.unique()]
+                found[users, rows, epsilon] += 100 * float(torch.stack(recalls).mean()) / seeds
         return found
 
     @staticmethod

@@ -44,7 +44,8 @@ def _silent(std: float, count: int) -> NDArray[np.int64]:
 def test_without_noise_the_model_is_that_of_the_plain_sum(
     method: str, code: float | None, make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:
-    options = MethodOptions(class_code=code)
+    prior = "equal" if method in ("softmax", "svm") else None
+    options = MethodOptions(class_code=code, prior=prior)
     task, path = make(method, options=options), tmp_path / "public.safetensors"
     encoded = [task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)]
     sent = np.stack([task.noised(words, _silent) for words in encoded])

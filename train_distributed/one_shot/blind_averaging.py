@@ -119,6 +119,10 @@ class TrainedHeads(Statistic):
                 f"method must be made for rows of norm {transform.clip_norm} and {transform.dim} "
                 f"columns, got one for {self.head.clip_norm} and {self.dim}"
             )
+        if self.centred and self.constant != transform.constant:  # features may be longer than r
+            raise ValueError(
+                f"transform must have the heads' constant {self.constant}, got {transform.constant}"
+            )
 
     @property
     def shuffles(self) -> bool:

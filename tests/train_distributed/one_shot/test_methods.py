@@ -47,6 +47,19 @@ def test_a_method_made_for_shorter_rows_is_refused(number: int) -> None:
     assert release(rows(), methods_of(long)[number], PROMISE, transform=long).report["users"] == 9
 
 
+@pytest.mark.parametrize("name", ["softmax", "svm", "logistic"])
+def test_centred_heads_made_for_shorter_features_are_refused(name: str) -> None:
+    """Rows as long, with a smaller constant: more than what is stated for the sum of features."""
+    short, long = (PublicTransform.identity(P, 1.2, constant) for constant in (1.0, 0.5))
+    for prior in ("equal", "empirical"):
+        method = build_method(name, short, K, {"l2_reg": 0.3, "prior": prior})
+        if prior == "empirical":  # one bound for whole rows
+            assert release(rows(), method, PROMISE, transform=long).report["users"] == 9
+            continue
+        with pytest.raises(ValueError, match="transform must have the heads' constant"):
+            release(rows(), method, PROMISE, transform=long)
+
+
 def test_another_transform_of_the_same_bounds_is_refused_too() -> None:
     one, other = fitted(rows(1)), fitted(rows(2))
     with pytest.raises(ValueError, match="transform must be the method's own"):

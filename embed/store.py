@@ -12,7 +12,7 @@ import numpy as np
 
 from embed.encoding import Encoding
 from pretrain import check
-from pretrain.cli.json_text import parsed
+from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_directory
 from pretrain.names import decode_name, encode_names
 
@@ -62,15 +62,17 @@ class EmbeddingSet:
             unlabelled = name == "labels" and (values == UNLABELLED).all()
             unknown = name == "split" and values.max() > EVALUATION
             if unknown or (values.min() < 0 and not unlabelled):
-                rules = {"split": "0, 1 or 2", "labels": ">= 0, or -1 in every row"}
-                rule = rules.get(name, ">= 0")
+                rule = {"split": "0, 1 or 2", "labels": ">= 0, or -1 in every row"}.get(
+                    name, ">= 0"
+                )
                 raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
             object.__setattr__(self, name, values.astype(target, copy=False))
         if self.names is not None and (
             self.names.shape != (len(x),) or self.names.dtype.kind not in "SU"
         ):
-            kind = f"{self.names.dtype} {self.names.shape}"
-            raise ValueError(f"names must be {len(x)} strings, got {kind}")
+            raise ValueError(
+                f"names must be {len(x)} strings, got {self.names.dtype} {self.names.shape}"
+            )
         names = self.meta.get("class_names", [])
         if not isinstance(names, list | tuple) or len(set(map(str, names))) < len(names):
             raise ValueError(f"class_names must be a list of distinct names, got {names}")
@@ -78,9 +80,8 @@ class EmbeddingSet:
         dropped = self.meta.get("dropped_rows", 0)
         if not isinstance(dropped, int) or dropped < 0:
             raise ValueError(f"dropped_rows must be a whole number >= 0, got {dropped!r}")
-        count = len(names)
-        if count and self.labels.max() >= count:
-            raise ValueError(f"labels must be < {count} class names, got {self.labels.max()}")
+        if names and self.labels.max() >= len(names):
+            raise ValueError(f"labels must be < {len(names)} class names, got {self.labels.max()}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -186,7 +187,7 @@ class EmbeddingSet:
         path = Path(directory)
         if not path.is_dir():
             raise ValueError(f"embeddings must be an existing directory, got {path}")
-        meta = _read_meta(path / "meta.json")
+        meta = read_object(path / "meta.json")
         places = {name: path / f"{name}.npy" for name in ("embeddings", *DTYPES, "names")}
         found = {k: v for k, v in places.items() if k not in ("users", "names") or v.exists()}
         arrays = {name: read_array(place) for name, place in found.items()}
@@ -199,9 +200,8 @@ class EmbeddingSet:
 
     def subset(self, rows: np.ndarray | slice) -> "EmbeddingSet":
         """The rows selected by a mask, indices or a slice, in memory unless it is a slice."""
-        return EmbeddingSet(
-            embeddings=self.embeddings[rows], **columns(self, rows), meta=self.meta_of_rows
-        )
+        kept = {"embeddings": self.embeddings[rows], **columns(self, rows)}
+        return EmbeddingSet(**kept, meta=self.meta_of_rows)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The rows in order, in blocks of bounded size, (b, p)."""
@@ -257,14 +257,13 @@ def hash_rows(blocks: Iterable[np.ndarray]) -> str:
 def read_blocks(path: Path) -> Iterator[np.ndarray]:
     """Rows of an npy file in bounded blocks, not mapped: pages would count as this process's."""
     mapped = read_array(path)
-    shape, dtype, start = mapped.shape, mapped.dtype, mapped.offset
-    size = max(1, BLOCK_BYTES // (shape[1] * dtype.itemsize))
+    width = mapped.shape[1] * mapped.itemsize
+    size = max(1, BLOCK_BYTES // width)
     with path.open("rb") as file:
-        file.seek(start)
-        for first in range(0, shape[0], size):
-            count = min(size, shape[0] - first)
-            data = file.read(count * shape[1] * dtype.itemsize)
-            yield np.frombuffer(data, dtype).reshape(count, shape[1])
+        file.seek(mapped.offset)
+        for first in range(0, len(mapped), size):
+            data = file.read(min(size, len(mapped) - first) * width)
+            yield np.frombuffer(data, mapped.dtype).reshape(-1, mapped.shape[1])
 
 
 def write_rows(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> None:
@@ -294,16 +293,6 @@ def write_companions(
         encoded = encode_names(names.tolist()) if names.dtype.kind == "U" else names
         np.save(directory / "names.npy", encoded)
     (directory / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    try:
-        meta = parsed(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} must be a readable JSON object, got: {error}") from error
-    if not isinstance(meta, dict):
-        raise ValueError(f"{path} must be a JSON object, got {type(meta).__name__}")
-    return meta
 
 
 def read_array(path: Path) -> np.memmap:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embed.encoding import Encoding
 from embed.known_classes import KnownClasses
-from pretrain.cli.json_text import parsed
+from pretrain.cli.json_text import read_field
 from pretrain.tensor_file import read_tensors
 
 
@@ -41,12 +41,7 @@ def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _options(metadata: dict[str, str], path: Path) -> dict[str, Any] | None:
-    if "options" not in metadata:
-        return None
-    try:
-        options = parsed(metadata["options"])
-    except ValueError as error:
-        raise ValueError(f"{path}: options must be a JSON object, got: {error}") from error
-    if not isinstance(options, dict):
+    options = read_field(metadata, "options", path)
+    if not isinstance(options, dict | None):
         raise ValueError(f"{path}: options must be a JSON object, got {metadata['options']}")
     return options

@@ -102,7 +102,7 @@ class Card:
         """Report of an evaluation, if it was of the model with this hash."""
         if self.evaluation is None:
             return None
-        from train_distributed.one_shot.files import read_object
+        from pretrain.cli.json_text import read_object
 
         found = read_object(self.evaluation / EVALUATION)
         if found.get("model") != model:

@@ -1,13 +1,12 @@
 """The files of a release, checked as they are read: anybody may have made them."""
 
 from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from pretrain.cli.json_text import parsed
+from pretrain.cli.json_text import read_field
 from pretrain.tensor_file import read_tensors
 
 MODEL, REPORT = "model.safetensors", "report.json"
@@ -45,31 +44,6 @@ def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], d
             f"{model}: class_names must name {weights.shape[1]} classes, got {len(names)}"
         )
     return weights.double(), transform, names, metadata
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds, numbers finite; ValueError names the file."""
-    try:
-        found = parsed(path.read_text("utf-8"), parse_constant=_refuse)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} must be a readable JSON object, got: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must be a JSON object, got {type(found).__name__}")
-    return found
-
-
-def read_field(metadata: dict[str, str], name: str, where: Path) -> Any:
-    """A field of a safetensors file's metadata, as JSON; None: absent. ValueError names both."""
-    if name not in metadata:
-        return None
-    try:
-        return parsed(metadata[name], parse_constant=_refuse)
-    except ValueError as error:
-        raise ValueError(f"{where}: {name} must be JSON, got: {error}") from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"numbers must be finite, got {constant}")
 
 
 def _transform(path: Path, tensors: dict[str, Tensor]) -> PublicTransform:

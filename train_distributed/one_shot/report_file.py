@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
-from train_distributed.one_shot.files import read_object
+from pretrain.cli.json_text import read_object
 
 VERSION = 1  # of the file; one without a version is read as this one
 NOT_PRIVATE = ("not private", "inf")  # how files write an infinite privacy loss

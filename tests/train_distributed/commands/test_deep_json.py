@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from embed import EmbeddingSet, PublicTransform
+from pretrain.cli.json_text import read_object
 from pretrain.sources import open_images
 from train_distributed.commands.configuration import RunConfig
-from train_distributed.one_shot.files import read_object
 
 DEEP = '{"a":' * 50_000 + "0" + "}" * 50_000
 

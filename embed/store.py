@@ -67,21 +67,18 @@ class EmbeddingSet:
                 )
                 raise ValueError(f"{name} must be {rule}, got {values.min()} to {values.max()}")
             object.__setattr__(self, name, values.astype(target, copy=False))
-        if self.names is not None and (
-            self.names.shape != (len(x),) or self.names.dtype.kind not in "SU"
-        ):
-            raise ValueError(
-                f"names must be {len(x)} strings, got {self.names.dtype} {self.names.shape}"
-            )
-        names = self.meta.get("class_names", [])
-        if not isinstance(names, list | tuple) or len(set(map(str, names))) < len(names):
-            raise ValueError(f"class_names must be a list of distinct names, got {names}")
-        check.no_nan(class_names=names)
+        names, classes = self.names, self.meta.get("class_names", [])
+        if names is not None and (names.shape != (len(x),) or names.dtype.kind not in "SU"):
+            raise ValueError(f"names must be {len(x)} strings, got {names.dtype} {names.shape}")
+        if not isinstance(classes, list | tuple) or len(set(map(str, classes))) < len(classes):
+            raise ValueError(f"class_names must be a list of distinct names, got {classes}")
+        check.no_nan(class_names=classes)
         dropped = self.meta.get("dropped_rows", 0)
         if not isinstance(dropped, int) or dropped < 0:
             raise ValueError(f"dropped_rows must be a whole number >= 0, got {dropped!r}")
-        if names and self.labels.max() >= len(names):
-            raise ValueError(f"labels must be < {len(names)} class names, got {self.labels.max()}")
+        if classes and self.labels.max() >= len(classes):
+            most = self.labels.max()
+            raise ValueError(f"labels must be < {len(classes)} class names, got {most}")
 
     def __len__(self) -> int:
         return len(self.labels)

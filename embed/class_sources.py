@@ -4,6 +4,7 @@ All in the q features of a transform, whose labelled public rows give the means 
 their scatter B_pub about each other and W_pub within them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ TINY = 1e-300
 ELSEWHERE = 0.05  # of B_pub: public and private pictures of one class differ
 ALIKE = 0.4  # of B_pub, that is left open by classes that look alike
 TOWARDS_ALL = 0.25  # share by which their mean is moved towards that of all public classes
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # h
 SHOWN = 2  # trust in examples, beside that in names
 FEWEST = 10  # names of public classes from which a rule is learned
 
@@ -64,30 +66,66 @@ class PublicScatter:
 
 
 def from_examples(
-    found: ClassMeans, scatter: PublicScatter, before: ClassGuess | None = None
+    found: ClassMeans,
+    scatter: PublicScatter,
+    before: ClassGuess | None = None,
+    public: ClassMeans | None = None,
 ) -> ClassGuess:
     """Posterior of the class means given n_k examples of mean x_k.
 
-    μ_k ~ N(m_k, V), by default that of public classes, and x_k ~ N(μ_k, W_pub/n_k); V becomes the
-    average over classes of what is left open, and .05 B_pub. Classes without examples keep m_k.
+    x_k ~ N(μ_k, W_pub/n_k), and μ_k ~ N(m_k, V), or by default as public class means are spread,
+    see `spread_of`. V becomes the average over classes of what is left open, and .05 B_pub. Classes
+    without examples keep m_k.
     """
-    prior = scatter.between if before is None else before.covariance
-    means = (
-        scatter.centre[:, None].repeat(1, len(found.counts)) if before is None else before.means
-    ).clone()
+    if before is None:
+        places, prior = spread_of(public, scatter)
+        means, unseen = scatter.centre[:, None].repeat(1, len(found.counts)), scatter.between
+    else:
+        places, prior = torch.empty(0), before.covariance
+        means, unseen = before.means.clone(), prior
     left = torch.zeros_like(prior)
     for k, (count, mean) in enumerate(zip(found.counts.tolist(), found.means, strict=True)):
         if not count:
-            left += prior
+            left += unseen
             continue
-        gain = torch.linalg.solve(prior + scatter.within / count, prior).mT  # V(V + W/n)⁻¹
-        means[:, k] += gain @ (mean - means[:, k])
-        left += prior - gain @ prior
+        near = places if before is None else means[:, k][None]  # (L, q)
+        total = prior + scatter.within / count
+        gain = torch.linalg.solve(total, prior).mT  # V(V + W/n)⁻¹
+        missed = mean - near
+        odds = torch.softmax(-0.5 * (missed * torch.linalg.solve(total, missed.mT).mT).sum(1), 0)
+        each = near + missed @ gain.mT
+        means[:, k] = odds @ each
+        apart = each - means[:, k]
+        left += prior - gain @ prior + apart.mT * odds @ apart
     left = left / len(found.counts) + ELSEWHERE * scatter.between
     sizes = found.counts[found.counts > 0]
     words = f"{int(sizes.sum())} public examples of {len(sizes)} classes"
     earlier, trust = ("", 0) if before is None else (f"{before.source}, then ", before.trust)
     return ClassGuess(earlier + words, means, (left + left.mT) / 2, trust + SHOWN)
+
+
+def spread_of(public: ClassMeans | None, scatter: PublicScatter) -> tuple[Tensor, Tensor]:
+    """Density of class means, an equal mixture of Gaussians: (L, q) centres, and their covariance.
+
+    A private class is likelier to lie near some public class than a Gaussian N(g, B_pub) says. The
+    centres are the L public class means, drawn towards g by √(1 − h), the covariance h B_pub, so
+    that the whole keeps B_pub. h is by the density of a class mean under all others; 1, which is
+    the Gaussian, where L <= q.
+    """
+    kept = None if public is None else public.means[public.counts > 0]
+    if kept is None or len(kept) <= kept.shape[1]:
+        return scatter.centre[None], scatter.between
+    apart = kept - scatter.centre
+    values, vectors = torch.linalg.eigh(scatter.between)
+    white = apart @ (vectors / values.clamp(min=1e-6 * float(values.mean())).sqrt())
+
+    def density(share: float) -> float:
+        logs = -torch.cdist(white, math.sqrt(1 - share) * white).square() / (2 * share)
+        logs = logs.fill_diagonal_(-math.inf) - white.shape[1] / 2 * math.log(share)
+        return float(torch.logsumexp(logs, 1).mean())
+
+    share = max(SHARES, key=density)
+    return scatter.centre + math.sqrt(1 - share) * apart, share * scatter.between
 
 
 def from_alike(

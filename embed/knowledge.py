@@ -96,7 +96,13 @@ class Knowledge:
             print(f"{nothing}{said}", file=sys.stderr)
         groups = sources.vectors(self.names or names)
         guesses = assembled(
-            transform, rule, words, groups, found, self._alike(names, public, means, transform)
+            transform,
+            rule,
+            words,
+            groups,
+            found,
+            self._alike(names, public, means, transform),
+            means,
         )
         if shown is not None and shown is not public and transform.seen is not None:
             rows = (block for each in (public, shown) for block in each.blocks())
@@ -219,8 +225,12 @@ def assembled(
     groups: "Sequence[Tensor]",
     examples: "ClassMeans | None",
     alike: "ClassGuess | None",
+    public: "ClassMeans | None" = None,
 ) -> "tuple[ClassGuess, ...]":
-    """Guesses of every source, and of examples after each of the others."""
+    """Guesses of every source, and of examples after each of the others.
+
+    `public` are the public class means, near which examples may lie.
+    """
     from embed.class_sources import PublicScatter, from_examples, from_names
 
     scatter = PublicScatter.of(transform)
@@ -228,7 +238,7 @@ def assembled(
     first = [each for each in (said, alike) if each is not None]
     if examples is None:
         return tuple(first)
-    after = [from_examples(examples, scatter, each) for each in (None, *first)]
+    after = [from_examples(examples, scatter, each, public) for each in (None, *first)]
     return (*first, *after)
 
 

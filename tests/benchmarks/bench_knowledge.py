@@ -70,15 +70,15 @@ class Stage:
             rows = self.private.subset(np.sort(np.concatenate(shown)))
             examples = means_by_name(rows, self.transform, self.names)
         rule, words, groups = None, "", []
+        means = ClassMeans.of(self.public, self.transform, self.sources.classes)
         odd = {"numbers": "class_{}", "digits": "{}"}
         if {"names", "shuffled", *odd} & set(parts):
-            means = ClassMeans.of(self.public, self.transform, self.sources.classes)
             rule, words = self.sources.rule(self.transform, means)
             form = next((odd[part] for part in parts if part in odd), "")
             said = [form.format(k) if form else name for k, name in enumerate(self.names)]
             groups = self.sources.vectors(said)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
-        guesses = assembled(self.transform, rule, words, groups, examples, None)
+        guesses = assembled(self.transform, rule, words, groups, examples, None, means)
         known = KnownClasses(self.names, guesses) if guesses else None
         return replace(self.transform, known=known), left
 

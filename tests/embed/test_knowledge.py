@@ -1,6 +1,7 @@
 """Guesses of class means from public sources, against their formulas; what they may not see."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from embed.class_sources import (
     from_examples,
     from_names,
     of_classifier,
+    spread_of,
 )
 from embed.knowledge import NONE, Knowledge, Sources, assembled, covariance_with
 from embed.known_classes import KnownClasses
@@ -77,6 +79,37 @@ def test_examples_give_the_posterior_of_the_class_means(transform: PublicTransfo
     again = from_examples(ClassMeans(means, counts), scatter, replace(found, source="names"))
     assert (found.trust, again.trust) == (2, 4)
     assert again.source.startswith("names, then 9 public examples of 2 classes")
+
+
+def test_examples_are_likelier_near_public_classes(transform: PublicTransform) -> None:
+    """By Bayes' rule over all public classes, one density at a time; B_pub where they are few."""
+    draw = torch.Generator().manual_seed(3)
+    groups = torch.randn(4, 4, generator=draw, dtype=torch.float64).repeat(10, 1)
+    shown = groups + 0.1 * torch.randn(40, 4, generator=draw, dtype=torch.float64)
+    centre, between = shown.mean(0), torch.cov(shown.mT)
+    scatter = replace(PublicScatter.of(transform), centre=centre, between=between)
+    public = ClassMeans(torch.cat([shown, torch.full((1, 4), math.nan)]), torch.ones(41))
+    public.counts[40] = 0
+    places, narrow = spread_of(public, scatter)
+    assert float(narrow.trace() / between.trace()) == pytest.approx(0.4)
+    spread = torch.cov(places.mT, correction=0) * 40 / 39 + narrow
+    assert torch.allclose(spread, between)
+    mean, count = shown[5] + 0.3, 3.0
+    found = from_examples(ClassMeans(mean[None], torch.tensor([count])), scatter, None, public)
+    noise, mass, first, second = scatter.within / count, 0.0, 0.0, 0.0
+    for place in places:
+        law = torch.distributions.MultivariateNormal(place, narrow + noise)
+        gain = narrow @ torch.linalg.inv(narrow + noise)
+        own, weight = place + gain @ (mean - place), law.log_prob(mean).exp()
+        mass, first = mass + weight, first + weight * own
+        second = second + weight * (narrow - gain @ narrow + torch.outer(own, own))
+    expected = torch.as_tensor(first / mass)
+    left = torch.as_tensor(second / mass) - torch.outer(expected, expected)
+    assert torch.allclose(found.means[:, 0], expected)
+    assert torch.allclose(found.covariance, left + ELSEWHERE * between)
+    few, wide = spread_of(ClassMeans(shown[:4], torch.ones(4)), scatter)
+    assert torch.equal(few, centre[None])
+    assert torch.equal(wide, between)
 
 
 def test_the_leave_one_out_error_is_that_of_rules_without_the_class() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
@@ -74,6 +75,7 @@ class KnownBefore:
         vectors = self.sources.public
         named = [] if vectors is None else [vectors[list(group)] for group in groups]
         found = None if shown is None else ClassMeans.of(shown, transform, len(groups))
-        guesses = assembled(transform, rule, words, named, found, None)
+        others = replace(means, counts=means.counts.index_fill(0, torch.tensor(asked), 0))
+        guesses = assembled(transform, rule, words, named, found, None, others)
         known = KnownClasses(tuple(map(str, range(len(groups)))), guesses)
         return replace(transform, known=known if guesses else None)

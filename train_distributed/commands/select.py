@@ -52,6 +52,9 @@ class Select:
     new_classes: bool = False
     """Declare that no private class is a public one. With few public classes, tasks are then
     smaller, so that transforms do not see the classes of their task."""
+    like: Path | None = None
+    """Labelled public embedding set of the private kind, of the same encoder: tasks are made of it
+    (default: of the public set, which says little about pictures of another kind)."""
     tasks: int = 6
     """Number of public tasks to simulate."""
     seeds: int = 2
@@ -69,7 +72,13 @@ class Select:
             FileExistsError: the directory exists.
         """
         sizes = self._checked()
-        given = (self.public, self.balance, self.knowledge.examples, self.knowledge.alike)
+        given = (
+            self.public,
+            self.balance,
+            self.knowledge.examples,
+            self.knowledge.alike,
+            self.like,
+        )
         out = output_directory(self.out, "select", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._into(partial, sizes)
@@ -95,27 +104,32 @@ class Select:
         if self.privacy.unit == "user":
             candidates = clipped(candidates, public, sizes)
         known = KnownBefore.of(self.knowledge, public)
-        if self.new_classes:
+        if self.new_classes and self.like is None:
             sizes = sizes.of_new_classes(len(np.unique(public.labels)))
             if self.balance is not None and sizes.num_classes < self.num_classes:
                 raise ValueError(
                     "balance must be left out where new_classes leaves too few of the public "
                     f"classes for tasks of {self.num_classes}, got {self.balance}"
                 )
-        rehearsals = rehearse(
-            public,
-            [sizes],
-            [self.privacy],
-            candidates,
-            tasks=self.tasks,
-            seeds=self.seeds,
-            balance=balance,
-            before=known,
-        )
-        families = len({setting.training for setting in candidates.settings})
-        total = families * self.tasks * self.seeds
-        bar = tqdm(rehearsals, total=total, unit="job", disable=None, leave=False)
-        (best,) = ranking(cell for _, cells in bar for cell in cells).values()
+        like = None if self.like is None else EmbeddingSet.open(self.like)
+        cells, kept = [], candidates
+        for task in tqdm(range(self.tasks), unit="task", disable=None, leave=False):
+            for _, found in rehearse(
+                public,
+                [sizes],
+                [self.privacy],
+                kept,
+                tasks=[task],
+                seeds=self.seeds,
+                balance=balance,
+                before=known,
+                like=like,
+            ):
+                cells += found
+            kept = kept.still_close(cells)
+        names = {(setting.transform, str(setting.options)) for setting in kept.settings}
+        ended = [cell for cell in cells if (cell.transform, str(cell.options)) in names]
+        (best,) = ranking(ended).values()
         setting = best[0].setting
         chosen = RunConfig(
             setting.method,
@@ -130,6 +144,9 @@ class Select:
             "federation": asdict(sizes),
             "public_hash": public.content_hash(),
             "private_data_read": False,
+            "played_on": "public" if like is None else "like",
+            "like_hash": None if like is None else like.content_hash(),
+            "given_up": len(candidates.settings) - len(kept.settings),
             "known_before": {
                 "names": known is not None and known.sources.encoder is not None,
                 "examples_of_each_class": 0 if known is None else known.examples,
@@ -137,7 +154,8 @@ class Select:
             "candidates": [_described(choice) for choice in best],
         }
         write_json(partial / "report.json", report)
-        print("balanced accuracy of the best candidates on public tasks, not of the private run:")
+        played = "the public set" if like is None else f"{self.like}, not {self.public}"
+        print(f"balanced accuracy of the best candidates on tasks of {played}:")
         for choice in best[:SHOWN]:
             setting = choice.setting
             options = ", ".join(f"{k} {v}" for k, v in setting.options.items())
@@ -150,6 +168,8 @@ class Select:
         from train_distributed.simulation.rehearsal import Sizes
 
         self.privacy.validate()
+        if self.like is not None and self.knowledge != Knowledge():
+            raise ValueError(f"like must be left out where classes are known, got {self.like}")
         check.at_least(1, tasks=self.tasks, seeds=self.seeds)
         check.within(f"[0, {MOST_ROUNDS}]", rounds=self.rounds)
         if self.rounds and self.privacy.unit == "user":

@@ -12,8 +12,9 @@ from embed.compress import Compression
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.simulation.plan import MethodConfig
-from train_distributed.simulation.rehearsal import Candidates, Sizes, pose_task
+from train_distributed.simulation.rehearsal import Candidates, Sizes
 from train_distributed.simulation.shared_training import CLIP, RowsInMemory
+from train_distributed.simulation.tasks import pose_task
 
 QUANTILES = (0.1, 0.5)  # of the lengths
 CONSTANT = 0.125  # beside features of length 1: counts of classes are small beside their sums

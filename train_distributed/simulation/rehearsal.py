@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from embed import EmbeddingSet
 from embed.compress import Compression
@@ -20,15 +19,14 @@ from train_distributed.simulation.known_before import KnownBefore
 from train_distributed.simulation.plan import Grid, MethodConfig, Result
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, task_shares
 
 TEST_SHARE = 0.25  # of the public rows
-GROUP = 10  # public classes in one class of a task, at most
-SHARE = 4  # a task uses one in so many public classes, at most
-ROUNDS = 20  # of balanced k-means
 COMPONENTS = (64, 128, 256, 512)
-KINDS: tuple[Directions, ...] = ("principal", "mixed", "discriminant")
+KINDS: tuple[Directions, ...] = ("principal", "tempered", "mixed", "discriminant")
+BEHIND = 0.02  # of accuracy, beyond two standard errors, with which a candidate is given up
+SPREAD = 0.02  # least deviation of a difference, where few show it
 MANY = 256  # components from which on the noise of the moments matters
-UNEVEN = 2.0  # of every other task: odd classes have so many times the rows of even ones
 HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
 
 
@@ -83,7 +81,7 @@ class Candidates:
 
     @classmethod
     def default(cls, dim: int, *, moments: Moments = "all", rounds: int = 0) -> "Candidates":
-        """The discriminant on every kind of public directions of (p,) embeddings; at most 24.
+        """The discriminant on every kind of public directions of (p,) embeddings; at most 32.
 
         `rounds` are T further sums, an alternative to none; 0: one sum only.
         """
@@ -110,6 +108,30 @@ class Candidates:
         ]
         return replace(self, settings=tuple(balanced))
 
+    def still_close(self, cells: Sequence[Result]) -> "Candidates":
+        """Candidates without those that are behind the best one so far.
+
+        By mean balanced accuracy over equal tasks, partitions and noises: behind by more than
+        `BEHIND` and two standard errors of the difference.
+        """
+        places = [(cell.transform, tuple(sorted(cell.options.items()))) for cell in cells]
+        scores: dict[object, list[float]] = {place: [] for place in places}
+        for place, cell in zip(places, cells, strict=True):
+            scores[place].append(cell.accuracy if cell.balanced is None else cell.balanced)
+        longest = max(map(len, scores.values()))
+        found = {place: np.array(each) for place, each in scores.items() if len(each) == longest}
+        best = max(found.values(), key=lambda each: float(each.mean()))
+        unsure = {k: max((best - v).std(), SPREAD) / len(v) ** 0.5 for k, v in found.items()}
+        kept = [
+            setting
+            for setting in self.settings
+            if (place := (setting.transform, tuple(sorted(setting.options.items())))) in found
+            and (best - found[place]).mean() <= BEHIND + 2 * unsure[place]
+        ]
+        names = {setting.transform for setting in kept}
+        transforms = {name: each for name, each in self.transforms.items() if name in names}
+        return Candidates(tuple(kept), transforms)
+
 
 def rehearse(
     public: EmbeddingSet,
@@ -117,10 +139,11 @@ def rehearse(
     promises: Sequence[Privacy],
     candidates: Candidates,
     *,
-    tasks: int,
+    tasks: int | Sequence[int],
     seeds: int,
     balance: Sequence[float] | None = None,
     before: KnownBefore | None = None,
+    like: EmbeddingSet | None = None,
     finished: Collection[str] = (),
 ) -> Iterator[tuple[str, list[Result]]]:
     """Accuracy of every candidate on tasks that public classes are grouped into.
@@ -135,11 +158,13 @@ def rehearse(
         federations: sizes of the runs, of one K.
         promises: one accuracy each.
         candidates: what to choose from.
-        tasks: how many groupings.
+        tasks: how many groupings, or their numbers.
         seeds: partitions and noises per grouping.
         balance: (K,) shares of the classes among training rows; empty: equal and 1:2 by turns;
             None: as public classes have them.
         before: what will be known of the private classes before; None: nothing.
+        like: labelled public embeddings of the private kind, with at least K classes, which tasks
+            are made of instead; transforms are fitted on all public rows then.
         finished: keys of jobs to leave out.
 
     Yields:
@@ -154,11 +179,15 @@ def rehearse(
     for federation in federations:
         federation.validate()
     classes = federations[0].num_classes
-    for task in range(tasks):
+    if like is not None:
+        like.need_labels("like")
+        like.check_finite("like")
+    source = public if like is None else like
+    for task in range(tasks) if isinstance(tasks, int) else tasks:
         shares = None if balance is None else task_shares(classes, task, balance or None)
         rng = np.random.default_rng(task)
-        groups = pose_task(public, classes, rng)
-        labels = groups[public.labels]
+        groups = pose_task(source, classes, rng) if like is None else drawn(like, classes, rng)
+        labels = groups[source.labels]
         asked, known = np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0)
         tested = rng.random(len(asked)) < TEST_SHARE
         if shares is not None:
@@ -182,11 +211,11 @@ def rehearse(
         if {job.key for job in plan.trials()} <= set(finished):
             continue
         posed = EmbeddingSet(
-            embeddings=public.embeddings[asked],
+            embeddings=source.embeddings[asked],
             labels=labels[asked],
             split=np.where(tested, TEST, TRAIN).astype(np.uint8),
         )
-        others = len(np.unique(public.labels[known]))
+        others = 0 if like is not None else len(np.unique(public.labels[known]))
         enough = others > 1 and len(known) > len(asked) // 2
         fitted_on = public.subset(known) if enough else public
         widest = max(options.principal(public.dim) for options in candidates.transforms.values())
@@ -208,87 +237,3 @@ def rehearse(
                 for name, each in transforms.items()
             }
         yield from run_trials(compression.apply(posed), transforms, plan, finished=finished)
-
-
-def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """(classes,) the task's class of each public label: groups of similar ones; −1: none.
-
-    At most a quarter of the public classes are used, if there are 4K, so that transforms are fitted
-    on nearly as many classes as the real one: directions that labels shape are worse, and were
-    passed over, where half of the classes were left.
-
-    Raises:
-        ValueError: fewer than K public classes.
-    """
-    classes = np.unique(public.labels)
-    if len(classes) < num_classes:
-        raise ValueError(
-            f"public must hold at least num_classes = {num_classes} classes, got {len(classes)}"
-        )
-    each = max(1, min(GROUP, len(classes) // (SHARE * num_classes)))
-    means = np.stack([public.embeddings[public.labels == c].mean(0) for c in classes])
-    group = np.full(classes.max() + 1, -1)
-    group[classes] = balanced_groups(means, num_classes, each, rng)
-    return group
-
-
-def balanced_groups(
-    means: np.ndarray, groups: int, each: int, rng: np.random.Generator
-) -> np.ndarray:
-    """(L,) group of each class, so many `each`, and −1 for those that fit no group well.
-
-    k-means of (L, p) means with equal sizes: classes are assigned to centres at least total
-    distance.
-
-    Examples:
-        >>> means = np.array([[0.0], [10.0], [0.2], [10.1]])
-        >>> groups = balanced_groups(means, 2, 2, np.random.default_rng(0))
-        >>> bool(groups[0] == groups[2] != groups[1] == groups[3])
-        True
-    """
-    centres = means[rng.choice(len(means), groups, replace=False)]
-    assigned = np.full(len(means), -1)
-    for _ in range(ROUNDS):
-        distances = ((means[:, None] - centres[None]) ** 2).sum(2)
-        rows, seats = linear_sum_assignment(np.repeat(distances, each, axis=1))
-        found = np.full(len(means), -1)
-        found[rows] = seats // each
-        if (found == assigned).all():
-            break
-        assigned = found
-        centres = np.stack([means[assigned == group].mean(0) for group in range(groups)])
-    return assigned
-
-
-def task_shares(num_classes: int, task: int, given: Sequence[float] | None) -> np.ndarray:
-    """(K,) shares of one together: those given, or by turns equal and 1:2 ones.
-
-    A candidate is chosen by its balanced accuracy, so that none is for leaving a small class out.
-
-    Examples:
-        >>> task_shares(2, 0, None).tolist(), task_shares(2, 1, None).round(2).tolist()
-        ([0.5, 0.5], [0.33, 0.67])
-    """
-    shares = np.ones(num_classes) if given is None else np.asarray(given, float)
-    if given is None and task % 2:
-        shares[1::2] = UNEVEN
-    return shares / shares.sum()
-
-
-def rebalanced(labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(n,) bool mask of the most rows in which classes have these (K,) shares; `rng` draws which.
-
-    Examples:
-        >>> labels = np.array([0] * 6 + [1] * 4)
-        >>> kept = rebalanced(labels, np.array([1 / 3, 2 / 3]), np.random.default_rng(0))
-        >>> int(kept[:6].sum()), int(kept[6:].sum())
-        (2, 4)
-    """
-    counts = np.bincount(labels, minlength=len(shares))
-    total = (counts / shares).min()
-    order = rng.permutation(len(labels))
-    place = np.empty(len(labels), int)
-    for label in range(len(shares)):
-        own = order[labels[order] == label]
-        place[own] = np.arange(len(own))
-    return place < np.maximum(1, np.floor(total * shares + 1e-9))[labels]

@@ -7,13 +7,8 @@ from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import MethodConfig, ranking
-from train_distributed.simulation.rehearsal import (
-    Candidates,
-    Sizes,
-    rebalanced,
-    rehearse,
-    task_shares,
-)
+from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+from train_distributed.simulation.tasks import rebalanced, task_shares
 
 
 def test_as_many_rows_as_there_can_be_have_the_wanted_shares() -> None:

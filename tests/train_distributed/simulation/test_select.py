@@ -9,19 +9,16 @@ import pytest
 
 from embed import EmbeddingSet
 from embed.compress import Compression
+from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.run import Run
 from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import TIE, Result, ranking
-from train_distributed.simulation.rehearsal import (
-    Candidates,
-    Sizes,
-    balanced_groups,
-    pose_task,
-)
+from train_distributed.simulation.plan import TIE, MethodConfig, Result, ranking
+from train_distributed.simulation.rehearsal import Candidates, Sizes
+from train_distributed.simulation.tasks import balanced_groups, pose_task
 
 PROMISE = Privacy(2.0, 1e-5, 0.5)
 
@@ -63,7 +60,7 @@ def test_run_takes_the_chosen_file(public, chosen, tmp_path, capsys):
     best = json.loads((chosen.parent / "report.json").read_text())["candidates"]
     assert best[0]["method"] == written["method"]
     assert best[0]["accuracy"] == max(c["accuracy"] for c in best)
-    assert 1 < len(best) <= 24
+    assert 1 <= len(best) <= 32
 
 
 def test_run_refuses_a_file_for_another_promise_public_set_or_beside_options(
@@ -175,7 +172,7 @@ def test_candidates_name_only_transforms_that_exist():
     assert len(candidates.settings) <= 24
     assert {o.components for o in Candidates.default(40).transforms.values()} == {40}
     more = Candidates.default(1280, rounds=8).settings
-    assert len(more) <= 24
+    assert len(more) <= 32
     assert {s.options.get("rounds") for s in more} == {None, 8}
     assert not any(s.options.get("alpha") for s in Candidates.default(40, moments="none").settings)
 
@@ -217,3 +214,46 @@ def test_heavier_moments_win_a_near_tie_of_the_same_rows_only(lead, first):
     (best,) = ranking(cells).values()
     assert (best[0].setting.transform, best[0].setting.options.get("alpha")) == ("t", first)
     assert len(best) == 3
+
+
+def test_the_set_that_is_like_the_private_one_is_played_on(public, tmp_path, capsys):
+    """Classes of the public set lie along other directions; transforms are the public set's."""
+    other = blobs(300, 6, 5)
+    turned = np.roll(other.embeddings, 3, axis=1)
+    like = EmbeddingSet(embeddings=turned, labels=other.labels, split=other.split, meta=other.meta)
+    like.save(tmp_path / "like")
+    select = Select(public, 10, 16, 4, PROMISE, like=tmp_path / "like", tasks=2, seeds=1)
+    replace(select, out=tmp_path / "out").run()
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["played_on"] == "like"
+    assert report["like_hash"] == like.content_hash()
+    assert f"tasks of {tmp_path / 'like'}, not" in capsys.readouterr().out
+    assert RunConfig.read(tmp_path / "out/configuration.json").public_hash == report["public_hash"]
+    with pytest.raises(ValueError, match="like must hold at least num_classes = 7 classes, got 6"):
+        replace(select, num_classes=7, out=tmp_path / "more").run()
+    known = replace(select, knowledge=Knowledge(examples=public), out=tmp_path / "known")
+    with pytest.raises(ValueError, match="like must be left out where classes are known"):
+        known.run()
+
+
+def test_candidates_far_behind_are_given_up_and_close_ones_are_not():
+    def cell(transform: str, balanced: float) -> Result:
+        return Result("a", "discriminant", "iid", 1.0, 0, 0.0, {}, transform, balanced=balanced)
+
+    kinds = {"best": 0.8, "close": 0.77, "far": 0.7}
+    candidates = Candidates(
+        tuple(MethodConfig("a", "discriminant", name) for name in kinds),
+        {name: TransformOptions(8) for name in kinds},
+    )
+    cells = [
+        cell(name, value)
+        for value_of in (0.0, 0.01)
+        for name, value in ((n, v + value_of) for n, v in kinds.items())
+    ]
+    kept = candidates.still_close(cells)
+    assert [setting.transform for setting in kept.settings] == ["best", "close"]
+    assert set(kept.transforms) == {"best", "close"}
+    torn = [cell("far", 0.95), cell("far", 0.45), cell("best", 0.8), cell("best", 0.8)]
+    assert len(candidates.still_close(torn).settings) == 2  # tasks disagree: nothing is sure
+    # what was given up before is not compared over fewer tasks
+    assert "far" not in candidates.still_close([*cells, cell("best", 0.8)]).transforms

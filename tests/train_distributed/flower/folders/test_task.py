@@ -282,4 +282,4 @@ def test_a_transform_that_says_nothing_of_its_rows_is_refused(
 
 def test_options_reach_the_method(make: Callable[..., ModelTask]) -> None:
     task = make(options=MethodOptions(l2_reg=7.0))
-    assert task.federation.task["options"] == {"l2_reg": 7.0}
+    assert task.federation.task["options"] == {"l2_reg": 7.0, "prior": "equal"}

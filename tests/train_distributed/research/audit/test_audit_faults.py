@@ -27,7 +27,7 @@ from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.one_shot.users import Chunk
-from train_distributed.privacy import guarantee
+from train_distributed.privacy import promise
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
@@ -108,7 +108,9 @@ def one_composition(patch: pytest.MonkeyPatch) -> None:
 
 def share_of_the_survivors(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        guarantee, "honest_users", lambda users, share, least=None: math.floor(share * least)
+        promise,
+        "honest_users",
+        lambda users, share, least=None: math.floor(share * (least or users)),
     )
 
 
@@ -121,7 +123,7 @@ def rounds_counted_as_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_users_clip(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(UserClip, "clipped_", lambda self, submitted, grid=None: submitted)
+    patch.setattr(UserClip, "clipped_", lambda self, submitted, counts, grid=None: submitted)
 
 
 def half_of_a_users_clip(patch: pytest.MonkeyPatch) -> None:
@@ -138,7 +140,7 @@ PROJECTED = Target(
     "svm",
     WorstCase(40, 2, 1, 2, Privacy(8.0, 1e-6, honest_fraction=1.0)),
     "float",
-    {"l2_reg": 20.0, "radius": 0.04},
+    {"l2_reg": 20.0, "radius": 0.04, "prior": "empirical"},
 )
 ROUNDS = Target("discriminant", federation(), "float", {"rounds": 16})
 ANSWERS = AnswersCase(1, 2, 1, 2, PROMISE)
@@ -157,6 +159,9 @@ FAULTS = {
     "seed reused": Fault(
         same_seed_twice, Target("class-sums", federation(), "float", releases=2), 180
     ),
+    "no users' clip": Fault(
+        no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
+    ),
     "half the noise in an evaluation": Fault(
         half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
     ),
@@ -169,9 +174,6 @@ LONG_FAULTS = {
     ),
     "one composition for ten classes": Fault(
         one_composition, Target("svm", federation(classes=10), "float", {"l2_reg": 20.0}), 150
-    ),
-    "no users' clip": Fault(
-        no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
     ),
     "an evaluation charged for its matrix alone": Fault(
         matrix_charged_alone, EvaluationTarget(ANSWERS, "float"), 600

@@ -35,9 +35,9 @@ class AveragedMinimisers(TrainedHeads):
 
     def record_sensitivity(self, sizes: Tensor) -> float:
         """2L/(Λ n_min w), and what the solver leaves: convex in n, largest at an end."""
-        return max(self._reach(int(sizes.min())), self._reach(int(sizes.max()))) / self.users
+        return max(self._moved(int(sizes.min())), self._moved(int(sizes.max()))) / self.users
 
-    def _reach(self, n: int) -> float:
+    def _moved(self, n: int) -> float:
         tolerance = default_tolerance(self.head, n)
         return certified_sensitivity(self.head, n, tolerance, torch.float32)
 

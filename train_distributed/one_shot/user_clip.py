@@ -25,8 +25,8 @@ class UserClip(Statistic):
     """Statistic whose users clip v_i = s_i − n_i c: s_i their scaled submission, c `centre`.
 
     They send v_i min(1, C_u/‖v_i‖), and N c is added to the opened sum. What n_i public rows are
-    expected to submit is n_i c: public, so it needs neither length nor noise, and what is left of
-    50 pictures is half as long. Trained weights have no such centre.
+    expected to submit is n_i c: public, so it needs neither length nor noise. What is left of 50
+    pictures is a third shorter. Trained weights have no such centre.
 
     **Sensitivity.** All compositions are clipped together, so however many records of a user are
     replaced, its submission moves by at most 2 C_u, that is 2 C_u/√C of each of C equal parts; and
@@ -38,8 +38,9 @@ class UserClip(Statistic):
     **Floating point.** The ball that is aimed at is smaller by `heads.projection.ball_margin` m,
     more than all rounding of norm, factor and product: the exact norm of what is submitted is at
     most C_u. Two submissions lie no further from their projections than 2 C_u m each, which is
-    charged to the statistic's own bounds. Sums of whole steps of a grid are rounded towards zero to
-    such steps again: no norm grows, and no coordinate's difference by a step or more, which
+    charged to the statistic's own bounds. On a grid n_i c is rounded to whole steps, so that it is
+    taken from sums exactly. Sums of whole steps are rounded towards zero to such steps again: no
+    norm grows, and no coordinate's difference by a step or more, which
     `summation.IntegerEncoder` charges as it charges the rounding of weights.
 
     **Bias.** Users whose sums are long weigh less. Class sums and moments of one user are scaled

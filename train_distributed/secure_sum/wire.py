@@ -171,11 +171,6 @@ def signature_of(message: bytes) -> bytes:
     return message[-SIGNATURE_BYTES:]
 
 
-def sender_of(message: bytes) -> int:
-    """Sender that a message claims, unchecked; TruncatedMessage if it is too short to say."""
-    return _claimed(message)[4]
-
-
 def kind_of(message: bytes) -> str:
     """Kind that a message claims, in lower case.
 

@@ -35,15 +35,15 @@ class MethodOptions:
     """discriminant: send second moments in addition to class sums; `none` saves bytes."""
     prior: Literal["empirical", "equal"] | Path | None = None
     """Class frequencies where the model will be used: as in the private rows, equal, or a JSON file
-    of class and share (not for svm). `equal` maximises balanced accuracy. Default: empirical, for
-    softmax, svm and logistic without --user-clip equal, for which users send the sum of their
-    rows as well."""
+    of class and share (not for svm). `equal` maximises balanced accuracy. Default: `equal` for
+    softmax, svm and logistic without --user-clip, whose users then send the sum of their rows as
+    well; `empirical` for all other methods."""
     shrinkage: float | None = None
     """class-sums: shrinkage of the public covariance."""
     user_clip: float | None = None
-    """Public norm to which every user's vector is clipped, less what public rows would add: with
-    `--unit user` (`select` proposes one), or against poisoned vectors (users of n random rows reach
-    about 1.4 sqrt(n))."""
+    """Public norm to which every user's vector is clipped, after taking out what public rows would
+    add. For `--unit user` (`select` proposes one), or against poisoned vectors: then about
+    1.4 sqrt(n) where users have n rows, with `--moments none`."""
     rounds: int | None = None
     """Number of sums of gradients under the same promise: after the sum of discriminant
     (default: 0), or all sums of gradient-perturbation."""

@@ -23,11 +23,7 @@ def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) 
     Raises:
         ValueError: fewer than K public classes.
     """
-    classes = np.unique(public.labels)
-    if len(classes) < num_classes:
-        raise ValueError(
-            f"public must hold at least num_classes = {num_classes} classes, got {len(classes)}"
-        )
+    classes = _enough_classes("public", public, num_classes)
     each = max(1, min(GROUP, len(classes) // (SHARE * num_classes)))
     means = np.stack([public.embeddings[public.labels == c].mean(0) for c in classes])
     group = np.full(classes.max() + 1, -1)
@@ -41,14 +37,20 @@ def drawn(like: EmbeddingSet, num_classes: int, rng: np.random.Generator) -> np.
     Raises:
         ValueError: fewer than K classes.
     """
-    classes = np.unique(like.labels)
-    if len(classes) < num_classes:
-        raise ValueError(
-            f"like must hold at least num_classes = {num_classes} classes, got {len(classes)}"
-        )
+    classes = _enough_classes("like", like, num_classes)
     group = np.full(classes.max() + 1, -1)
     group[np.sort(rng.permutation(classes)[:num_classes])] = np.arange(num_classes)
     return group
+
+
+def _enough_classes(name: str, source: EmbeddingSet, num_classes: int) -> np.ndarray:
+    """(L,) labels that a set holds; ValueError for fewer than K."""
+    classes = np.unique(source.labels)
+    if len(classes) < num_classes:
+        raise ValueError(
+            f"{name} must hold at least num_classes = {num_classes} classes, got {len(classes)}"
+        )
+    return classes
 
 
 def balanced_groups(

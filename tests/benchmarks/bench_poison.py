@@ -4,10 +4,10 @@
         [--options '{"user_clip": 13}'] [--write results/secure_sum/poison.json] [--real]
 
 A share of the users sends one vector, the same each, as long as a proof of length allows: n times
-a record, or the users' clip. By default this is tried without a clip, with one, and with one and no
-moments. The direction is the worst of several, tried without noise of their own, and of a descent
-on the model's mistakes whose attacker knows the sum of all other users. Noise is discrete and
-fresh.
+a record, or the users' clip. By default this is tried without a clip, with one, and with what
+`federation init` sets. The direction is the worst of several, tried without noise of their own, and
+of a descent on the model's mistakes whose attacker knows the sum of all other users. Noise is
+discrete and fresh.
 
 With `--real` one window is run instead, with the last options and share: two aggregators in
 processes of their own, proofs of all users, and as many liars besides whose vectors are ten times
@@ -44,7 +44,7 @@ from train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.secure_sum.window import LEADER, Window
 
 TIMES = 10  # as long as allowed
-OPTIONS: list[dict[str, Any]] = [{}, {"user_clip": 11}, {"user_clip": 10, "moments": "none"}]
+OPTIONS: list[dict[str, Any] | None] = [{}, {"user_clip": 11}, None]  # None: those of `init`
 
 
 def directions(poisoned: Poisoned, poisoners: int, tries: int) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def tried(sets: Any, privacy: Privacy, given: argparse.Namespace) -> list[dict[s
         poisoned = Poisoned.of(sets, privacy, users=given.users, seed=0, options=options)
         found.append(
             {
-                "options": options,
+                "options": poisoned.options,
                 "numbers": len(poisoned.sent[0]),
                 "bound": round(poisoned.bound, 3),
                 "longest honest vector over the bound": round(poisoned.longest, 3),
@@ -184,7 +184,8 @@ def played(sets: Any, privacy: Privacy, given: argparse.Namespace) -> dict[str, 
     vectors = [poisoned.vector(way) for _, way in poisoned.directions()]
     sums = [poisoned.noised(others + poisoners * vector, SERVERS) for vector in vectors]
     worst = vectors[int(np.argmin([poisoned.accuracy(total) for total in sums]))]
-    found = {"options": options, "window": real_window(poisoned, worst, poisoners, poisoners)}
+    window = real_window(poisoned, worst, poisoners, poisoners)
+    found = {"options": poisoned.options, "window": window}
     print(json.dumps(found, indent=1), flush=True)
     found["secagg"] = without_proofs(sets, privacy, given.users, {})
     print(json.dumps(found["secagg"], indent=1))

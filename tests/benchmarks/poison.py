@@ -36,6 +36,7 @@ class Poisoned:
 
     transform: PublicTransform
     method: Method
+    options: dict[str, Any]  # of the method
     encoder: IntegerEncoder
     bound: float  # length that a vector may have, scaled
     sent: np.ndarray  # (users, D) int64, by honest users, without noise
@@ -51,9 +52,12 @@ class Poisoned:
         *,
         users: int,
         seed: int,
-        options: dict[str, Any],
+        options: dict[str, Any] | None,
     ) -> "Poisoned":
-        """Users that share the training rows at random, with the transform of the public rule."""
+        """Users that share the training rows at random, with the transform of the public rule.
+
+        Options that are None are those of `federation init`.
+        """
         private, public = sets
         train = private.split == TRAIN
         draw = torch.Generator().manual_seed(seed)
@@ -61,7 +65,9 @@ class Poisoned:
         classes = len(private.declared_classes)
         facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=privacy)
         transform = facts.transform(METHOD, TransformOptions(), public.dim).fit(public)
-        method = build_method(METHOD, transform, classes, dict(options))
+        if options is None:
+            options = facts.against_liars(METHOD, {}, transform.clip_norm)
+        method = build_method(METHOD, transform, classes, options)
         (only,) = rounds_of(method, parts.counts, privacy)
         encoder = IntegerEncoder.of(method.statistic, only.guarantee, parts.counts)
         if privacy.noise_by == "servers":
@@ -78,6 +84,7 @@ class Poisoned:
         return cls(
             transform,
             method,
+            options,
             encoder,
             bound,
             np.stack(sent),

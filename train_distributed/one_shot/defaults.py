@@ -29,6 +29,7 @@ COMPONENTS = (16, 256)  # q that were tried
 L2_REGS = (0.003, 1.0)  # Λ that were tried
 KNOWING = 64  # least q where guesses of the class means are at hand
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
+CLIPPED_AGAINST_LIARS, MANY_USERS = ("discriminant", "class-sums"), 100
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
@@ -109,6 +110,25 @@ class PublicFacts:
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}
         return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **centred, **given}
+
+    def against_liars(
+        self, method: str, given: Mapping[str, Any], clip_norm: float
+    ) -> dict[str, Any]:
+        """Options of a method with a users' clip of c √n, unless one is given; no second moments.
+
+        Class sums of n rows of norm c and different classes, without what public rows would add,
+        are about so long; a liar's could be c n. Nine users in ten have n rows or fewer, so a tenth
+        of them that say they have more lengthens nothing. Fewer than 100 users, who know each
+        other, keep all of their vectors; heads, of one length at most, need no clip; further rounds
+        exclude one.
+        """
+        users = len(self.sizes)
+        excluded = "user_clip" in given or given.get("rounds")
+        if method not in CLIPPED_AGAINST_LIARS or users < MANY_USERS or excluded:
+            return dict(given)
+        rows = int(self.sizes.sort().values[math.ceil(0.9 * users) - 1])
+        moments = {"moments": "none"} if method == "discriminant" else {}
+        return {**moments, "user_clip": round(clip_norm * math.sqrt(rows), 1), **given}
 
 
 def rule_of(method: str) -> Rule:

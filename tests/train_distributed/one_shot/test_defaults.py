@@ -41,6 +41,23 @@ def test_the_noise_is_that_of_a_class_mean() -> None:
     assert circumstances.noise(rule) == pytest.approx(float(noise.std()) / 250, rel=0.02)
 
 
+def test_many_users_vectors_are_as_long_as_honest_ones() -> None:
+    """Unless there are few users, a clip, further rounds, or heads; liars do not lengthen them."""
+    many = known(users=1000, rows=50)
+    assert many.against_liars("discriminant", {}, 2**0.5) == {"moments": "none", "user_clip": 10.0}
+    assert many.against_liars("class-sums", {"prior": "equal"}, 2**0.5) == {
+        "prior": "equal",
+        "user_clip": 10.0,
+    }
+    for given in ({"user_clip": 3.0}, {"rounds": 4}):
+        assert many.against_liars("discriminant", given, 2**0.5) == given
+    assert many.against_liars("discriminant", {"moments": "all"}, 2**0.5)["moments"] == "all"
+    assert known(users=99).against_liars("discriminant", {}, 2**0.5) == {}
+    assert many.against_liars("softmax", {}, 2**0.5) == {}
+    boasting = replace(many, sizes=torch.cat([many.sizes[:900], torch.full((100,), 10**6)]))
+    assert boasting.against_liars("class-sums", {}, 2**0.5) == {"user_clip": 10.0}
+
+
 def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisation() -> None:
     for method in ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic"):
         scarce = [known(e, users=400, rows=50).components(method, 1280) for e in (0.05, 0.5, 3, 20)]

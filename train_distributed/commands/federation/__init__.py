@@ -114,6 +114,10 @@ class Init:
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     allow_delta: bool = False
     """Accept a delta of 1/rows or more, which protects no single row; reports say so."""
+    trust_users: bool = False
+    """No users' clip by default. Without this flag, discriminant and class-sums with `shares` and
+    100 users or more clip every user's vector to the length that n honest rows have, and send no
+    second moments, so that a few users who lie cannot ruin the model."""
     minimum: int | None = None
     """Fewest users whose sum may be opened (default: four fifths of all, rounded up)."""
     sessions: int = 1
@@ -149,6 +153,9 @@ class Init:
             task = fill(partial, self)
         federation, delta = task.federation, task.guarantee.privacy.delta
         print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
+        clip = federation.task.get("options", {}).get("user_clip")
+        if clip is not None and self.options.user_clip is None:
+            print(f"every user's vector is clipped to {clip}, as some may lie (--trust-users: not)")
         epsilon = rounded_up(task.epsilon_of_all_sessions)
         print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
         print(task.if_all_others_collude)

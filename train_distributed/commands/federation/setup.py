@@ -155,7 +155,7 @@ def _evaluation(
 def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None) -> Terms:
     import torch
 
-    from train_distributed.flower.documents.transform import transform_hash
+    from train_distributed.flower.documents.transform import read_transform, transform_hash
     from train_distributed.flower.sum_task import repeated
     from train_distributed.one_shot.class_prior import with_shares
     from train_distributed.one_shot.defaults import PublicFacts
@@ -167,6 +167,9 @@ def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, in
     rows = torch.tensor(list(sizes.values())) if roll is None else repeated(roll)
     known = PublicFacts(sizes=rows, num_classes=classes, privacy=init.privacy)
     options = with_shares(init.options.given(), class_names(init.class_names, classes))
+    if roll is not None and not init.trust_users:
+        clip_norm = read_transform(folder / TRANSFORM).clip_norm
+        options = known.against_liars(init.method, options, clip_norm)
     options = known.options(init.method, options)
     if isinstance(options.get("prior"), tuple):
         options["prior"] = list(options["prior"])

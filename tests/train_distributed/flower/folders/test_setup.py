@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
 
 from embed import PublicTransform
+from tests.train_distributed.flower.folders.conftest import ROWS
 from train_distributed.commands.federation import Init, Join, Renew
 from train_distributed.flower.documents import certificates
 from train_distributed.flower.documents.certificates import check_server, hosts_of, read_authority
@@ -21,7 +23,9 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, node_key, read_private
+from train_distributed.one_shot import defaults
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 ROOT = Path(__file__).parents[4]
@@ -166,6 +170,29 @@ def test_a_transform_that_every_user_would_refuse_is_refused_at_once(
     with pytest.raises(ValueError, match="transform must say which rows it has seen"):
         init.run()
     assert not (tmp_path / "fed").exists()
+
+
+def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
+    joined: Callable[..., list[Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(defaults, "MANY_USERS", 3)
+    parties, transform = tuple(joined(3, 1)), tmp_path / "public.safetensors"
+
+    def options_of(folder: str, parties: tuple[Path, ...], **settings: Any) -> dict[str, Any]:
+        given: dict[str, Any] = {"num_classes": 3, "privacy": Privacy(5.0, 1e-5)} | settings
+        Init(tmp_path / folder, parties, transform, ("localhost",), **given).run()
+        return Federation.load(tmp_path / folder / "federation.json").task["options"]
+
+    clip = round(PublicTransform.load(transform).clip_norm * ROWS**0.5, 1)
+    clipped = {"moments": "none", "user_clip": clip}
+    assert options_of("many", parties, protocol="shares") == clipped
+    assert f"clipped to {clip}, as some may lie" in capsys.readouterr().out
+    assert options_of("trusted", parties, protocol="shares", trust_users=True) == {}
+    assert options_of("one-server", parties[:3]) == {}
+    assert "as some may lie" not in capsys.readouterr().out
 
 
 def test_duplicates_are_named_by_their_files(

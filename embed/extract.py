@@ -17,11 +17,12 @@ from torch import nn
 from embed.encoding import UNKNOWN
 from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
-from embed.fast import COMPILE_FROM, choose_batch_size
+from embed.fast import choose_batch_size, worth_compiling
 from embed.options import ExtractOptions
 from embed.partial import Partial, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
 from embed.stream import embedded, spans
+from pretrain import check
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.progress import Progress
@@ -72,9 +73,8 @@ def extract(
     device = torch.device(usual_device(options.device))
     digest = encoder_hash(encoder)
     batch_size = min(options.batch_size or choose_batch_size(device), len(images))
-    compiled = options.compiled
-    if compiled is None:
-        compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
+    fitting = worth_compiling(device, len(images))
+    compiled = fitting if options.compiled is None else options.compiled
     ends = _ends(images, skip=options.skip_unreadable)
     meta = _described(images, ends) | {
         "encoder": encoder_name,
@@ -88,10 +88,8 @@ def extract(
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
     }
-    if isinstance(encoder, Concat):
-        meta |= {"parts": encoder.widths}
-    if test_share is not None:
-        meta |= {"test_share": test_share}
+    parts = encoder.widths if isinstance(encoder, Concat) else None
+    meta |= check.present(parts=parts, test_share=test_share)
     begun = plan_of(out)
     if begun is None and out.exists():
         if (held := _finished(out, meta, options)) is not None:

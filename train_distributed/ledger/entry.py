@@ -123,11 +123,6 @@ class Entry:
         return Privacy(self.epsilon, delta, unit=self.unit, group_size=self.group_size)
 
     @property
-    def neighbouring(self) -> str:
-        """Between which sets it promises anything, in words."""
-        return self.promise(self.delta or 1e-9).report()["neighbouring"]
-
-    @property
     def mu(self) -> float:
         """√C times sensitivity over noise; 0 where it is not Gaussian, infinite without noise."""
         if self.sigma is None or self.sensitivity is None:

@@ -17,7 +17,7 @@ import pytest
 
 from train_distributed.flower.documents.certificates import write_certificates
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.party import read_public, write_party
+from train_distributed.flower.documents.party import public_keys, write_party
 from train_distributed.flower.transport.processes import free_port
 
 HERE = Path(__file__).parent
@@ -42,14 +42,14 @@ class Field:
         self.servers = ["server0"]
         (folder / "tls").mkdir()
         write_certificates(folder / "tls", ["127.0.0.1"])
-        for party in (*self.users, *self.servers):
-            write_party(folder / party)
+        parties = (*self.users, *self.servers)
+        public = {party: public_keys(write_party(folder / party).public) for party in parties}
         fields: dict[str, Any] = {
             "protocol": "secagg",
             "dimension": 50,
             "minimum": users - 1,
-            "users": {i: read_public(folder / u)["verifying"] for i, u in enumerate(self.users)},
-            "servers": tuple(read_public(folder / server) for server in self.servers),
+            "users": {i: public[u]["verifying"] for i, u in enumerate(self.users)},
+            "servers": tuple(public[server] for server in self.servers),
         }
         self.federation = Federation(**(fields | changes))
         self.federation.save(folder / "federation.json")

@@ -9,14 +9,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from train_distributed.flower.documents.certificates import write_certificates
-from train_distributed.flower.documents.party import read_private, read_public, write_party
+from train_distributed.flower.documents.party import public_keys, read_private, write_party
 
 
 def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
     write_party(tmp_path / "party")
     for name in ("private.json", "node-key"):
         assert stat.S_IMODE((tmp_path / "party" / name).stat().st_mode) == 0o600
-    keys, public = read_private(tmp_path / "party"), read_public(tmp_path / "party")
+    keys = read_private(tmp_path / "party")
+    public = public_keys(keys.public)
     assert keys.public.verifying.hex() == public["verifying"]
     assert keys.public.sealing.hex() == public["sealing"]
     secret = (tmp_path / "party" / "private.json").read_text()

@@ -127,15 +127,6 @@ def public_keys(keys: PublicKeys) -> dict[str, str]:
     return {"verifying": keys.verifying.hex(), "sealing": keys.sealing.hex()}
 
 
-def read_public(folder: Path) -> dict[str, str]:
-    """Public halves of a party's keys, as a federation states them.
-
-    Raises:
-        ValueError: as `read_private`.
-    """
-    return public_keys(read_private(folder).public)
-
-
 def node_key(folder: Path) -> str:
     """Public half of a folder's node key, as a federation states it.
 

@@ -51,17 +51,23 @@ def cells(out: Path) -> list[dict]:
     return json.loads((out / "results.json").read_text())["cells"]
 
 
-def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, capsys):
-    sweep(sets, tmp_path / "whole", "accuracy", seeds=1).run()
+def interrupted_at(number: int, monkeypatch) -> list[str]:
+    """Interrupts the job of this number; keys of those that began, as they begin."""
     played, real = [], runner._Stage.play
 
     def counted(stage, job):
         played.append(job.key)
-        if len(played) == 12:
+        if len(played) == number:
             raise KeyboardInterrupt
         return real(stage, job)
 
     monkeypatch.setattr(runner._Stage, "play", counted)
+    return played
+
+
+def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, capsys):
+    sweep(sets, tmp_path / "whole", "accuracy", seeds=1).run()
+    played = interrupted_at(12, monkeypatch)
     with pytest.raises(KeyboardInterrupt, match=r"rows of 11 of \d+ jobs are kept in .*continues"):
         sweep(sets, tmp_path / "resumed", "accuracy", seeds=1).run()
     assert not (tmp_path / "resumed").exists()
@@ -240,15 +246,7 @@ def test_baselines_are_another_method_with_a_name(sets, tmp_path, capsys):
 def test_other_options_keep_what_an_interrupted_sweep_has_finished(
     sets, tmp_path, monkeypatch, capsys
 ):
-    played, real = [], runner._Stage.play
-
-    def counted(stage, job):
-        played.append(job.key)
-        if len(played) == 4:
-            raise KeyboardInterrupt
-        return real(stage, job)
-
-    monkeypatch.setattr(runner._Stage, "play", counted)
+    played = interrupted_at(4, monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="rows of 3 of"):
         sweep(sets, tmp_path / "out", "accuracy", seeds=1).run()
     (unfinished,) = tmp_path.glob(".out.*")

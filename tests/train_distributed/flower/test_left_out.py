@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower.rounds_relay import Killed
 from train_distributed.flower import coordinator, superlink
 from train_distributed.flower.blobs import join, split
 from train_distributed.flower.endpoint import UserEndpoint
@@ -27,10 +28,6 @@ from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.wire import Kind, kind_of, payload_of, write
 
 INSIDER = 2
-
-
-class Killed(BaseException):
-    """Like the end of the process: nobody catches it."""
 
 
 def _killed(*_: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower.rounds_relay import Killed
 from train_distributed.flower import coordinator as coordination
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.progress import Log
@@ -21,10 +22,6 @@ from train_distributed.secure_sum.prg import new_seed
 from train_distributed.store.store import read_store
 
 ANSWERS = 5 + 5 * 5  # that a session needs: of PRESENT, then of START and what follows
-
-
-class Killed(BaseException):
-    """Like the end of the process: nobody catches it."""
 
 
 def _operate(fake: ModuleType, relay: Any, state: Path, log: Log | None = None):

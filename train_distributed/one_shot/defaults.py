@@ -29,7 +29,7 @@ COMPONENTS = (16, 256)  # q that were tried
 L2_REGS = (0.003, 1.0)  # Λ that were tried
 KNOWING = 64  # least q where guesses of the class means are at hand
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
-CLIPPED_AGAINST_LIARS, MANY_USERS = ("discriminant", "class-sums"), 100
+LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
@@ -124,7 +124,7 @@ class PublicFacts:
         """
         users = len(self.sizes)
         excluded = "user_clip" in given or given.get("rounds")
-        if method not in CLIPPED_AGAINST_LIARS or users < MANY_USERS or excluded:
+        if method not in LENGTHENED or users < MANY_USERS or excluded:
             return dict(given)
         rows = int(self.sizes.sort().values[math.ceil(0.9 * users) - 1])
         moments = {"moments": "none"} if method == "discriminant" else {}

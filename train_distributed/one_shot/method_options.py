@@ -43,7 +43,7 @@ class MethodOptions:
     user_clip: float | None = None
     """Public norm to which every user's vector is clipped, after taking out what public rows would
     add. For `--unit user` (`select` proposes one), or against poisoned vectors: then about
-    1.4 sqrt(n) where users have n rows, with `--moments none`."""
+    sqrt(n) times the rows' clip norm where users have n rows, with `--moments none`."""
     rounds: int | None = None
     """Number of sums of gradients under the same promise: after the sum of discriminant
     (default: 0), or all sums of gradient-perturbation."""

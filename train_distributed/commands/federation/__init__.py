@@ -115,9 +115,9 @@ class Init:
     allow_delta: bool = False
     """Accept a delta of 1/rows or more, which protects no single row; reports say so."""
     trust_users: bool = False
-    """No users' clip by default. Without this flag, discriminant and class-sums with `shares` and
-    100 users or more clip every user's vector to the length that n honest rows have, and send no
-    second moments, so that a few users who lie cannot ruin the model."""
+    """Users do not lie, so nothing of their vectors is given up. Without this flag, `shares` with
+    100 users or more and method discriminant or class-sums clips every user's vector to the length
+    of honest ones and leaves second moments out: then few liars cannot ruin the model."""
     minimum: int | None = None
     """Fewest users whose sum may be opened (default: four fifths of all, rounded up)."""
     sessions: int = 1
@@ -148,6 +148,8 @@ class Init:
         if self.protocol == "shares":
             of_secagg = {n: getattr(self, n) for n in ("corrupt_fraction", "dropout_fraction")}
             check.left_out("with protocol shares", **of_secagg)
+        else:
+            check.left_out("with protocol secagg", trust_users=self.trust_users)
         with new_directory(self.folder) as partial:
             partial.chmod(0o700)
             task = fill(partial, self)
@@ -155,7 +157,9 @@ class Init:
         print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
         clip = federation.task.get("options", {}).get("user_clip")
         if clip is not None and self.options.user_clip is None:
-            print(f"every user's vector is clipped to {clip}, as some may lie (--trust-users: not)")
+            print(
+                f"as some users may lie, vectors are clipped to {clip}; --trust-users prevents that"
+            )
         epsilon = rounded_up(task.epsilon_of_all_sessions)
         print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
         print(task.if_all_others_collude)

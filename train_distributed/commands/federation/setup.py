@@ -124,6 +124,7 @@ def _agreed(
         class_names=init.class_names,
         num_classes=init.num_classes,
         options=tuple(init.options.given()),
+        trust_users=init.trust_users,
     )
     return *_evaluation(folder, init, sizes, init.model), 0, 0
 

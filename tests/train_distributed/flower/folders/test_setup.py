@@ -189,10 +189,12 @@ def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
     clip = round(PublicTransform.load(transform).clip_norm * ROWS**0.5, 1)
     clipped = {"moments": "none", "user_clip": clip}
     assert options_of("many", parties, protocol="shares") == clipped
-    assert f"clipped to {clip}, as some may lie" in capsys.readouterr().out
+    assert f"vectors are clipped to {clip};" in capsys.readouterr().out
     assert options_of("trusted", parties, protocol="shares", trust_users=True) == {}
     assert options_of("one-server", parties[:3]) == {}
-    assert "as some may lie" not in capsys.readouterr().out
+    assert "are clipped" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="trust_users must be left out with protocol secagg"):
+        options_of("flag", parties[:3], trust_users=True)
 
 
 def test_duplicates_are_named_by_their_files(

@@ -157,9 +157,7 @@ class Init:
         print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
         clip = federation.task.get("options", {}).get("user_clip")
         if clip is not None and self.options.user_clip is None:
-            print(
-                f"as some users may lie, vectors are clipped to {clip}; --trust-users prevents that"
-            )
+            print(f"vectors are clipped to {clip}, as some users may lie (see --trust-users)")
         epsilon = rounded_up(task.epsilon_of_all_sessions)
         print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
         print(task.if_all_others_collude)

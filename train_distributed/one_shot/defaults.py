@@ -116,11 +116,11 @@ class PublicFacts:
     ) -> dict[str, Any]:
         """Options of a method with a users' clip of c √n, unless one is given; no second moments.
 
-        Class sums of n rows of norm c and different classes, without what public rows would add,
-        are about so long; a liar's could be c n. Nine users in ten have n rows or fewer, so a tenth
-        of them that say they have more lengthens nothing. Fewer than 100 users, who know each
-        other, keep all of their vectors; heads, of one length at most, need no clip; further rounds
-        exclude one.
+        c is the rows' clip norm. The class sums of n rows of different classes are about c √n long,
+        without what public rows would add; a liar's could be c n long. Nine users in ten have n
+        rows or fewer, so a tenth of the users cannot lengthen the clip by saying that they have
+        more. Fewer than 100 users, who know each other, keep all of their vectors. Heads, which
+        have a length of their own, need no clip; further rounds exclude one.
         """
         users = len(self.sizes)
         excluded = "user_clip" in given or given.get("rounds")

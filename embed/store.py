@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,7 @@ from embed.encoding import Encoding
 from pretrain import check
 from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_directory
-from pretrain.names import decode_name, encode_names
-
-if TYPE_CHECKING:
-    from pretrain.datasets import ImageSet
+from pretrain.datasets import ImageSet, decode_name, encode_names
 
 TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: rows held out for a private evaluation
 UNLABELLED = -1  # label of every row of an unlabelled set
@@ -228,7 +225,7 @@ class EmbeddingSet:
             write_companions(partial, **columns(self), meta=meta)
 
 
-def columns(rows: "EmbeddingSet | ImageSet", kept: Any = slice(None)) -> dict[str, Any]:
+def columns(rows: EmbeddingSet | ImageSet, kept: Any = slice(None)) -> dict[str, Any]:
     """Labels, users, split and names of some rows, by name; None where the set has none."""
     values = {name: getattr(rows, name) for name in ("labels", "users", "split", "names")}
     return {name: None if held is None else held[kept] for name, held in values.items()}

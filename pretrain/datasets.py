@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from pretrain import check
-from pretrain.names import decode_name
 
 TRAIN, TEST, EVALUATION = 0, 1, 2
 MOST_CLASSES = 1 << 20  # limit for classes counted from numeric labels, or declared by number
@@ -26,7 +26,7 @@ class ImageSet:
     users: np.ndarray | None = None  # (N,) int64
     inferred: bool = False  # class_names were counted from the labels, not declared
     where: Callable[[int], str] | None = None  # a row's place in its file, for errors
-    names: np.ndarray | None = None  # (N,) UTF-8 bytes; see `pretrain.names`
+    names: np.ndarray | None = None  # (N,) UTF-8 bytes; see `encode_names`
     user_names: tuple[str, ...] = ()  # of the users 0, 1, ...; none where users are mere numbers
     skipped: tuple[str, ...] = ()  # files of the source that are no images
 
@@ -86,13 +86,9 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
     starts = np.cumsum([0] + [len(part) for part in parts])
 
     def read(rows: np.ndarray) -> np.ndarray:
-        where = np.searchsorted(starts, rows, side="right") - 1
-        pieces = [(where == k).nonzero()[0] for k in range(len(parts))]
-        blocks = [
-            (at, part.read(rows[at] - starts[k]))
-            for k, (part, at) in enumerate(zip(parts, pieces, strict=True))
-            if len(at)
-        ]
+        owner = np.searchsorted(starts, rows, side="right") - 1
+        pieces = {k: (owner == k).nonzero()[0] for k in np.unique(owner).tolist()}
+        blocks = [(at, parts[k].read(rows[at] - starts[k])) for k, at in pieces.items()]
         if len({block.shape[1:] for _, block in blocks}) > 1:
             raise ValueError(f"{parts[0].name}: all images must have one size, got mixed sizes")
         out = np.empty((len(rows), *blocks[0][1].shape[1:]), np.uint8)
@@ -176,3 +172,28 @@ def check_labels(where: str, labels: np.ndarray, count: int, num_classes: int | 
         row = int(bad.argmax())
         upper = "" if num_classes is None else f" and < {num_classes}"
         raise ValueError(f"{where}: row {row} must be >= 0{upper}, got {labels[row]}")
+
+
+def encode_names(names: Sequence[str]) -> np.ndarray:
+    r"""(N,) bytes of one width, UTF-8; file names that are not UTF-8 keep their bytes.
+
+    Raises:
+        ValueError: a name ends with a null character, which the array would drop.
+
+    Examples:
+        >>> encode_names(["cat/1.png", "ü"])
+        array([b'cat/1.png', b'\xc3\xbc'], dtype='|S9')
+    """
+    if any(name.endswith("\0") for name in names):
+        raise ValueError("names must not end with a null character, got one that does")
+    return np.array([name.encode("utf-8", "surrogateescape") for name in names], "S")
+
+
+def decode_name(name: Any) -> str:
+    """Decodes one entry of `encode_names`.
+
+    Examples:
+        >>> decode_name(encode_names(["ü"])[0])
+        'ü'
+    """
+    return name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else str(name)

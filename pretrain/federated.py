@@ -38,43 +38,35 @@ def open_federated_emnist(path: Path, splits: Sequence[str] = ("train", "test"))
             raise ValueError(f"{path} must hold {h5.name} or {split}/*.json, got neither")
     writers = sorted({w for reader, _ in readers for w in reader.writers})
     numbers = {writer: number for number, writer in enumerate(writers)}
-    return concatenate([_image_set(reader, SPLITS[split], numbers) for reader, split in readers])
+    return concatenate(
+        [
+            _image_set(reader, writer, SPLITS[split], numbers[writer])
+            for reader, split in readers
+            for writer in reader.writers
+        ]
+    )
 
 
-def _image_set(reader: "_Hdf5 | _Leaf", split: int, numbers: dict[str, int]) -> ImageSet:
-    counts = [len(reader.labels(writer)) for writer in reader.writers]
-    labels = np.concatenate([reader.labels(writer) for writer in reader.writers])
-    check_labels(str(reader.path), labels, len(labels), len(CLASSES))
-    starts = np.cumsum([0, *counts])
+def _image_set(reader: "_Hdf5 | _Leaf", writer: str, split: int, number: int) -> ImageSet:
+    """Images of one writer; pixels are (n, 784) or (n, 28, 28) floats in [0, 1]."""
+    labels, place = reader.labels(writer), f"{reader.path}: writer {writer}"
+    check_labels(place, labels, len(labels), len(CLASSES))
 
     def read(rows: np.ndarray) -> np.ndarray:
-        out = np.empty((len(rows), SIDE, SIDE, 3), np.uint8)
-        owner = np.searchsorted(starts, rows, side="right") - 1
-        for k in np.unique(owner):
-            mine = owner == k
-            writer = reader.writers[int(k)]
-            pixels = reader.pixels(writer)[rows[mine] - starts[k]]
-            out[mine] = _to_bytes(pixels, f"{reader.path}: writer {writer}")[..., None]
-        return out
+        block = reader.pixels(writer)[rows].reshape(len(rows), SIDE, SIDE, 1)
+        if not (np.isfinite(block).all() and block.min() >= 0 and block.max() <= 1):
+            raise ValueError(f"{place}: pixels must be in [0, 1], got others")
+        return np.repeat(np.rint(block * 255).astype(np.uint8), 3, 3)
 
-    users = np.repeat([numbers[writer] for writer in reader.writers], counts)
     return ImageSet(
         name="fed_emnist",
         labels=labels.astype(np.int64),
         split=np.full(len(labels), split, np.uint8),
         class_names=CLASSES,
-        users=users.astype(np.int64),
+        users=np.full(len(labels), number),
         read=read,
-        where=lambda row: f"{reader.path}: row {row}",
+        where=lambda row: f"{place}, row {row}",
     )
-
-
-def _to_bytes(pixels: np.ndarray, where: str) -> np.ndarray:
-    """(n, 784) or (n, 28, 28) floats in [0, 1] -> (n, 28, 28) uint8."""
-    block = pixels.reshape(len(pixels), SIDE, SIDE)
-    if not (np.isfinite(block).all() and block.min() >= 0 and block.max() <= 1):
-        raise ValueError(f"{where}: pixels must be in [0, 1], got others")
-    return np.rint(block * 255).astype(np.uint8)
 
 
 class _Hdf5:

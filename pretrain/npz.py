@@ -29,8 +29,9 @@ class StoredArray:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1, shape (stop - start, ...)."""
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Successive rows, (b, ...)."""
+        start, stop, _ = rows.indices(len(self))
         size = (stop - start) * self.row_bytes
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset + start * self.row_bytes)
@@ -40,23 +41,7 @@ class StoredArray:
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
-@dataclass(frozen=True)
-class LoadedArray:
-    """Array of a compressed npz member, held in memory."""
-
-    array: np.ndarray
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1, shape (stop - start, ...)."""
-        return self.array[start:stop]
-
-
-Rows = StoredArray | LoadedArray
+Rows = StoredArray | np.ndarray
 
 
 class Npz:
@@ -86,11 +71,10 @@ class Npz:
 
     def array(self, name: str) -> np.ndarray:
         """The whole member `name`, in memory."""
-        rows = self.member(name)
-        return rows.array if isinstance(rows, LoadedArray) else rows.rows(0, len(rows))
+        return self.member(name)[:]
 
     def member(self, name: str) -> Rows:
-        """The member `name`; its rows stay on disk unless it is compressed."""
+        """The member `name`; its rows stay on disk unless it is compressed, then in memory."""
         if name not in self:
             raise ValueError(f"{self.path} must hold {name!r}, got {', '.join(self.names)}")
         with zipfile.ZipFile(self.path) as archive:
@@ -99,7 +83,8 @@ class Npz:
                 shape, dtype = self._header(stream, name)
                 if info.compress_type != zipfile.ZIP_STORED:
                     values = np.frombuffer(stream.read(), dtype)
-                    return LoadedArray(self._shaped(values, shape, name), dtype, shape)
+                    self._check_size(values.size == np.prod(shape, dtype=np.int64), shape, name)
+                    return values.reshape(shape)
                 start = stream.tell()
         with self.path.open("rb") as file:
             file.seek(info.header_offset)
@@ -107,8 +92,7 @@ class Npz:
         names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
         stored = info.header_offset + LOCAL_HEADER + names
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if start + size != info.file_size:
-            raise ValueError(f"{self.path}: {name} must fill its header's shape {shape}")
+        self._check_size(start + size == info.file_size, shape, name)
         return StoredArray(self.path, stored + start, dtype, shape)
 
     def _header(self, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
@@ -128,7 +112,6 @@ class Npz:
             )
         return shape, dtype
 
-    def _shaped(self, values: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
-        if values.size != np.prod(shape, dtype=np.int64):
+    def _check_size(self, fills: bool, shape: tuple[int, ...], name: str) -> None:
+        if not fills:
             raise ValueError(f"{self.path}: {name} must fill its header's shape {shape}")
-        return values.reshape(shape)

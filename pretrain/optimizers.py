@@ -21,9 +21,7 @@ def build_optimizer(
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": weight_decay}]
     groups.append({"params": vectors, "weight_decay": 0.0})
     if name == "lars":
-        from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
-
-        from timm.optim.lars import Lars  # isort: skip
+        from timm.optim.lars import Lars
 
         groups[0]["always_adapt"] = True
         return Lars(groups, lr, momentum=0.9)  # pyright: ignore[reportArgumentType]

@@ -4,9 +4,6 @@ Later versions down-sample in the 3x3 convolution of a block; this one does in t
 weights trained for one are useless in the other though every shape fits.
 """
 
-from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
-
-# isort: split
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -78,7 +78,7 @@ def _opened(source: str, reading: Reading) -> ImageSet:
         kinds = "an npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS"
         named = "cifar10:DIR, cifar100:DIR, emnist:DIR or fed-emnist:PATH"
         raise ValueError(f"images must be {kinds}, {named}, got {source or 'nothing'}")
-    return open_npz(path, reading.splits, reading.classes, reading)
+    return open_npz(path, reading)
 
 
 def _resized(images: ImageSet, size: int | None) -> ImageSet:
@@ -93,9 +93,6 @@ def _resized(images: ImageSet, size: int | None) -> ImageSet:
 
 
 def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
-    from pretrain import torchvision_ops as torchvision_ops  # first, for a CPU-only torch
-
-    # isort: split
     import torchvision
 
     train = split == "train"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import pretrain.torchvision_ops  # noqa: F401  (before torchvision, whose operators may be missing)
+import pretrain  # noqa: F401  (before torchvision, whose operators may be missing)
 
 # Tests are small and run side by side, a process per core: more threads would only wait.
 os.environ["OMP_NUM_THREADS"] = "1"

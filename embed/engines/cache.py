@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pretrain.cli.durable import sync_tree
+from pretrain.cli.output import sync_tree
 
 T = TypeVar("T")
 LIMIT = 4 << 30  # bytes of all networks; beyond it the oldest are removed

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pretrain.cli.durable import sync_directory, sync_tree
-
 
 def default_directory(command: str) -> Path:
     """`runs/<UTC time>-<command>` below the working directory: never the same one twice."""
@@ -243,3 +241,21 @@ def new_file(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Returns once the directory's entries have reached the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(directory: Path) -> None:
+    """Returns once all files below a directory, and their names, have reached the disk."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(Path(folder))

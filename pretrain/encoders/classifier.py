@@ -1,8 +1,5 @@
 """The classifier that a timm network was trained with: its weights and the names of its classes."""
 
-from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
-
-# isort: split
 from pathlib import Path
 
 import timm

@@ -5,9 +5,6 @@ the pooling, it is the class token of the last layer; without a class token the 
 layer's positions. A model of pictures and texts gives the embedding of its vision tower.
 """
 
-from pretrain import torchvision_ops as torchvision_ops  # first: transformers imports torchvision
-
-# isort: split
 import contextlib
 import inspect
 import json

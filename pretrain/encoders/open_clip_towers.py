@@ -5,9 +5,6 @@ normalised. The tag after the point names weights on the hub and, as in timm, th
 belongs to them; a directory holds open_clip_config.json and weights.
 """
 
-from pretrain import torchvision_ops as torchvision_ops  # first: open_clip imports torchvision
-
-# isort: split
 import json
 import warnings
 from pathlib import Path

@@ -4,9 +4,6 @@ A folder is one that sentence-transformers or transformers wrote; open_clip's ow
 named as `open_clip:NAME` or `open_clip:DIR`, as its pictures' encoder is.
 """
 
-from pretrain import torchvision_ops as torchvision_ops  # first: transformers imports torchvision
-
-# isort: split
 import re
 import tempfile
 import zipfile

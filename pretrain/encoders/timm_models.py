@@ -1,8 +1,5 @@
 """Networks of timm as encoders, by name: `timm:vit_small_patch14_dinov2.lvd142m`."""
 
-from pretrain import torchvision_ops as torchvision_ops  # first: timm imports torchvision
-
-# isort: split
 import contextlib
 import json
 import math

@@ -20,12 +20,7 @@ MEDMNIST = {
 }
 
 
-def open_npz(
-    path: Path,
-    splits: Sequence[str] = (),
-    classes: Sequence[str] = (),
-    reading: Reading | None = None,
-) -> ImageSet:
+def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
     """Opens `x_train, y_train, ...` arrays or `jpeg_train, off_train, y_train, ...` blobs.
 
     MedMNIST's names are understood: `train_images`, `train_labels` (n, 1), and so on.
@@ -37,24 +32,22 @@ def open_npz(
 
     Args:
         path: the archive; its checksums are verified.
-        splits: splits to read, of train, test, val, evaluation; (): all in the archive.
-        classes: names of the classes, if the archive has none.
-        reading: `resize` and `max_pixels` of it are used.
+        reading: splits, classes (if the archive has none), `resize` and `max_pixels` are used.
 
     Raises:
         ValueError: a damaged or mislabelled archive, with file, row and rule.
     """
     archive, reading = Npz(path, MEDMNIST), reading or Reading()
     present = [s for s in SPLITS if f"x_{s}" in archive or f"jpeg_{s}" in archive]
-    chosen = list(splits) or present
+    chosen, classes = list(reading.splits) or present, reading.classes
     if not chosen or set(chosen) - set(present):
         found = ", ".join(archive.names)
         raise ValueError(
             f"{path} must hold images x_ or jpeg_ of {chosen or 'a split'}, got {found}"
         )
     held = next((archive.array(n) for n in ("names", "wnids") if n in archive), None)
-    names = tuple(classes) if held is None else tuple(map(str, held))
-    if classes and names != tuple(classes):
+    names = classes if held is None else tuple(map(str, held))
+    if classes and names != classes:
         raise ValueError(f"{path}: classes must be {names}, the archive's names, got {classes}")
     words = () if names else _words(archive, chosen)
     parts = [_split(archive, split, names or words, reading) for split in chosen]
@@ -147,9 +140,9 @@ def _pixels(
 
     def read(rows: np.ndarray) -> np.ndarray:
         if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
-            block = images.rows(int(rows[0]), int(rows[0]) + len(rows))
+            block = images[int(rows[0]) : int(rows[0]) + len(rows)]
         else:
-            block = np.concatenate([images.rows(int(r), int(r) + 1) for r in rows])
+            block = np.concatenate([images[r : r + 1] for r in rows.tolist()])
         block = block.reshape(*block.shape[:3], -1)
         block = np.broadcast_to(block, (*block.shape[:3], 3))
         return block if resize is None else np.stack([squared(image, resize) for image in block])
@@ -172,9 +165,7 @@ def _jpegs(
             f"got {offsets[-1]}"
         )
     return len(steps), Pictures(
-        fetch=lambda rows: (
-            blob.rows(int(offsets[r]), int(offsets[r + 1])).tobytes() for r in rows
-        ),
+        fetch=lambda rows: (blob[int(offsets[r]) : int(offsets[r + 1])].tobytes() for r in rows),
         where=lambda row: f"{path}: row {row} of {split}",
         source=f"{path}: jpeg_{split}",
         resize=reading.resize,

@@ -4,11 +4,10 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain.datasets import ImageSet
+from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import file_reader
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
-from pretrain.names import decode_name
 
 DELIMITERS = ",;\t"
 PATH_COLUMNS = ("path", "image", "file", "file_name", "filename")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pretrain import check
+from pretrain.datasets import decode_name
 from pretrain.intake.decode import UnreadableImage
-from pretrain.names import decode_name
 
 
 def matching_files(pattern: str) -> list[Path]:
@@ -46,7 +46,7 @@ def file_reader(folder: Path, names: np.ndarray) -> Callable[[np.ndarray], Itera
 
     Args:
         folder: directory that relative names start from.
-        names: (N,) bytes; see `pretrain.names`.
+        names: (N,) bytes; see `encode_names`.
     """
     return lambda rows: (read_picture(folder / decode_name(names[r])) for r in rows.tolist())
 

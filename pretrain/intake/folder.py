@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain.datasets import SPLITS, ImageSet
+from pretrain.datasets import SPLITS, ImageSet, decode_name
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import file_reader
 from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
-from pretrain.names import decode_name
 
 
 def open_images_folder(path: Path, reading: Reading) -> ImageSet:

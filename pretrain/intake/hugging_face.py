@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from pretrain import check
-from pretrain.datasets import ImageSet
+from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import file_reader, picture_bytes
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
-from pretrain.names import decode_name
 
 SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 BLOCK = 1000  # rows

@@ -16,11 +16,10 @@ import numpy as np
 
 from pretrain import check
 from pretrain.cli.json_text import parsed
-from pretrain.datasets import ImageSet
+from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import matching_files, picture_bytes
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
-from pretrain.names import decode_name
 
 IMAGE_COLUMNS = ("image", "img", "path", "bytes", "file_name")
 BATCH = 64  # rows decoded at a time

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.datasets import MOST_CLASSES, SPLITS, UNLABELLED, ImageSet
+from pretrain.datasets import MOST_CLASSES, SPLITS, UNLABELLED, ImageSet, encode_names
 from pretrain.intake.decode import Pictures
 from pretrain.intake.reading import Reading
-from pretrain.names import encode_names
 
 OTHER_WORDS = {"training": "train", "validation": "val", "valid": "val", "dev": "val"}
 INTEGER = re.compile(r"-?(0|[1-9]\d*)")
@@ -101,7 +100,7 @@ class Table:
 
     @cached_property
     def encoded_names(self) -> np.ndarray:
-        """(N,) bytes; see `pretrain.names`."""
+        """(N,) bytes; see `encode_names`."""
         return encode_names(self.names)
 
     def add(self, name: str, label: Any = None, user: Any = None, split: Any = None) -> None:

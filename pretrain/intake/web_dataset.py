@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from pretrain.cli.json_text import parsed
-from pretrain.datasets import ImageSet
+from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
 from pretrain.intake.reading import ColumnNames, Reading
 from pretrain.intake.table import Table
-from pretrain.names import decode_name
 
 USUAL = {"label": ("label", "cls"), "user": ("user",), "split": ("split",)}
 NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")  # key and extension of a member

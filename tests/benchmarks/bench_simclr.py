@@ -28,7 +28,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from pretrain import torchvision_ops as torchvision_ops  # first: lightly imports torchvision
 from pretrain.intake.archive import open_npz
 from pretrain.optimizers import build_optimizer
 from pretrain.recipes import SMALL

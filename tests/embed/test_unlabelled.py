@@ -10,9 +10,8 @@ from PIL import Image
 from embed import EmbeddingSet, PublicTransform
 from embed.fit import exclude, fit_and_apply
 from embed.plot import Plot
-from pretrain.datasets import concatenate
+from pretrain.datasets import concatenate, decode_name
 from pretrain.intake.archive import open_npz
-from pretrain.names import decode_name
 from pretrain.sources import open_images
 from tests.embed.conftest import embed
 
@@ -103,7 +102,7 @@ def test_splits_are_labelled_together_or_not_at_all(tmp_path: Path) -> None:
     np.savez(tmp_path / "set.npz", x_train=pixels, y_train=np.arange(2), x_test=pixels)
     with pytest.raises(ValueError, match="every split must have labels, or none, got some"):
         open_npz(tmp_path / "set.npz")
-    assert open_npz(tmp_path / "set.npz", ["train"]).labelled
+    assert open_images(str(tmp_path / "set.npz"), splits=["train"]).labelled
 
 
 def test_files_of_a_folder_are_named_below_it(tmp_path: Path, row_numbers: Any) -> None:

@@ -71,9 +71,9 @@ def test_jpeg_blobs(tmp_path: Path) -> None:
 
 def test_splits_are_chosen_in_order(tmp_path: Path) -> None:
     path = write(tmp_path / "set.npz", jpeg_arrays(4) | jpeg_arrays(2, split="val"))
-    assert open_npz(path, ["val"]).split.tolist() == [1, 1]
+    assert open_images(str(path), splits=["val"]).split.tolist() == [1, 1]
     with pytest.raises(ValueError, match=r"must hold images x_ or jpeg_ of \['test'\]"):
-        open_npz(path, ["test"])
+        open_images(str(path), splits=["test"])
     with pytest.raises(ValueError, match="splits must be of"):
         open_images(str(path), splits=["dev"])
 

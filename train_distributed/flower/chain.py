@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.cli.durable import sync_directory
+from pretrain.cli.output import sync_directory
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.round_endpoint import CHAIN_BYTES
 from train_distributed.secure_sum.opening import Opened

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from pretrain.cli.durable import sync_directory
-from pretrain.cli.output import new_file
+from pretrain.cli.output import new_file, sync_directory
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.escape import safe
 from train_distributed.store.database import NotADatabase, make_durable

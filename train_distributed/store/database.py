@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pretrain.cli.durable import sync_directory
+from pretrain.cli.output import sync_directory
 
 LOCK_SECONDS = 120.0  # for which one writer waits for others
 _REASONS = {

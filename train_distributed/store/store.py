@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from pretrain.cli.durable import sync_directory
-from pretrain.cli.output import new_file
+from pretrain.cli.output import new_file, sync_directory
 from train_distributed.store.database import Database
 
 APPLICATION, LAYOUT = 0x424C4156, 1  # "BLAV", which SQLite's header holds

@@ -112,7 +112,7 @@ def test_of_many_that_begin_at_once_one_writes(tmp_path) -> None:
 
 
 def _killed_at(out: Path, step: int) -> None:
-    """Replaces `out`, killed before the given rename, or the removal after them."""
+    """Replaces `out`, killed before the given rename or synchronisation of a directory."""
     calls = []
 
     def counted(real):
@@ -129,9 +129,9 @@ def _killed_at(out: Path, step: int) -> None:
     write(out, "new", overwrite=True)
 
 
-@pytest.mark.parametrize(("step", "left"), [(1, "old"), (2, "new"), (3, "new"), (4, "new")])
+@pytest.mark.parametrize(("step", "left"), list(enumerate(["old", "old", "new", "new", "new"], 1)))
 def test_a_replacement_killed_anywhere_loses_no_model(tmp_path, step: int, left: str) -> None:
-    """Before the first rename the old one stays; after it the new one, once somebody looks."""
+    """Until the first rename, the second step, the old one stays; then the new one does."""
     out = tmp_path / "out"
     write(out, "old")
     process = multiprocessing.get_context("spawn").Process(target=_killed_at, args=(out, step))

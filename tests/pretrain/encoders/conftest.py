@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import torchvision_ops as torchvision_ops  # first: transformers imports torchvision
-
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 2,

@@ -9,6 +9,7 @@ import pytest
 from pretrain.datasets import ImageSet, concatenate
 from pretrain.intake.archive import open_npz
 from pretrain.intake.splits import hold_out_users, refuse_users_in_both, users_in_both
+from pretrain.sources import open_images
 
 
 def a_set(users: list[int] | None, split: list[int] | None = None, **changes) -> ImageSet:
@@ -103,7 +104,7 @@ def test_writers_by_name_in_an_archive(tmp_path: Path, kind: str) -> None:
     assert images.users.tolist() == [2, 0, 2, 1, 0, 1]
     assert users_in_both(images) == [0]
     assert images.take(np.array([5])).user_names == images.user_names
-    alone = open_npz(tmp_path / "a.npz", ["train"])
+    alone = open_images(str(tmp_path / "a.npz"), splits=["train"])
     assert alone.user_names == ("Ann", "Zoe")
 
 
@@ -113,14 +114,14 @@ def test_labels_by_name_in_an_archive(tmp_path: Path) -> None:
     assert images.class_names == ("cat", "dog", "owl")
     assert images.labels.tolist() == [2, 0, 2, 1, 1, 1]
     assert images.inferred
-    declared = open_npz(tmp_path / "a.npz", classes=("owl", "dog", "cat", "elk"))
+    declared = open_images(str(tmp_path / "a.npz"), classes=("owl", "dog", "cat", "elk"))
     assert declared.labels.tolist() == [0, 2, 0, 1, 1, 1]
     assert not declared.inferred
     named = archive(tmp_path / "b.npz", names=np.array(["cat", "owl", "dog"]), **labels)
     assert (named.labels.tolist(), named.inferred) == ([1, 0, 1, 2, 2, 2], False)
     rule = r"a\.npz: y_test: row 0 must be one of \('owl', 'cat'\), got b'dog'"
     with pytest.raises(ValueError, match=rule):
-        open_npz(tmp_path / "a.npz", classes=("owl", "cat"))
+        open_images(str(tmp_path / "a.npz"), classes=("owl", "cat"))
 
 
 def test_writers_that_do_not_fit(tmp_path: Path) -> None:

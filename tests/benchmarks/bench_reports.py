@@ -53,7 +53,7 @@ def vector_of(user: int, dimension: int) -> np.ndarray:
 def make_part(folder: Path, first: int, keys: list[PrivateKeys]) -> float:
     """Writes the reports of some users where they belong; CPU seconds."""
     window, start = WindowFile.load(folder / WINDOW).window, time.process_time()
-    size = report_bytes(window, BOUND)
+    size = report_bytes(window.dimension, BOUND)
     with (folder / REPORTS).open("r+b") as file:
         file.seek(first * size)
         for user, own in enumerate(keys, first):
@@ -88,7 +88,7 @@ class Load:
     def send(self, users: range) -> None:
         """Sends the reports of some users, over one connection."""
         window = self._file.window
-        size = report_bytes(window, BOUND)
+        size = report_bytes(window.dimension, BOUND)
         with (
             Aggregators(window, self._file.addresses, patience=PATIENCE) as aggregators,
             (self._folder / REPORTS).open("rb") as file,
@@ -190,7 +190,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     found = {
         "reports": reports,
         "dimension": d,
-        "report_bytes": report_bytes(file.window, BOUND),
+        "report_bytes": report_bytes(file.window.dimension, BOUND),
         "store": "PostgreSQL" if options.store else "SQLite",
         "workers_of_each_aggregator": options.workers,
         "kills_of_workers": kills,

@@ -100,7 +100,7 @@ def set_signed_twice(patch: pytest.MonkeyPatch) -> None:
             run("UPDATE fact SET content = ? WHERE name = ?", (b"open", "gate"))
 
     patch.setattr(ReportStore, "claim", claim)
-    patch.setattr(ReportStore, "close_gate", lambda self: None)
+    patch.setattr(ReportStore, "set_gate", lambda self, open: None)
 
 
 @pytest.mark.parametrize(

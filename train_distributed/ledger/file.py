@@ -7,17 +7,25 @@ or reported before.
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from train_distributed.ledger.line import GENESIS, Line, line_hash, new_line, read_lines
-from train_distributed.ledger.text_file import START, text_lines
+from train_distributed.ledger.line import (
+    GENESIS,
+    START,
+    Line,
+    line_hash,
+    new_line,
+    read_lines,
+    text_lines,
+)
 from train_distributed.store.database import application_of
 from train_distributed.store.store import APPLICATION, Store, replace_file
 
 HINT = "; --ledger names another place"
+Append = Callable[[str, dict[str, Any]], Line]  # (kind, body) -> the line
 
 
 class LedgerFile:
@@ -44,8 +52,8 @@ class LedgerFile:
         return read_lines(contents, str(self.path))
 
     @contextmanager
-    def locked(self) -> Iterator["Writer"]:
-        """The only writer of this file; what it appends is on the disk when the block ends.
+    def locked(self) -> Iterator[tuple[list[Line], Append]]:
+        """All lines, and how the only writer adds one; it is on the disk when the block ends.
 
         Raises:
             ValueError: a line was altered or removed, or it is no ledger.
@@ -54,8 +62,16 @@ class LedgerFile:
         if self._exists() and self._is_text():
             self._carry_over()
         with self._store(self.path) as store, store.transaction() as rows:
-            contents = [row.content for row in rows]
-            yield Writer(store, read_lines(contents, str(self.path)))
+            lines = read_lines([row.content for row in rows], str(self.path))
+
+            def append(kind: str, body: dict[str, Any]) -> Line:
+                previous = lines[-1].hash if lines else GENESIS
+                content = new_line(kind, body, previous)
+                store.append(content)
+                lines.extend(read_lines([content], str(self.path), previous))
+                return lines[-1]
+
+            yield lines, append
 
     def _store(self, path: Path) -> Store:
         return Store(path, "ledger", seal=line_hash, hint=HINT)
@@ -83,26 +99,6 @@ class LedgerFile:
                 replace_file(path, self._store, (("", line) for line in lines))
         except OSError as error:
             raise _unwritten(error, self.path) from error
-
-
-class Writer:
-    """Appends to a locked file."""
-
-    def __init__(self, store: Store, lines: list[Line]) -> None:
-        self._store, self.lines = store, lines
-
-    def append(self, kind: str, body: dict[str, Any]) -> Line:
-        """Adds a line, which counts once the lock is released.
-
-        Raises:
-            OSError: it could not be written.
-        """
-        previous = self.lines[-1].hash if self.lines else GENESIS
-        content = new_line(kind, body, previous)
-        self._store.append(content)
-        (line,) = read_lines([content], str(self._store.path), previous)
-        self.lines.append(line)
-        return line
 
 
 def _unwritten(error: OSError, path: Path) -> OSError:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from train_distributed.ledger.entry import PARTS, TOLERANCE, Entry, Kind, Limit, to_words
-from train_distributed.ledger.file import LedgerFile, Writer, is_ledger, locked_directories
+from train_distributed.ledger.file import Append, LedgerFile, is_ledger, locked_directories
 from train_distributed.ledger.line import Line
-from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, Total, entry_id
+from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, Total
 from train_distributed.privacy.promise import Unit
 
 __all__ = ["Entry", "Ledger", "Limit"]
@@ -106,19 +106,20 @@ class Ledger:
             self._refuse_elsewhere(entry)
             if not self.path.exists():  # nothing is left behind where it is refused
                 self._afford(self._read([]), entry, at_most)
-            with self._file.locked() as writer:
-                return self._reserved(writer, entry, at_most)
+            with self._file.locked() as (lines, append):
+                return self._reserved(self._read(lines), append, entry, at_most)
 
-    def _reserved(self, writer: Writer, entry: Entry, at_most: Iterable[Limit]) -> str:
+    def _reserved(
+        self, state: State, append: Append, entry: Entry, at_most: Iterable[Limit]
+    ) -> str:
         """Id of the entry, which is appended unless its reference is there already."""
-        state = self._read(writer.lines)
         for record in state.records:
             if entry.reference and record.entry.reference == entry.reference:
                 if not record.entry.same_sum(entry):
                     raise ValueError(f"reference {entry.reference} must be of the same entry")
                 return record.id
         self._afford(state, entry, at_most)
-        return entry_id(writer.append(RESERVE, {"entry": to_words(entry)}))
+        return append(RESERVE, {"entry": to_words(entry)}).id
 
     def spend(self, id: str) -> None:
         """Notes that the result of a reserved entry was written; it costs what it cost before.
@@ -127,10 +128,10 @@ class Ledger:
             ValueError: nothing is reserved under this id, or it was spent before.
         """
         self.state().record(id)
-        with self._file.locked() as writer:
-            if self._read(writer.lines).record(id).spent:
+        with self._file.locked() as (lines, append):
+            if self._read(lines).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
-            writer.append(SPEND, {"id": id})
+            append(SPEND, {"id": id})
 
     def limit(self, limit: Limit, *, raised: bool = False) -> None:
         """Sets what all entries may come to, which may be less than is spent; no more is reserved.
@@ -140,8 +141,8 @@ class Ledger:
         Raises:
             ValueError: it allows more, and `raised` is off.
         """
-        with self._file.locked() as writer:
-            before = self._read(writer.lines).limit
+        with self._file.locked() as (lines, append):
+            before = self._read(lines).limit
             looser = before is not None and not limit.within(before)
             if before is not None and looser and not raised:
                 raise ValueError(
@@ -149,7 +150,7 @@ class Ledger:
                     f"{before.delta:g} for one {before.unit} (or pass --raise-limit), got "
                     f"{limit.epsilon:g} at {limit.delta:g} for one {limit.unit}"
                 )
-            writer.append(LIMIT, {"limit": to_words(limit), "raised": looser})
+            append(LIMIT, {"limit": to_words(limit), "raised": looser})
 
     def release_kind(self, data: str) -> Kind:
         """Kind of the next release of a set: a re-release where the ledger holds one already."""

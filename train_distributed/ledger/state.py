@@ -14,13 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from train_distributed.ledger.entry import PARTS, Entry, Limit, read_fields
-from train_distributed.ledger.line import GENESIS, Line
-from train_distributed.ledger.text_file import TORN
+from train_distributed.ledger.line import GENESIS, TORN, Line
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.promise import Unit
 
 RESERVE, SPEND, LIMIT = "reserve", "spend", "limit"  # kinds of lines
-ID_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ class State:
         for line in lines:
             try:
                 if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
-                    id, entry = entry_id(line), read_fields(Entry, stored)
-                    records[id] = Record(id, entry, line.time, torn=line.kind == TORN)
+                    entry = read_fields(Entry, stored)
+                    records[line.id] = Record(line.id, entry, line.time, torn=line.kind == TORN)
                 elif line.kind == SPEND:
                     id = line.body["id"]
                     records[id] = replace(records[id], spent=True)
@@ -133,11 +131,6 @@ class State:
             if record.id == id:
                 return record
         raise ValueError(f"id must be of an entry in the ledger, got {id!r}")
-
-
-def entry_id(line: Line) -> str:
-    """Id of the entry of a line."""
-    return line.hash[:ID_DIGITS]
 
 
 def _together(entries: list[Entry], *, apart: bool) -> Cost:

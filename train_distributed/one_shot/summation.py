@@ -271,9 +271,9 @@ class IntegerSum(IntegerEncoder):
         """Facts of `IntegerEncoder`, and the bytes that each user would send."""
         sent = self._sum.nbytes if self.parties > 1 else 0
         if sent and self.servers:
-            from train_distributed.secure_sum.reports import bytes_of_report
+            from train_distributed.secure_sum.reports import report_bytes
 
-            sent = bytes_of_report(len(self._sum), self.longest)
+            sent = report_bytes(len(self._sum), self.longest)
         return super().report() | {"secure_sum": NO_PROTOCOL, "bytes_per_user": sent}
 
 

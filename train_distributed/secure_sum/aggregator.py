@@ -36,6 +36,7 @@ from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.secure_sum.wire import Envelope, Kind, read, write
 
 MESSAGE_BYTES = 64  # of a prepare message
+VERDICTS_BYTES = 32 + MOST_JOB * 512  # of the longest verdicts on a job
 Send = Callable[[bytes], bytes]  # a job to the helper -> its verdicts
 
 
@@ -119,7 +120,7 @@ class Leader(Aggregator):
             if prepared:
                 job = write_job((helper, own.share) for own, helper in prepared.values())
                 message = write(self.window, Kind.JOB, LEADER, HELPER, job, self._keys.signing)
-                answer = read(self.window, send(message), LEADER, {Kind.VERDICTS: verdicts_bytes()})
+                answer = read(self.window, send(message), LEADER, {Kind.VERDICTS: VERDICTS_BYTES})
                 decided = read_verdicts(answer.payload, message, len(prepared))
                 verdicts |= dict(zip(prepared, decided, strict=True))
             if reports:
@@ -145,14 +146,14 @@ class Leader(Aggregator):
         if store.detail(self.window.digest, "commit") is None:
             counts = store.counts()
             if counts[ADDED] + counts[WAITING] >= least:
-                store.close_gate()
+                store.set_gate(open=False)
                 counts = store.counts()
                 if counts[WAITING]:
                     raise errors.NotYet(f"{counts[WAITING]} reports must be decided first")
             if counts[ADDED] < least:
-                store.open_gate()
+                store.set_gate(open=True)
                 users = counts[ADDED] + counts[WAITING]
-                raise errors.TooFewUsers(f"users must be >= {least} to be opened, got {users}")
+                raise errors.TooFewUsers(f"users to be opened must be >= {least}, got {users}")
         return self._opening().commit(np.packbits(store.held(), bitorder="little").tobytes())
 
     def _taken_back(self, user: int, line: Line) -> Elements:
@@ -226,8 +227,3 @@ class Helper(Aggregator):
 
 
 AGGREGATORS: dict[int, type[Leader] | type[Helper]] = {LEADER: Leader, HELPER: Helper}
-
-
-def verdicts_bytes() -> int:
-    """Length of the longest verdicts on a job."""
-    return 32 + MOST_JOB * 512

@@ -27,6 +27,7 @@ from train_distributed.secure_sum.errors import (
     MalformedMessage,
     Misbehaviour,
     SetMismatch,
+    check_bytes,
 )
 from train_distributed.secure_sum.keys import KEY_BYTES, exchange_key
 from train_distributed.secure_sum.packets import (
@@ -36,9 +37,9 @@ from train_distributed.secure_sum.packets import (
     SEED,
     Link,
     check_signature,
+    hash_shares,
     is_sound,
     packet_bytes,
-    share_hasher,
 )
 from train_distributed.secure_sum.prg import WORD, add_stream, subtract_stream
 from train_distributed.secure_sum.roster import Mail, Roster
@@ -93,10 +94,9 @@ def check_proof(setup: SecAgg, dealer: int, advert: Advert, which: int, proof: b
     Raises:
         ProtocolError: it proves nothing.
     """
-    if len(proof) != proof_bytes(setup):
-        raise MalformedMessage(f"proof must be {proof_bytes(setup)} bytes, got {len(proof)}")
+    check_bytes(proof_bytes(setup), proof=proof)
     points = {user: x for x, user in enumerate(setup.list_of(dealer, advert.list_seed), 1)}
-    hashed, shares = share_hasher(setup), dict[int, bytes]()
+    shares = dict[int, bytes]()
     for holder, shown in unpack_entries(proof, _SHOWN).items():
         other, packet, share = (
             shown[:ADVERTISE_BYTES],
@@ -107,7 +107,7 @@ def check_proof(setup: SecAgg, dealer: int, advert: Advert, which: int, proof: b
             raise SetMismatch(f"holder must be on user {dealer}'s list, got {holder}")
         check_signature(Link(setup, dealer, holder, (advert, Advert(other))), packet)
         dealt = packet[HASHES][which * HASH_BYTES :][:HASH_BYTES]
-        if hashed(dealer, holder, which, share) != dealt:
+        if hash_shares(setup, dealer, holder, which, [share]) != dealt:
             raise InconsistentShares(f"share must be the one dealt to user {holder}, is not")
         shares[points[holder]] = share
     try:
@@ -209,8 +209,7 @@ class ComplaintResolver:
             MalformedMessage: not a complaint about a packet that was forwarded to this user.
         """
         user, payload = envelope.sender, envelope.payload
-        if len(payload) != COMPLAINT_BYTES:
-            raise MalformedMessage(f"COMPLAINT must be {COMPLAINT_BYTES} bytes, got {len(payload)}")
+        check_bytes(COMPLAINT_BYTES, COMPLAINT=payload)
         (accused,) = struct.unpack_from(">I", payload)
         found = self._packet(accused, user)
         if found is None or payload[4:] != hashlib.sha256(found[1]).digest():

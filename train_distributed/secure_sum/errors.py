@@ -86,3 +86,16 @@ class Misbehaviour(ProtocolError):
 
 class AlreadyOpened(ProtocolError):
     """This party has already taken this step of this session, perhaps before a restart."""
+
+
+def check_enough(count: int, least: int, what: str) -> None:
+    """Raises TooFewUsers where `what`, such as "survivors", are fewer than the least number."""
+    if count < least:
+        raise TooFewUsers(f"{what} must be >= {least}, got {count}")
+
+
+def check_bytes(length: int, **values: bytes | memoryview) -> None:
+    """Raises MalformedMessage unless each value has this many bytes."""
+    for name, value in values.items():
+        if len(value) != length:
+            raise MalformedMessage(f"{name} must be {length} bytes, got {len(value)}")

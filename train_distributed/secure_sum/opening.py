@@ -7,7 +7,7 @@ over S without user i, whose difference is user i's vector and two noises, can n
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,13 @@ from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
     SetMismatch,
-    TooFewUsers,
+    check_enough,
 )
-from train_distributed.secure_sum.journal import Journal
+from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import EVERYONE, name_of
 from train_distributed.secure_sum.session import Agreement, count_in, set_bytes, users_in
-from train_distributed.secure_sum.wire import Envelope, Kind, read, write
+from train_distributed.secure_sum.wire import Kind, read, write
 
 DIGEST_BYTES = 32
 
@@ -38,16 +38,14 @@ class Opened:
     users: frozenset[int]  # whose vectors it contains
 
 
+@dataclass(frozen=True)
 class Opening:
     """One aggregator's part in the agreement; sets of users are bitmaps, as they travel."""
 
-    def __init__(
-        self, window: Agreement, aggregator: int, keys: PrivateKeys, journal: Journal
-    ) -> None:
-        self._window, self._aggregator, self._keys = window, aggregator, keys
-        self._journal = journal
-        self._seen: dict[int, bytes] = {}
-        self._set: bytes | None = None
+    window: Agreement
+    aggregator: int
+    keys: PrivateKeys
+    journal: ResumedJournal
 
     def commit(self, bitmap: bytes) -> bytes:
         """Signs a set of users, for everyone.
@@ -55,54 +53,39 @@ class Opening:
         Raises:
             MalformedMessage: no set of this window's users.
             TooFewUsers: fewer than the window's minimum.
-            AlreadyOpened: this aggregator has signed a set of this window before.
+            AlreadyOpened: this aggregator has signed another set of this window before.
         """
-        window = self._window
-        users = count_in(window.order, bitmap)
-        if users < window.minimum:
-            raise TooFewUsers(f"users must be >= {window.minimum} to be opened, got {users}")
-        self._journal.claim(window.digest, "commit", hashlib.sha256(bitmap).digest())
-        self._set = bitmap
-        return write(window, Kind.COMMIT, self._aggregator, EVERYONE, bitmap, self._keys.signing)
+        window = self.window
+        check_enough(count_in(window.order, bitmap), window.minimum, "users to be opened")
+        self.journal.claim(window.digest, "commit", hashlib.sha256(bitmap).digest())
+        return self._write(Kind.COMMIT, bitmap)
 
-    def receive(self, envelope: Envelope) -> None:
-        """Takes the other aggregator's COMMIT.
-
-        Raises:
-            WrongSender: not from an aggregator.
-            ReplayedMessage: a second one from the same aggregator.
-            SetMismatch: it differs from the set this aggregator has signed.
-        """
-        envelope.check_server(self._window)
-        envelope.check_once(self._seen)
-        order, bitmap = self._window.order, envelope.payload
-        users = count_in(order, bitmap)
-        if self._set is not None and bitmap != self._set:
-            odd = sorted(users_in(order, bitmap) ^ users_in(order, self._set))[:10]
-            raise SetMismatch(
-                f"{name_of(envelope.sender)} must commit to the same "
-                f"{count_in(order, self._set)} users, got {users}, difference {odd}"
-            )
-        self._seen[envelope.sender] = bitmap
-
-    def open(self, share: Callable[[], Elements]) -> bytes:
+    def open(self, sets: Mapping[int, bytes], share: Callable[[], Elements]) -> bytes:
         """The noised share (d,) of the sum over the set that was signed; asked for when allowed.
+
+        Args:
+            sets: set that each aggregator has signed, this one's own included.
+            share: makes it.
 
         Raises:
             OutOfOrder: not all aggregators have signed.
             SetMismatch: they have signed different sets.
-            AlreadyOpened: this aggregator has opened another sum of this window before.
+            AlreadyOpened: this aggregator has signed or opened another set of this window before.
         """
-        missing = set(self._window.servers) - set(self._seen) - {self._aggregator}
-        if self._set is None or missing:
-            raise OutOfOrder(f"all aggregators must commit first, missing {sorted(missing)}")
-        if any(bitmap != self._set for bitmap in self._seen.values()):
-            raise SetMismatch("all aggregators must commit to the same users, they did not")
-        digest = hashlib.sha256(self._set).digest()
-        self._journal.claim(self._window.digest, "open", digest)
-        payload = digest + field.encode(share())
-        window, signing = self._window, self._keys.signing
-        return write(window, Kind.OPENING, self._aggregator, EVERYONE, payload, signing)
+        missing = sorted(self.window.servers.keys() - sets.keys())
+        if missing:
+            raise OutOfOrder(f"all aggregators must commit first, missing {missing}")
+        own = sets[self.aggregator]
+        self.commit(own)
+        for aggregator, bitmap in sets.items():
+            if bitmap != own:
+                raise SetMismatch(f"{name_of(aggregator)} must commit to the same users, did not")
+        digest = hashlib.sha256(own).digest()
+        self.journal.claim(self.window.digest, "open", digest)
+        return self._write(Kind.OPENING, digest + field.encode(share()))
+
+    def _write(self, kind: Kind, payload: bytes) -> bytes:
+        return write(self.window, kind, self.aggregator, EVERYONE, payload, self.keys.signing)
 
 
 def combine(window: Agreement, commit: bytes, openings: Sequence[bytes]) -> Opened:

@@ -26,7 +26,15 @@ from train_distributed.secure_sum.report_store import ADDED, REFUSED, WAITING, L
 from train_distributed.secure_sum.reports import Preparer, job_bytes, report_bytes
 from train_distributed.secure_sum.session import count_in, set_bytes
 from train_distributed.secure_sum.window import LEADER, Window, WindowWithKeys
-from train_distributed.secure_sum.wire import OVERHEAD, Envelope, Kind, check_summary, read, write
+from train_distributed.secure_sum.wire import (
+    OVERHEAD,
+    Envelope,
+    Kind,
+    check_summary,
+    read,
+    split_messages,
+    write,
+)
 
 STATUS, COMMIT, OPEN = b"s", b"c", b"o"
 SHOWN = 100  # refused users that a status names
@@ -117,16 +125,13 @@ class Aggregator(ABC):
         return Opening(self.window, self.number, self._keys, ResumedJournal(self._store))
 
     def _open(self, commits: dict[int, Envelope]) -> bytes:
-        own = commits.pop(self.number, None)
+        own = commits.get(self.number)
         if own is None or self._store.detail(self.window.digest, "commit") is None:
             raise errors.OutOfOrder(
                 f"aggregator {self.number - LEADER} must commit before it opens"
             )
-        opening = self._opening()
-        opening.commit(own.payload)
-        for envelope in commits.values():
-            opening.receive(envelope)
-        return opening.open(lambda: self._noised(own.payload))
+        sets = {number: envelope.payload for number, envelope in commits.items()}
+        return self._opening().open(sets, lambda: self._noised(own.payload))
 
     def _noised(self, bitmap: bytes) -> Elements:
         """The share (d,) of the sum over the set, with this aggregator's noise; always the same."""
@@ -154,7 +159,7 @@ def write_order(window: Window, what: bytes, commits: Sequence[bytes], keys: Pri
 def request_bytes(window: WindowWithKeys, aggregator: int) -> int:
     """Length of the longest request: a report, a job, or an order."""
     job = OVERHEAD + job_bytes(window)
-    first = report_bytes(window.window, window.longest) if aggregator == LEADER else job
+    first = report_bytes(window.dimension, window.longest) if aggregator == LEADER else job
     return max(first, order_bytes(window.window))
 
 
@@ -165,15 +170,11 @@ def order_bytes(window: Window) -> int:
 
 def _commits(window: WindowWithKeys, signed: bytes) -> dict[int, Envelope]:
     """Aggregator -> its COMMIT, checked."""
-    size = OVERHEAD + set_bytes(window)
-    pieces = [signed[start : start + size] for start in range(0, len(signed), size)]
-    found: dict[int, Envelope] = {}
-    for piece in pieces:
-        envelope = read(window, piece, EVERYONE, {Kind.COMMIT: set_bytes(window)})
-        if envelope.sender not in window.servers or envelope.sender in found:
-            raise errors.WrongSender(
-                f"COMMIT must come once from an aggregator, got {envelope.sender}"
-            )
+    found, size = dict[int, Envelope](), set_bytes(window)
+    for piece in split_messages(signed, size):
+        envelope = read(window, piece, EVERYONE, {Kind.COMMIT: size})
+        envelope.check_server(window)
+        envelope.check_once(found)
         count_in(window.order, envelope.payload)
         found[envelope.sender] = envelope
     return found

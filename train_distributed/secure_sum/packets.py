@@ -14,13 +14,12 @@ so only a corrupt receiver's own shares are exposed. Whoever has that key can te
 
 import hashlib
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from train_distributed.secure_sum import keys
 from train_distributed.secure_sum.errors import BadSeal, BadSignature, InconsistentShares
@@ -33,11 +32,9 @@ WORD_BYTES = keys.SIGNATURE_BYTES
 _SEALED = keys.KEY_BYTES + 2 * SHARE_BYTES + keys.TAG_BYTES
 DEAL_BYTES = _SEALED + 2 * HASH_BYTES + keys.SIGNATURE_BYTES
 HASHES = slice(_SEALED, _SEALED + 2 * HASH_BYTES)  # the part of a deal that shows both hashes
-_PLACE = struct.Struct(">IIB")
-_SHARE = b"share"
-_HASHED = np.dtype(  # the same in front of a share, as a record
+_HASHED = np.dtype(
     [
-        ("session", f"V{len(_SHARE) + 32}"),
+        ("session", f"V{len(b'share') + 32}"),
         *(("dealer", ">u4"), ("holder", ">u4"), ("which", "u1")),
         ("share", f"V{SHARE_BYTES}"),
     ]
@@ -62,11 +59,6 @@ class Link:
         return b"secure sum, packet" + self.setup.session.digest + ends + adverts
 
 
-def write_word(link: Link, signing: Ed25519PrivateKey) -> bytes:
-    """The sender's word that it masks with the receiver."""
-    return signing.sign(link.context)
-
-
 def write_deal(
     link: Link, shares: tuple[bytes, bytes], once: bytes, signing: Ed25519PrivateKey
 ) -> bytes:
@@ -79,7 +71,7 @@ def write_deal(
     """
     private, context = keys.exchange_key(once), link.context
     key = derive(keys.agree(private, link.adverts[1].sealing), context)
-    hashes = _hashes(link, shares)
+    hashes = hash_shares(link.setup, link.sender, link.receiver, (SEED, KEY), shares)
     public = private.public_key().public_bytes_raw()
     body = public + keys.encrypt(key, b"".join(shares)) + hashes
     return body + signing.sign(context + body)
@@ -117,31 +109,19 @@ def is_sound(link: Link, packet: bytes, once: bytes) -> bool:
     return True
 
 
-def share_hasher(setup: SecAgg) -> Callable[[int, int, int, bytes], bytes]:
-    """SHA-256 of (dealer, holder, which, share) in a session; a share has 256 bits of entropy."""
-    head, place, sha256 = _SHARE + setup.session.digest, _PLACE.pack, hashlib.sha256
+def hash_shares(
+    setup: SecAgg, dealers: ArrayLike, holders: ArrayLike, which: ArrayLike, shares: ArrayLike
+) -> bytes:
+    """SHA-256 of each of n shares with its session, dealer, holder and secret, joined.
 
-    def digest(dealer: int, holder: int, which: int, share: bytes) -> bytes:
-        return sha256(head + place(dealer, holder, which) + share).digest()
-
-    return digest
-
-
-def share_records(
-    setup: SecAgg, dealers: NDArray[np.int64], holders: NDArray[np.int64], which: NDArray[np.int64]
-) -> NDArray[np.void]:
-    """Records that `share_hasher` hashes for n shares; the field `share` is to be filled in.
-
-    Dealers and holders are (n,) identities, `which` is (n,) SEED or KEY.
+    A share has 256 bits of entropy. Dealers and holders are (n,) identities or one for all,
+    `which` is (n,) SEED or KEY, and shares are (n,) of SHARE_BYTES.
     """
-    records = np.zeros(len(dealers), _HASHED)
-    records["session"] = np.void(_SHARE + setup.session.digest)
+    values = np.asarray(shares, f"V{SHARE_BYTES}")
+    records = np.zeros(len(values), _HASHED)
+    records["session"] = np.void(b"share" + setup.session.digest)
     records["dealer"], records["holder"], records["which"] = dealers, holders, which
-    return records
-
-
-def hash_records(records: NDArray[np.void]) -> bytes:
-    """SHA-256 of each of n records, joined."""
+    records["share"] = values
     size, octets, sha256 = records.itemsize, records.tobytes(), hashlib.sha256
     starts = range(0, len(octets), size)
     return b"".join([sha256(octets[start : start + size]).digest() for start in starts])
@@ -155,13 +135,7 @@ def packet_bytes(deals: bool) -> int:
 def _checked(link: Link, packet: bytes, key: bytes) -> tuple[bytes, bytes]:
     plain = keys.decrypt(key, packet[keys.KEY_BYTES : _SEALED])
     shares = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
-    if _hashes(link, shares) != packet[HASHES]:
+    hashes = hash_shares(link.setup, link.sender, link.receiver, (SEED, KEY), shares)
+    if hashes != packet[HASHES]:
         raise InconsistentShares(f"shares of user {link.sender} must have the hashes it shows")
     return shares
-
-
-def _hashes(link: Link, shares: tuple[bytes, bytes]) -> bytes:
-    return b"".join(
-        share_hasher(link.setup)(link.sender, link.receiver, which, shares[which])
-        for which in (SEED, KEY)
-    )

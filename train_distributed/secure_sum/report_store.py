@@ -171,13 +171,11 @@ class ReportStore:
             self._add(run, total)
         return True
 
-    def close_gate(self) -> None:
-        """From now on no report is taken."""
-        self._gate(_CLOSED)
-
-    def open_gate(self) -> None:
-        """Reports are taken again, where no set was signed."""
-        self._gate(_OPEN)
+    def set_gate(self, *, open: bool) -> None:
+        """From now on reports are taken, if no set was signed; or none is."""
+        with self._sql.transaction() as run:
+            state = _OPEN if open else _CLOSED
+            run("UPDATE fact SET content = ? WHERE name = ?", (state, _GATE))
 
     def noised(self, draw: Callable[[Elements], Elements]) -> Elements:
         """This aggregator's share of the sum with its noise: drawn once, then always the same.
@@ -209,10 +207,6 @@ class ReportStore:
         assert session == self._window.digest
         with self._sql.transaction() as run:
             return self._fact(run, step)
-
-    def _gate(self, content: bytes) -> None:
-        with self._sql.transaction() as run:
-            run("UPDATE fact SET content = ? WHERE name = ?", (content, _GATE))
 
     def _check_gate(self, run: Run) -> None:
         lock = self._sql.lock and " FOR SHARE"

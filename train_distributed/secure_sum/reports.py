@@ -80,12 +80,7 @@ def make_report(
     return b"".join(messages)
 
 
-def report_bytes(window: Window, norm_bound: int) -> int:
-    """Length of a report to a window."""
-    return bytes_of_report(window.dimension, norm_bound)
-
-
-def bytes_of_report(dimension: int, norm_bound: int) -> int:
+def report_bytes(dimension: int, norm_bound: int) -> int:
     """Length of a report of a vector (d,), sealed, signed and proved."""
     share = proof_of(dimension, norm_bound).leader_bytes
     return OVERHEAD + _HEAD + SEAL_BYTES + share + HELPER_MESSAGE_BYTES

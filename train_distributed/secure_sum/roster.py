@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.errors import MalformedMessage, TooFewUsers
+from train_distributed.secure_sum.errors import check_bytes, check_enough
 from train_distributed.secure_sum.packets import HASHES, Link, packet_bytes
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES, Advert, SecAgg
 from train_distributed.secure_sum.wire import OVERHEAD
@@ -85,8 +85,8 @@ class Roster:
         kept, least = self._kept(self.among(survivors)), self.setup.graph.threshold
         short = np.flatnonzero(self.among(self.sharing) & (kept < least))
         if len(short):
-            user, count = self._order[short[0]], kept[short[0]]
-            raise TooFewUsers(f"survivors of user {user}'s list must be >= {least}, got {count}")
+            what = f"survivors of user {self._order[short[0]]}'s list"
+            check_enough(int(kept[short[0]]), least, what)
 
     def pair(self, users: Collection[int]) -> None:
         """Makes partners of all users that are on one another's list, either way."""
@@ -124,10 +124,6 @@ class Roster:
         """Slice of `held` in which a user is the holder."""
         place = self.setup.session.place[user]
         return slice(int(self._ends[place]), int(self._ends[place + 1]))
-
-    def holders(self) -> Places:
-        """(n,) the place of the holder of each slot in `held`."""
-        return self._lists.ravel()[self.held]
 
     def _kept(self, among: NDArray[np.bool_]) -> NDArray[np.int64]:
         """(w,) how many of each list are among these."""
@@ -181,10 +177,7 @@ class Mail:
             MalformedMessage: a length that does not fit.
         """
         roster, edges = self._roster, self._roster.edges(user)
-        expected = int(self._sizes[edges].sum())
-        if len(payload) != expected:
-            count = edges.stop - edges.start
-            raise MalformedMessage(f"{count} parts must be {expected} bytes, got {len(payload)}")
+        check_bytes(int(self._sizes[edges].sum()), parts=payload)
         deals, begin, laid = roster.deals[edges], self._begin[edges], self._laid[edges]
         octets = np.frombuffer(payload, np.uint8)
         for which, size in ((deals, packet_bytes(True)), (~deals, packet_bytes(False))):

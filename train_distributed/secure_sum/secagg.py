@@ -42,13 +42,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.errors import MalformedMessage
+from train_distributed.secure_sum.errors import MalformedMessage, check_bytes
 from train_distributed.secure_sum.graph import Degree, choose_degree, draw_list
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import derive
 from train_distributed.secure_sum.session import Session
-from train_distributed.secure_sum.wire import OVERHEAD
 
 SERVER = FIRST_SERVER
 ADVERTISE_BYTES = 4 * KEY_BYTES
@@ -69,8 +68,7 @@ class Advert:
         Raises:
             ProtocolError: another length, or a key of small order.
         """
-        if len(payload) != ADVERTISE_BYTES:
-            raise MalformedMessage(f"ADVERTISE must be {ADVERTISE_BYTES} bytes, is shorter")
+        check_bytes(ADVERTISE_BYTES, ADVERTISE=payload)
         advert = cls(payload)
         check_order(advert.sealing)
         check_order(advert.masking)
@@ -200,23 +198,9 @@ def cut(payload: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
     Raises:
         MalformedMessage: a length that does not fit.
     """
-    expected = sum(sizes.values())
-    if len(payload) != expected:
-        raise MalformedMessage(f"{len(sizes)} parts must be {expected} bytes, got {len(payload)}")
+    check_bytes(sum(sizes.values()), parts=payload)
     parts, start = {}, 0
     for user in sorted(sizes):
         parts[user] = payload[start : start + sizes[user]]
         start += sizes[user]
     return parts
-
-
-def unpack_messages(payload: bytes, size: int) -> list[bytes]:
-    """Splits messages of `size` payload bytes each that were joined.
-
-    Raises:
-        MalformedMessage: a length that does not fit.
-    """
-    step = OVERHEAD + size
-    if len(payload) % step:
-        raise MalformedMessage(f"messages must be {step} bytes each, got {len(payload)} in all")
-    return [payload[start : start + step] for start in range(0, len(payload), step)]

@@ -205,8 +205,7 @@ class SecAggServer:
 
     def _take_masked(self, envelope: Envelope, message: bytes) -> None:
         content = envelope.content
-        if len(content) != self._sizes[Kind.MASKED]:
-            raise errors.MalformedMessage(f"MASKED must hold {self._session.dimension} words")
+        errors.check_bytes(self._sizes[Kind.MASKED], MASKED=content)
         if content[:STATEMENT_BYTES] != self._setup.told(self._sharing):
             raise errors.SetMismatch("users must mask with the users named to them")
         self._total += np.frombuffer(content, WORD, offset=STATEMENT_BYTES)
@@ -270,11 +269,9 @@ class SecAggServer:
         )
 
     def _enough(self, users: Iterable[int]) -> frozenset[int]:
-        left, least = frozenset(users), self._setup.graph.signers
-        if len(left) < least:
-            raise errors.TooFewUsers(
-                f"users must be >= {least} after {self.expects.name}, got {len(left)}"
-            )
+        left = frozenset(users)
+        what = f"users after {self.expects.name}"
+        errors.check_enough(len(left), self._setup.graph.signers, what)
         return left
 
     def _expel(self, culprits: dict[int, str]) -> None:

@@ -21,7 +21,6 @@ from train_distributed.secure_sum.packets import (
     open_deal,
     packet_bytes,
     write_deal,
-    write_word,
 )
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import add_stream, derive, new_seed, subtract_stream
@@ -29,7 +28,14 @@ from train_distributed.secure_sum.secagg_rounds import longest_to_user
 from train_distributed.secure_sum.session import set_bytes
 from train_distributed.secure_sum.shamir import split
 from train_distributed.secure_sum.survivor_check import SurvivorCheck
-from train_distributed.secure_sum.wire import Kind, check_vector, read, words_to_bytes, write
+from train_distributed.secure_sum.wire import (
+    Kind,
+    check_vector,
+    read,
+    split_messages,
+    words_to_bytes,
+    write,
+)
 
 _ORDER = (Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK)
 Vector = NDArray[np.uint64] | Callable[[], NDArray[np.uint64]]
@@ -130,7 +136,7 @@ class SecAggUser:
             sent[peer] = (
                 write_deal(link, shares[peer], self._once(peer), self._signing)
                 if peer in shares
-                else write_word(link, self._signing)
+                else self._signing.sign(link.context)
             )
         self._peers, self._lists, self._sent = peers, lists, sent
         return self._write(Kind.KEY_SHARES, b"".join(sent.values()))
@@ -142,7 +148,7 @@ class SecAggUser:
         peers: dict[int, secagg.Advert] = {}
         lists: dict[int, tuple[int, ...]] = {}
         own = frozenset(self._list)
-        for message in secagg.unpack_messages(payload, secagg.ADVERTISE_BYTES):
+        for message in split_messages(payload, secagg.ADVERTISE_BYTES):
             envelope = read(
                 self._session, message, self._user, {Kind.ADVERTISE: secagg.ADVERTISE_BYTES}
             )
@@ -206,7 +212,7 @@ class SecAggUser:
     def _defend(self, payload: bytes) -> bytes:
         """Opens packets to those that complain about them, if it is this user's own they saw."""
         opened = {}
-        for message in secagg.unpack_messages(payload, secagg.COMPLAINT_BYTES):
+        for message in split_messages(payload, secagg.COMPLAINT_BYTES):
             complaint = read(
                 self._session, message, self._user, {Kind.COMPLAINT: secagg.COMPLAINT_BYTES}
             )
@@ -258,19 +264,14 @@ class SecAggUser:
         return self._survivor_check
 
     def _check_set(self, users: frozenset[int], what: str) -> None:
-        signers = self._setup.graph.signers
-        if len(users) < signers:
-            raise errors.TooFewUsers(f"users that {what} must be >= {signers}, got {len(users)}")
+        errors.check_enough(len(users), self._setup.graph.signers, f"users that {what}")
         if self._user not in users:
             raise errors.SetMismatch(f"users that {what} must include this user")
         self._check_list(users, what)
 
     def _check_list(self, users: Collection[int], what: str) -> None:
-        count, threshold = sum(u in users for u in self._list), self._setup.graph.threshold
-        if count < threshold:
-            raise errors.TooFewUsers(
-                f"users of its list that {what} must be >= {threshold}, got {count}"
-            )
+        count, least = sum(u in users for u in self._list), self._setup.graph.threshold
+        errors.check_enough(count, least, f"users of its list that {what}")
 
     def _once(self, peer: int) -> bytes:
         """The private key used once, for the packet to a partner."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from pretrain import check
-from train_distributed.secure_sum.errors import MalformedMessage
+from train_distributed.secure_sum.errors import MalformedMessage, check_bytes
 from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
@@ -114,9 +114,7 @@ def users_in(order: Sequence[int], bitmap: bytes) -> frozenset[int]:
 
 def count_in(order: Sequence[int], bitmap: bytes) -> int:
     """How many users a bitmap over `order` holds; raises as `users_in`."""
-    expected = (len(order) + 7) // 8
-    if len(bitmap) != expected:
-        raise MalformedMessage(f"user set must be {expected} bytes, got {len(bitmap)}")
+    check_bytes((len(order) + 7) // 8, set_of_users=bitmap)
     bits = int.from_bytes(bitmap, "little")
     if bits >> len(order):
         raise MalformedMessage(f"user set must hold {len(order)} users, got a later bit")

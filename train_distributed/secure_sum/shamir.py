@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from pretrain import check
-from train_distributed.secure_sum.errors import InconsistentShares, TooFewUsers
+from train_distributed.secure_sum.errors import InconsistentShares, check_enough
 
 PRIME = 2**256 + 297  # the smallest prime above 2^256, so that every 32-byte secret is an element
 SECRET_BYTES = 32
@@ -58,8 +58,7 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
         TooFewUsers: fewer shares than the threshold.
         InconsistentShares: the shares are not of one 32-byte secret, as far as this can be seen.
     """
-    if len(shares) < threshold:
-        raise TooFewUsers(f"shares must be >= the threshold {threshold}, got {len(shares)}")
+    check_enough(len(shares), threshold, "shares")
     points = tuple(sorted(shares)[:threshold])
     values = [int.from_bytes(shares[x], "big") for x in points]
     secret = sum(w * v for w, v in zip(weights(points), values, strict=True)) % PRIME

@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from train_distributed.secure_sum.errors import ContradictoryRequest, SetMismatch, TooFewUsers
+from train_distributed.secure_sum.errors import (
+    ContradictoryRequest,
+    SetMismatch,
+    TooFewUsers,
+    check_enough,
+)
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES
 from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import AGREED_BYTES, SecAgg, cut
@@ -73,10 +78,7 @@ class SurvivorCheck:
             raise SetMismatch("signatures must be of survivors, and of all whose shares are asked")
         for owner in sorted(owned):
             kept = sum(user in alive for user in self.owners[owner])
-            if kept < graph.threshold:
-                raise TooFewUsers(
-                    f"survivors of user {owner}'s list must be >= {graph.threshold}, got {kept}"
-                )
+            check_enough(kept, graph.threshold, f"survivors of user {owner}'s list")
 
     def _check_signatures(
         self, signatures: list[bytes], signers: list[int], witnesses: list[int]

@@ -9,7 +9,7 @@ from train_distributed.secure_sum.conviction import opened
 from train_distributed.secure_sum.errors import InconsistentShares, SetMismatch, TooFewUsers
 from train_distributed.secure_sum.keys import KEY_BYTES
 from train_distributed.secure_sum.masks import MASK, processes_for, sum_masks
-from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hash_records, share_records
+from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hash_shares
 from train_distributed.secure_sum.roster import Roster
 from train_distributed.secure_sum.secagg import read_entries
 from train_distributed.secure_sum.shamir import SHARE_BYTES
@@ -25,14 +25,13 @@ class Unmasking:
 
     def __init__(self, roster: Roster, survivors: frozenset[int], hashes: NDArray[np.void]) -> None:
         self._roster, self._setup, self.survivors = roster, roster.setup, survivors
-        owners, holders = roster.held // roster.degree, roster.holders()
+        owners = roster.held // roster.degree
         self._dealers = roster.identities[owners]  # of each share that is held, by holder
-        which = np.where(roster.among(survivors)[owners], SEED, KEY)
+        self._which = np.where(roster.among(survivors)[owners], SEED, KEY)
         shown = hashes.view(f"V{HASH_BYTES}").reshape(len(hashes), 2)
-        self._hashes = shown[roster.held, which]
-        held = roster.identities[holders]
-        self._shares = share_records(self._setup, self._dealers, held, which)
-        self._taken = np.zeros(len(held), bool)
+        self._hashes = shown[roster.held, self._which]
+        self._shares = np.zeros(len(owners), f"V{SHARE_BYTES}")
+        self._taken = np.zeros(len(owners), bool)
 
     def requests(
         self, agreed: Mapping[int, bytes], told: Mapping[int, bytes]
@@ -72,9 +71,8 @@ class Unmasking:
         if not np.array_equal(entries["user"], dealers):
             wrong = np.setxor1d(entries["user"], dealers)[:10].tolist()
             raise SetMismatch(f"user {holder} must reveal one share per dealer, differs in {wrong}")
-        shares, dealt = self._shares[held].copy(), self._hashes[held]
-        shares["share"] = entries["value"]
-        found = hash_records(shares)
+        shares, dealt = entries["value"], self._hashes[held]
+        found = hash_shares(self._setup, dealers, holder, self._which[held], shares)
         if found != dealt.tobytes():
             dealer = dealers[np.frombuffer(found, dealt.dtype) != dealt][0]
             raise InconsistentShares(f"share of user {dealer} must be the one that it dealt")
@@ -122,7 +120,7 @@ class Unmasking:
         """Shares by point of each user that shared keys, no more than are needed."""
         slots = self._roster.held[self._taken]
         rising = np.argsort(slots)
-        octets = self._shares["share"][self._taken][rising].tobytes()
+        octets = self._shares[self._taken][rising].tobytes()
         owners, nth = np.divmod(slots[rising], self._roster.degree)
         points = (nth + 1).tolist()
         for user in sorted(self._roster.sharing):

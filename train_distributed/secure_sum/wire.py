@@ -142,8 +142,7 @@ def check_summary(
     Raises:
         ProtocolError: nobody has, or not a message that `read` would take.
     """
-    if len(shown) != SUMMARY_BYTES:
-        raise errors.MalformedMessage(f"summary must be {SUMMARY_BYTES} bytes, got {len(shown)}")
+    errors.check_bytes(SUMMARY_BYTES, summary=shown)
     kind, sender, length = _checked(session, shown, receiver, largest)
     if length > largest[kind]:
         raise errors.OversizedMessage(f"payload must be <= {largest[kind]} bytes, got {length}")
@@ -159,6 +158,18 @@ def reassemble(
     """A message of which only the signature had to travel; `read` checks it as any other."""
     header = _HEADER.pack(MAGIC, VERSION, kind, session.digest, sender, receiver, len(payload))
     return b"".join((header, payload, signature))
+
+
+def split_messages(joined: bytes, size: int) -> list[bytes]:
+    """Splits messages that were joined, each with a payload of `size` bytes.
+
+    Raises:
+        MalformedMessage: a length that does not fit.
+    """
+    step = OVERHEAD + size
+    if len(joined) % step:
+        raise errors.MalformedMessage(f"messages must be {step} bytes each, got {len(joined)}")
+    return [joined[start : start + step] for start in range(0, len(joined), step)]
 
 
 def payload_of(message: bytes) -> bytes:
@@ -228,8 +239,7 @@ def bytes_to_words(payload: Octets, count: int) -> NDArray[np.uint64]:
     Raises:
         MalformedMessage: not `count` words long.
     """
-    if len(payload) != count * WORD.itemsize:
-        raise errors.MalformedMessage(f"vector must be {count} words, got {len(payload)} bytes")
+    errors.check_bytes(count * WORD.itemsize, vector=payload)
     return np.frombuffer(payload, WORD)
 
 

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from pretrain.cli.output import sync_directory
 
@@ -43,25 +44,35 @@ class Database:
     """
 
     def __init__(self, path: Path, what: str, *, alone: bool = False, hint: str = "") -> None:
-        self.path, self._what, self._hint = path, what, hint
+        self.path, self._what, self._alone, self._hint = path, what, alone, hint
+        self._connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect(self) -> None:
         with self.errors():
             self.connection = sqlite3.connect(
-                path,
-                timeout=0 if alone else LOCK_SECONDS,
+                self.path,
+                timeout=0 if self._alone else LOCK_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,
             )
         try:
             with self.errors():
-                self.connection.execute("PRAGMA synchronous=EXTRA")
-                if not alone:
-                    self.connection.execute("PRAGMA journal_mode=DELETE")
+                run = self.connection.execute
+                run("PRAGMA synchronous=EXTRA")
+                if not self._alone:
+                    run("PRAGMA journal_mode=DELETE")
                 else:  # a lock that is kept keeps the journal too
-                    self.connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-                    self.connection.execute("PRAGMA journal_mode=PERSIST")
-                    self.connection.execute("BEGIN EXCLUSIVE")
-                    self.connection.execute("COMMIT")
-                    sync_directory(path.parent)
+                    run("PRAGMA locking_mode=EXCLUSIVE")
+                    run("PRAGMA journal_mode=PERSIST")
+                    run("BEGIN EXCLUSIVE")
+                    run("COMMIT")
+                    sync_directory(self.path.parent)
         except BaseException:
             self.close()
             raise
@@ -71,7 +82,7 @@ class Database:
         self.connection.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
         """One writer at a time; all of the block reaches the disk, or nothing of it.
 
         Raises:
@@ -141,14 +152,10 @@ def application_of(path: Path) -> int | None:
     to close it otherwise would release that thread's locks.
     """
     try:
-        database = Database(path, path.name)
+        with Database(path, path.name) as database, database.reading():
+            return database.connection.execute("PRAGMA application_id").fetchone()[0]
     except NotADatabase:
         return None
-    try:
-        with database.reading():
-            return database.connection.execute("PRAGMA application_id").fetchone()[0]
-    finally:
-        database.close()
 
 
 def make_durable(directory: Path) -> None:

@@ -68,7 +68,7 @@ class Sqlite(Sql):
     @contextmanager
     def transaction(self) -> Iterator[Run]:
         """See `Sql.transaction`; threads wait for each other."""
-        with self._turn, self._database.transaction() as connection:
+        with self._turn, self._database.writing() as connection:
             yield connection.execute
 
     def held(self) -> AbstractContextManager[Any]:

@@ -15,9 +15,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Self
 
 from pretrain.cli.output import new_file, sync_directory
 from train_distributed.store.database import Database
@@ -47,7 +45,7 @@ def running_hash(previous: bytes, name: str, content: bytes) -> bytes:
     return hashlib.sha256(head + previous + named + content).digest()
 
 
-class Store:
+class Store(Database):
     """The log in one file.
 
     Entries are hashed by `seal`; all other arguments and errors are those of `Database`.
@@ -57,8 +55,8 @@ class Store:
         >>> path = Path(tempfile.mkdtemp()) / "store"
         >>> with Store(path, "store") as store:
         ...     store.claim("open", b"set")
-        ...     store.get("open")
-        b'set'
+        ...     [row.content for row in store.scan()]
+        [b'set']
     """
 
     def __init__(
@@ -70,20 +68,8 @@ class Store:
         seal: Seal = running_hash,
         hint: str = "",
     ) -> None:
-        self.path, self._seal = path, seal
-        self._connect = partial(Database, path, what, alone=alone, hint=hint)
-        self._database = self._connect()
-        self._tip = (0, START)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the file; what was not committed is undone."""
-        self._database.close()
+        super().__init__(path, what, alone=alone, hint=hint)
+        self._seal, self._tip = seal, (0, START)
 
     def scan(self) -> Iterator[Row]:
         """All entries, oldest first, each verified; to be read to the end.
@@ -92,9 +78,9 @@ class Store:
             ValueError: an entry was altered or removed, or the file is no store.
             OSError: it cannot be read.
         """
-        run = self._database.connection.execute
+        run = self.connection.execute
         self._tip = last = (0, START)
-        with self._database.reading():
+        with self.reading():
             if self._exists():
                 query = "SELECT number, name, content, hash FROM entry ORDER BY number"
                 for number, name, content, found in run(query):
@@ -106,11 +92,6 @@ class Store:
                     yield Row(name, content, found)
                 if run("SELECT number, hash FROM tip").fetchall() != [last]:
                     raise self._damaged(last[0] + 1)
-
-    def get(self, name: str) -> bytes | None:
-        """Content that a name was claimed with; None if it was not."""
-        found = [row.content for row in self.scan() if row.name == name]
-        return found[0] if found else None
 
     def claim(self, name: str, content: bytes) -> None:
         """Adds an entry with a name; returns once it has reached the disk.
@@ -132,21 +113,15 @@ class Store:
             OSError: it cannot be written, and nothing was added.
             ValueError: an entry was altered or removed.
         """
-        with self._database.transaction():
+        with self.writing():
             self._create()
             yield list(self.scan())
 
-    def begin(self) -> None:
-        """Starts a transaction that `commit` ends; of a store that is kept from all others."""
-        with self._database.errors():
-            self._database.connection.execute("BEGIN IMMEDIATE")
-            self._create()
-
     def commit(self) -> None:
         """Returns once all that was appended has reached the disk."""
-        with self._database.errors():
-            if self._database.connection.in_transaction:
-                self._database.connection.execute("COMMIT")
+        with self.errors():
+            if self.connection.in_transaction:
+                self.connection.execute("COMMIT")
 
     def append(self, content: bytes, name: str = "") -> Row:
         """Adds an entry to the transaction under way, which begins if there is none.
@@ -154,12 +129,13 @@ class Store:
         Raises:
             OSError: it cannot be written.
         """
-        if not self._database.connection.in_transaction:
-            self.begin()
-        number, previous = self._tip
-        row = Row(name, content, self._seal(previous, name, content))
-        with self._database.errors():
-            run = self._database.connection.execute
+        with self.errors():
+            run = self.connection.execute
+            if not self.connection.in_transaction:
+                run("BEGIN IMMEDIATE")
+                self._create()
+            number, previous = self._tip
+            row = Row(name, content, self._seal(previous, name, content))
             run("INSERT INTO entry VALUES (?, ?, ?, ?)", (number + 1, name, content, row.hash))
             run("UPDATE tip SET number = ?, hash = ?", (number + 1, row.hash))
         self._tip = (number + 1, row.hash)
@@ -172,9 +148,9 @@ class Store:
 
     def content(self, number: int) -> bytes:
         """Content of an entry that was verified before, by its number."""
-        with self._database.errors():
+        with self.errors():
             query = "SELECT content FROM entry WHERE number = ?"
-            return self._database.connection.execute(query, (number,)).fetchone()[0]
+            return self.connection.execute(query, (number,)).fetchone()[0]
 
     def clear(self) -> None:
         """Removes the file with all entries and begins another; durable when it returns."""
@@ -182,7 +158,8 @@ class Store:
         for path in (self.path, Path(f"{self.path}-journal")):
             path.unlink(missing_ok=True)
         sync_directory(self.path.parent)
-        self._database, self._tip = self._connect(), (0, START)
+        self._connect()
+        self._tip = (0, START)
 
     def check(self) -> None:
         """Writes a page and frees it, as an entry would need it.
@@ -190,15 +167,15 @@ class Store:
         Raises:
             OSError: it cannot be written.
         """
-        with self._database.transaction() as connection:
+        with self.writing() as connection:
             self._create()
             connection.execute("CREATE TABLE probe (content BLOB)")
             connection.execute("INSERT INTO probe VALUES (zeroblob(4096))")
-        with self._database.transaction() as connection:
+        with self.writing() as connection:
             connection.execute("DROP TABLE probe")
 
     def _exists(self) -> bool:
-        run = self._database.connection.execute
+        run = self.connection.execute
         found = [run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
         if found == [0, 0] and not run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             return False
@@ -208,7 +185,7 @@ class Store:
 
     def _create(self) -> None:
         if not self._exists():
-            run = self._database.connection.execute
+            run = self.connection.execute
             run(f"PRAGMA application_id = {APPLICATION}")
             run(f"PRAGMA user_version = {LAYOUT}")
             run("CREATE TABLE entry (number INTEGER PRIMARY KEY, name, content, hash)")

@@ -117,8 +117,8 @@ def test_a_ledger_is_one_file_that_may_be_copied(ledger, tmp_path) -> None:
 
 
 def test_lines_of_other_versions_are_refused(ledger) -> None:
-    with ledger._file.locked() as writer:
-        writer.append("gift", {"entry": to_words(GAUSSIAN)})
+    with ledger._file.locked() as (_, append):
+        append("gift", {"entry": to_words(GAUSSIAN)})
     with pytest.raises(ValueError, match="kind must be one of this version's, got 'gift'"):
         ledger.state()
 
@@ -128,8 +128,8 @@ def test_lines_of_other_versions_are_refused(ledger) -> None:
     [{}, {"entry": 3}, {"entry": {}}, {"entry": to_words(GAUSSIAN) | {"sigma": "much"}}],
 )
 def test_a_chained_line_that_says_nonsense_is_refused(ledger, body) -> None:
-    with ledger._file.locked() as writer:
-        writer.append("reserve", body)
+    with ledger._file.locked() as (_, append):
+        append("reserve", body)
     with pytest.raises(ValueError, match="cannot be read"):
         ledger.state()
 

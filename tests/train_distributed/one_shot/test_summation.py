@@ -15,7 +15,7 @@ from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum, add_chunk
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.secure_sum.reports import bytes_of_report
+from train_distributed.secure_sum.reports import report_bytes
 
 TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
 USERS, ROWS, CLASSES = 5, 8, 3
@@ -192,7 +192,7 @@ def test_where_servers_add_the_noise_a_user_sends_two_shares_and_a_proof() -> No
     summation = IntegerSum.of(method, guarantee, sizes)
     longest = max(summation.norm_bounds(method, sizes))
     sent = summation.report()["bytes_per_user"]
-    assert sent == bytes_of_report(method.dimension, longest)
+    assert sent == report_bytes(method.dimension, longest)
     assert sent > 8 * method.dimension
 
 

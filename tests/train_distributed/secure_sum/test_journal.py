@@ -104,7 +104,7 @@ def test_a_full_disk_is_named_before_and_at_the_step(tmp_path: Path) -> None:
 
     def full() -> None:
         with journal._open() as store:
-            store._database.connection.execute("PRAGMA max_page_count = 1")
+            store.connection.execute("PRAGMA max_page_count = 1")
             store.claim("open", bytes(99_999))
 
     with pytest.raises(OSError, match="journal cannot be written: No space left on device"):

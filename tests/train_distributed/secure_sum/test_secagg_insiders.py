@@ -14,9 +14,7 @@ from train_distributed.secure_sum.packets import (
     KEY,
     SEED,
     Link,
-    hash_records,
-    share_hasher,
-    share_records,
+    hash_shares,
     write_deal,
 )
 from train_distributed.secure_sum.parties import EVERYONE
@@ -271,18 +269,17 @@ def test_a_defence_opens_what_this_user_sent_and_nothing_else(make_secagg: Calla
         parties.users[1].receive(accused)
 
 
-def test_a_share_s_hash_is_of_its_place_too(make_secagg: Callable) -> None:
-    setup, share = make_secagg(VECTORS).setup, bytes(SHARE_BYTES)
-    seen = {
-        share_hasher(setup)(a, b, c, share) for a in (0, 1) for b in (2, 3) for c in (SEED, KEY)
-    }
-    assert len(seen) == 8
-
-
-def test_all_shares_of_a_holder_are_hashed_as_each_alone(make_secagg: Callable) -> None:
-    setup, dealers, which = make_secagg(VECTORS).setup, [2, 3, 2**31 - 1], [SEED, KEY, SEED]
-    shares = [bytes([i]) * (SHARE_BYTES - 1) + b"\0" for i in range(3)]
-    records = share_records(setup, np.array(dealers), np.full(3, 5), np.array(which))
-    records["share"] = np.frombuffer(b"".join(shares), f"V{SHARE_BYTES}")
-    alone = map(share_hasher(setup), dealers, (5, 5, 5), which, shares)
-    assert hash_records(records) == b"".join(alone)
+def test_a_share_s_hash_is_of_its_place_too_alone_and_with_others(make_secagg: Callable) -> None:
+    setup = make_secagg(VECTORS).setup
+    places = [(a, b, c) for a in (0, 2**31 - 1) for b in (2, 3) for c in (SEED, KEY)]
+    for share in (bytes(SHARE_BYTES), b"\1" * (SHARE_BYTES - 1) + b"\0"):
+        alone = [hash_shares(setup, *place, [share]) for place in places]
+        assert len(set(alone)) == 8
+        dealers, holders, secrets = zip(*places, strict=True)
+        together = hash_shares(setup, dealers, holders, secrets, [share] * 8)
+        assert together == b"".join(alone)
+        dealer, holder, which = (
+            n.to_bytes(size, "big") for n, size in zip(places[5], (4, 4, 1), strict=True)
+        )
+        named = b"share" + setup.session.digest + dealer + holder + which + share
+        assert alone[5] == hashlib.sha256(named).digest()

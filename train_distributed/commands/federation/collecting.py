@@ -64,7 +64,7 @@ class MakeWindow:
             made.save(partial / WINDOW, keys)
             shutil.copyfile(self.folder / ROLL, partial / ROLL)
             keep_window(self.folder, made)
-        longest = report_bytes(window, max(task.norm_bounds.values()))
+        longest = report_bytes(window.dimension, max(task.norm_bounds.values()))
         print(
             f"{window.enrolled} users, sums of {window.minimum} and more, {longest} bytes a report"
         )
@@ -135,7 +135,7 @@ class Collect:
                 opened = aggregators.open(keys)
                 keep_opened(folder, window)
                 missing = dict.fromkeys(set(window.users) - opened.users, "report")
-                sent = report_bytes(window, max(task.norm_bounds.values()))
+                sent = report_bytes(window.dimension, max(task.norm_bounds.values()))
                 facts = Facts(session=window.digest.hex(), bytes_per_user=sent, missing=missing)
                 released = task.released(opened, facts).with_report(ledger=entry.report())
                 released.write(partial)

@@ -161,7 +161,7 @@ def _stranger(home: Home) -> Path:
 def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:
     home = opened()
     home.report(1).run()
-    with pytest.raises(ValueError, match=r"TooFewUsers: users must be >= 2 to be opened, got 1"):
+    with pytest.raises(ValueError, match=r"TooFewUsers: users to be opened must be >= 2, got 1"):
         home.collect().run()
     assert not (home.home / "model").exists()
     home.report(0).run()

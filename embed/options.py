@@ -6,64 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pretrain import check
+from pretrain.intake.reading import PictureOptions
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.datasets import ImageSet
-    from pretrain.intake.reading import Reading
 
 Dtype = Literal["float32", "float16"]
 EngineName = Literal["auto", "openvino", "onnxruntime", "torch"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 SHOWN = 5  # names of skipped files
 BY_DESIGN = "fed-emnist:"  # its published split is within every writer
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureOptions:
-    """Options of reading pictures in any format."""
-
-    splits: tuple[str, ...] = ()
-    """Splits to read, of train, test, val and evaluation (default: all that the data has)."""
-    path_column: str | None = None
-    """Column of files, or of the images themselves (default: `path` or `image`)."""
-    label_column: str | None = None
-    """Column of classes (default: `label`; without such a column the images are unlabelled)."""
-    user_column: str | None = None
-    """Column of users, whose image it is (default: `user`, if there is such a column)."""
-    split_column: str | None = None
-    """Column of train, test, val or evaluation (default: `split`; without such a column all images
-    are train)."""
-    layout: Literal["auto", "class", "user-class", "flat"] = "auto"
-    """Layout of a folder: class/image, user/class/image, or images without labels at any depth."""
-    max_pixels: int = 89_478_485
-    """Largest number of pixels of a picture; a larger picture counts as unreadable."""
-    resize: int | None = None
-    """Scale the shorter side of every picture to this many pixels and cut out the centre square."""
-    download: bool = False
-    """Let torchvision download a missing data set."""
-
-    def reading(self, classes: tuple[str, ...] = (), *, square: int | None = None) -> "Reading":
-        """Options of `open_images`; `square` is the size where `resize` is left out.
-
-        Raises ValueError for a value out of range.
-        """
-        from pretrain.intake.reading import ColumnNames, Reading
-
-        columns = ColumnNames(
-            path=self.path_column,
-            label=self.label_column,
-            user=self.user_column,
-            split=self.split_column,
-        )
-        return Reading(
-            splits=self.splits,
-            download=self.download,
-            resize=square if self.resize is None else self.resize,
-            classes=classes,
-            max_pixels=self.max_pixels,
-            layout=self.layout,
-            columns=columns,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

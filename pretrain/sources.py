@@ -59,7 +59,7 @@ def _opened(source: str, reading: Reading) -> ImageSet:
     path = Path(source)
     if reading.layout != "auto" and not path.is_dir():
         raise ValueError(f"layout must be left out for {source}, which is no folder")
-    if (given := reading.columns.given()) and kind not in TABLES:
+    if (given := reading.columns) and kind not in TABLES:
         raise ValueError(f"columns must be left out for {source}, which is no table, got {given}")
     if kind in TABLES and rest:
         return TABLES[kind](rest, reading)

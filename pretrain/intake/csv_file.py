@@ -61,5 +61,5 @@ def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, int]:
         raise ValueError(f"{path} must have a first row with the columns' names, got an empty file")
     if len(set(header)) < len(header):
         raise ValueError(f"{path} must name every column once, got {', '.join(header)}")
-    chosen = reading.columns.choose(str(path), header, path=PATH_COLUMNS)
+    chosen = reading.choose(str(path), header, path=PATH_COLUMNS)
     return {part: header.index(name) for part, name in chosen.items() if name}

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-MAX_PIXELS = 89_478_485  # limit of one picture, at which Pillow warns: a quarter of a GiB
+from pretrain.intake.reading import MAX_PIXELS
+
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 UNBOUNDED_MODES = ("I", "F")
 SIXTEEN_BITS = "I;16"

@@ -76,7 +76,7 @@ def _pictures(path: Path, part: Any, reading: Reading) -> tuple[Any, dict[str, s
     kinds = part.features
     images = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
     classes = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
-    columns = reading.columns.choose(
+    columns = reading.choose(
         str(path), list(kinds), path=("image", *images, "path"), label=("label", *classes)
     )
     chosen = list(dict.fromkeys(name for name in columns.values() if name))

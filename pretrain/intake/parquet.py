@@ -66,7 +66,7 @@ class _File:
             self.schema, self.rows = opened.schema_arrow, opened.metadata.num_rows
             groups = range(opened.num_row_groups)
             self.groups = [opened.metadata.row_group(k).num_rows for k in groups]
-        self.columns = reading.columns.choose(str(path), self.schema.names, path=IMAGE_COLUMNS)
+        self.columns = reading.choose(str(path), self.schema.names, path=IMAGE_COLUMNS)
 
     def values(self, column: str) -> list[Any]:
         """All cells of a small column."""

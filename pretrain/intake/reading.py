@@ -1,34 +1,78 @@
-"""Options of reading an image set."""
+"""Options of reading an image set. Read without torch or numpy, for the help of commands."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from pretrain import check
-from pretrain.datasets import SPLITS
-from pretrain.intake.decode import MAX_PIXELS
 
 Layout = Literal["auto", "class", "user-class", "flat"]
+MAX_PIXELS = 89_478_485  # limit of one picture, at which Pillow warns: a quarter of a GiB
 USUAL = {"label": ("label",), "user": ("user",), "split": ("split",)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnNames:
-    """Columns of a table by their names; None: the usual name, where there is such a column."""
+class PictureOptions:
+    """Options of reading pictures in any format."""
 
-    path: str | None = None
-    """Column of file paths, or of the images themselves."""
-    label: str | None = None
-    """Column of classes."""
-    user: str | None = None
-    """Column of users: whose image it is."""
-    split: str | None = None
-    """Column of train, test, val or evaluation."""
+    splits: tuple[str, ...] = ()
+    """Splits to read, of train, test, val and evaluation (default: all that the data has)."""
+    path_column: str | None = None
+    """Column of files, or of the images themselves (default: `path` or `image`)."""
+    label_column: str | None = None
+    """Column of classes (default: `label`; without such a column the images are unlabelled)."""
+    user_column: str | None = None
+    """Column of users, whose image it is (default: `user`, if there is such a column)."""
+    split_column: str | None = None
+    """Column of train, test, val or evaluation (default: `split`; without such a column all images
+    are train)."""
+    layout: Layout = "auto"
+    """Layout of a folder: class/image, user/class/image, or images without labels at any depth."""
+    max_pixels: int = MAX_PIXELS
+    """Largest number of pixels of a picture; a larger picture counts as unreadable."""
+    resize: int | None = None
+    """Scale the shorter side of every picture to this many pixels and cut out the centre square."""
+    download: bool = False
+    """Let torchvision download a missing data set."""
 
-    def given(self) -> dict[str, str]:
-        """Columns that have a name here."""
-        return {part: name for part, name in vars(self).items() if name is not None}
+    def reading(self, classes: tuple[str, ...] = (), *, square: int | None = None) -> "Reading":
+        """Options of `open_images`; `square` is the size where `resize` is left out.
+
+        Raises ValueError for a value out of range.
+        """
+        names = [each.name for each in fields(PictureOptions)]
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.resize is None:
+            given["resize"] = square
+        return Reading(**given, classes=classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(PictureOptions):
+    """Options of `pretrain.sources.open_images`.
+
+    Raises:
+        ValueError: at construction, for an unknown split or a number out of range.
+    """
+
+    classes: tuple[str, ...] = ()  # declared names; needed where the source has none
+
+    def __post_init__(self) -> None:
+        from pretrain.datasets import SPLITS
+
+        for name in ("splits", "classes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
+        check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
+        if unknown := set(self.splits) - SPLITS.keys():
+            raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names of the columns that were given, by part: path, label, user, split."""
+        parts = {part: getattr(self, f"{part}_column") for part in ("path", *USUAL)}
+        return check.present(**parts)
 
     def choose(self, where: str, found: Sequence[str], **usual: Sequence[str]) -> dict[str, str]:
         """Column of every part: the named one, else the first usual one; "" if there is none.
@@ -43,7 +87,7 @@ class ColumnNames:
         """
         chosen = {}
         for part, names in (USUAL | usual).items():
-            name = getattr(self, part)
+            name = self.columns.get(part)
             if name is not None and name not in found:
                 rule = f"{part}_column must be one of {', '.join(found)}"
                 raise ValueError(f"{where}: {rule}, got {name!r}")
@@ -54,30 +98,3 @@ class ColumnNames:
                 f"got columns {', '.join(found)}"
             )
         return chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Options of `pretrain.sources.open_images`.
-
-    Raises:
-        ValueError: at construction, for an unknown split or a number out of range.
-    """
-
-    splits: tuple[
-        str, ...
-    ] = ()  # of train, test, val, evaluation, in this order; (): all there are
-    download: bool = False  # let torchvision fetch a missing set
-    resize: int | None = None  # shorter side, then cropped to a square; None: sizes must be equal
-    classes: tuple[str, ...] = ()  # declared names; needed where the source has none
-    max_pixels: int = MAX_PIXELS  # larger pictures are refused as unreadable
-    layout: Layout = "auto"  # of a folder; see `pretrain.intake.folder`
-    columns: ColumnNames = field(default_factory=ColumnNames)
-
-    def __post_init__(self) -> None:
-        for name in ("splits", "classes"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
-        check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
-        if unknown := set(self.splits) - SPLITS.keys():
-            raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")

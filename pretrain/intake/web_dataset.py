@@ -18,7 +18,7 @@ from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
-from pretrain.intake.reading import ColumnNames, Reading
+from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
 USUAL = {"label": ("label", "cls"), "user": ("user",), "split": ("split",)}
@@ -40,17 +40,17 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     table, places = Table(pattern), (array("q"), array("q"), array("q"))
     seen: set[str] = set()
     for number, shard in enumerate(shards):
-        for sample in _samples(shard, reading.columns):
+        for sample in _samples(shard, reading):
             if sample.picture is None:
                 table.skipped.append(f"{shard.name}/{sample.key}")
                 continue
-            cells = {part: _cell(sample, part, reading.columns) for part in USUAL}
+            cells = {part: _cell(sample, part, reading) for part in USUAL}
             seen |= sample.columns.keys()
             name, offset, size = sample.picture
             for column, value in zip(places, (number, offset, size), strict=True):
                 column.append(value)
             table.add(f"{shard.name}/{name}", **cells)
-    for part, name in reading.columns.given().items():
+    for part, name in reading.columns.items():
         if part != "path" and table.names and name not in seen:
             found = ", ".join(sorted(seen)) or "none"
             raise ValueError(f"{pattern}: {part}_column must be one of {found}, got {name!r}")
@@ -78,9 +78,9 @@ class _Sample:
     columns: dict[str, Any] = field(default_factory=dict)
 
 
-def _samples(shard: Path, columns: ColumnNames) -> Iterator[_Sample]:
+def _samples(shard: Path, reading: Reading) -> Iterator[_Sample]:
     wanted = {"json", *(name for names in USUAL.values() for name in names)}
-    wanted |= set(columns.given().values())
+    wanted |= set(reading.columns.values())
     sample: _Sample | None = None
     for tar, member in _members(shard):
         parts = NAME.fullmatch(member.name)
@@ -89,7 +89,7 @@ def _samples(shard: Path, columns: ColumnNames) -> Iterator[_Sample]:
             if sample is not None:
                 yield sample
             sample = _Sample(key)
-        asked = columns.path
+        asked = reading.path_column
         suffix = f".{extension.rpartition('.')[2].lower()}"
         if extension == asked or (asked is None and suffix in SUFFIXES and not sample.picture):
             sample.picture = (member.name, member.offset_data, member.size)
@@ -136,7 +136,6 @@ def _note(sample: _Sample, extension: str, content: bytes, where: str) -> None:
     sample.columns |= fields
 
 
-def _cell(sample: _Sample, part: str, columns: ColumnNames) -> Any:
-    given = getattr(columns, part)
-    names = USUAL[part] if given is None else (given,)
+def _cell(sample: _Sample, part: str, reading: Reading) -> Any:
+    names = (reading.columns[part],) if part in reading.columns else USUAL[part]
     return next((sample.columns[name] for name in names if name in sample.columns), None)

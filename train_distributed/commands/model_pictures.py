@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from embed.options import PictureOptions
 from pretrain import check
+from pretrain.intake.reading import PictureOptions
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import numpy as np

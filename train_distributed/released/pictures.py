@@ -11,10 +11,10 @@ from embed import EmbeddingSet
 from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
 from embed.fast import choose_batch_size
-from embed.options import PictureOptions
 from embed.store import EVALUATION
 from embed.stream import Span, embedded, spans
 from pretrain.datasets import ImageSet
+from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images
 from train_distributed.one_shot.model import BLOCK, Release
 from train_distributed.released.encoder import encoding_of

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from pretrain.intake.decode import UnreadableImage
-from pretrain.intake.reading import ColumnNames
 from pretrain.sources import open_images
 
 
@@ -29,8 +28,9 @@ def test_columns_by_their_usual_names(write_csv, pictures, tmp_path: Path, endin
 
 @pytest.mark.parametrize("header", ["file;finding;clinic;part", "file\tfinding\tclinic\tpart"])
 def test_columns_by_other_names(write_csv, pictures, header: str) -> None:
-    names = ColumnNames(path="file", label="finding", user="clinic", split="part")
-    images = open_images(write_csv(header), columns=names)
+    names = {"path": "file", "label": "finding", "user": "clinic", "split": "part"}
+    columns = {f"{part}_column": name for part, name in names.items()}
+    images = open_images(write_csv(header), **columns)
     assert images.class_names == ("cat", "dog", "owl")
     assert images.inferred  # nobody declared them
     assert images.labels.tolist() == pictures.numbers
@@ -109,10 +109,9 @@ def test_damaged_tables(tmp_path: Path, text: str | bytes, rule: str) -> None:
 
 def test_a_column_that_was_named_must_be_there(write_csv) -> None:
     for part in ("path", "label", "user", "split"):
-        columns = ColumnNames(**{part: "nowhere"})
         rule = f"{part}_column must be one of path, label, user, split, got 'nowhere'"
         with pytest.raises(ValueError, match=rule):
-            open_images(write_csv(), columns=columns)
+            open_images(write_csv(), **{f"{part}_column": "nowhere"})
 
 
 def test_classes_that_were_not_declared(write_csv) -> None:

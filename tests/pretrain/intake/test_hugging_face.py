@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.intake.reading import ColumnNames
 from pretrain.sources import open_images
 
 datasets: Any = pytest.importorskip("datasets")
@@ -59,12 +58,12 @@ def test_its_splits(tmp_path: Path, pictures) -> None:
 def test_other_columns(tmp_path: Path, pictures) -> None:
     held = a_set(pictures).rename_column("label", "finding").rename_column("user", "ward")
     held.rename_column("image", "scan").save_to_disk(tmp_path / "saved")
-    images = open_images(f"hf:{tmp_path}/saved", columns=ColumnNames(user="ward"))
+    images = open_images(f"hf:{tmp_path}/saved", user_column="ward")
     assert [images.class_names[k] for k in images.labels] == pictures.labels
     assert images.users is not None
     rule = "label_column must be one of scan, finding, ward, got 'label'"
     with pytest.raises(ValueError, match=rule):
-        open_images(f"hf:{tmp_path}/saved", columns=ColumnNames(label="label"))
+        open_images(f"hf:{tmp_path}/saved", label_column="label")
 
 
 def test_a_test_split_without_labels(tmp_path: Path, pictures) -> None:
@@ -103,8 +102,7 @@ def test_an_image_folder_with_metadata(tmp_path: Path, pictures) -> None:
         (tmp_path / "folder" / f"{k}.png").write_bytes(file)
         lines.append(f"{k}.png,{pictures.labels[k]},{pictures.users[k]}")
     (tmp_path / "folder" / "metadata.csv").write_text("\n".join(lines) + "\n")
-    columns = ColumnNames(label="finding", user="ward")
-    images = open_images(f"hf:{tmp_path}/folder", columns=columns)
+    images = open_images(f"hf:{tmp_path}/folder", label_column="finding", user_column="ward")
     rows = [int(Path(images.image_name(k)).stem) for k in range(12)]
     assert (images.images(slice(None)) == pictures.pixels[rows]).all()
     assert images.labels.tolist() == [pictures.numbers[row] for row in rows]

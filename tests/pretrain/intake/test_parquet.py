@@ -10,7 +10,6 @@ import pytest
 
 from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.parquet import BATCH
-from pretrain.intake.reading import ColumnNames
 from pretrain.sources import open_images
 
 pa: Any = pytest.importorskip("pyarrow")
@@ -65,9 +64,8 @@ def test_several_files_are_one_table(tmp_path: Path, pictures) -> None:
         rows = slice(4 * part, 4 * part + 4)
         table = pa.table({"image": pictures.files[rows], "finding": pictures.labels[rows]})
         pq.write_table(table, tmp_path / f"part-{part}.parquet")
-    columns = ColumnNames(label="finding")
     for pattern in ("part-*.parquet", "part-{0..2}.parquet"):
-        images = open_images(f"parquet:{tmp_path}/{pattern}", columns=columns)
+        images = open_images(f"parquet:{tmp_path}/{pattern}", label_column="finding")
         assert images.class_names == ("cat", "dog", "owl")
         assert images.labels.tolist() == pictures.numbers
         assert (images.images(np.array([11, 0, 5])) == pictures.pixels[[11, 0, 5]]).all()
@@ -150,8 +148,8 @@ def test_what_is_wrong_is_named(tmp_path: Path, pictures) -> None:
     with pytest.raises(ValueError, match=r"path_column must be given .* got columns a, b"):
         open_images(f"parquet:{place}")
     with pytest.raises(ValueError, match="label_column must be one of a, b, got 'c'"):
-        open_images(f"parquet:{place}", columns=ColumnNames(path="a", label="c"))
-    images = open_images(f"parquet:{place}", columns=ColumnNames(path="a"))
+        open_images(f"parquet:{place}", path_column="a", label_column="c")
+    images = open_images(f"parquet:{place}", path_column="a")
     with pytest.raises(UnreadableImage, match="row 0 must hold an image's bytes or its path, got"):
         images.images(slice(None))
     pq.write_table(pa.table({"image": [pictures.files[0], None, b"?"]}), place)

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from pretrain.intake.decode import UnreadableImage
-from pretrain.intake.reading import ColumnNames
 from pretrain.sources import open_images
 
 wds: Any = pytest.importorskip("webdataset")
@@ -43,7 +42,7 @@ def test_shards(shards: str, pictures, tmp_path: Path) -> None:
     assert (images.images(order) == pictures.pixels[order]).all()
     assert images.image_name(6) == "s-001.tar/x/0006.png"
     assert images.place(6) == f"{tmp_path}/s-001.tar/x/0006.png"
-    by_name = open_images(f"wds:{tmp_path}/s-*.tar", columns=ColumnNames(label="finding"))
+    by_name = open_images(f"wds:{tmp_path}/s-*.tar", label_column="finding")
     assert by_name.class_names == ("cat", "dog", "owl")
 
 
@@ -76,7 +75,7 @@ def test_samples_of_several_pictures_and_of_none(tmp_path: Path, pictures) -> No
     images = open_images(tar(tmp_path / "s.tar", members))
     assert (images.images(slice(None)) == pictures.pixels[[0, 2]]).all()
     assert images.skipped == ("s.tar/readme", "s.tar/1")
-    right = open_images(f"wds:{tmp_path}/s.tar", columns=ColumnNames(path="right.png"))
+    right = open_images(f"wds:{tmp_path}/s.tar", path_column="right.png")
     assert (right.images(slice(None)) == pictures.pixels[[1, 2]]).all()
 
 
@@ -90,7 +89,7 @@ def test_names_longer_than_a_tar_s_field(tmp_path: Path, pictures) -> None:
 def test_what_is_wrong_is_named(tmp_path: Path, pictures, shards: str) -> None:
     place = tmp_path / "s-000.tar"
     with pytest.raises(ValueError, match=r"label_column must be one of cls, finding.*, got 'age'"):
-        open_images(shards, columns=ColumnNames(label="age"))
+        open_images(shards, label_column="age")
     for columns, rule in (
         ({"0.png": pictures.files[0], "0.json": b"{"}, r"0\.json must be text, got"),
         ({"0.png": pictures.files[0], "0.json": b"[]"}, r"0\.json must be a JSON object, got list"),

@@ -51,14 +51,6 @@ class Head(ABC):
     def curvature(self) -> float:
         """Largest eigenvalue that the Hessian of the data term can have at ‖x‖ = c."""
 
-    @abstractmethod
-    def paper_smoothness(self, dim: int) -> float:
-        """The paper's β, a bound on the Frobenius norm of the Hessian: valid, needlessly large.
-
-        Args:
-            dim: d, constant column included.
-        """
-
     @property
     @abstractmethod
     def norm_dims(self) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """One-vs-rest support vector machine with the hinge smoothed by a parabola."""
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,10 +25,6 @@ class HuberSVMHead(OneVsRest):
     def curvature(self) -> float:
         """c²/(2h) for every class: the parabola's second derivative is 1/(2h)."""
         return self.clip_norm**2 / (2 * self.relaxation)
-
-    def paper_smoothness(self, dim: int) -> float:
-        """β = √((c²/(2h) + Λ)² + pΛ²), Sec. 4.1 of Kirschte et al. 2024; p = d − 1."""
-        return math.sqrt((self.curvature + self.l2_reg) ** 2 + (dim - 1) * self.l2_reg**2)
 
     def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Sum over the K binary problems."""

@@ -1,6 +1,5 @@
 """One-vs-rest logistic regression."""
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,10 +16,6 @@ class LogisticHead(OneVsRest):
     def curvature(self) -> float:
         """c²/4 for every class: σ(1 − σ) is at most 1/4."""
         return self.clip_norm**2 / 4
-
-    def paper_smoothness(self, dim: int) -> float:
-        """β = √((c²/4 + Λ)² + pΛ²): the paper's bound for the SVM with this curvature."""
-        return math.sqrt((self.curvature + self.l2_reg) ** 2 + (dim - 1) * self.l2_reg**2)
 
     def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Sum over the K binary problems."""

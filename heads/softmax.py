@@ -31,11 +31,6 @@ class SoftmaxHead(Head):
         """c²/2: diag(p) − ppᵀ has no eigenvalue above 1/2."""
         return self.clip_norm**2 / 2
 
-    def paper_smoothness(self, dim: int) -> float:
-        """β = √(dKΛ² + ½(Λ + c²)²), Thm O.1 of Kirschte et al. 2024; `dim` is d."""
-        spread = dim * self.num_classes * self.l2_reg**2
-        return math.sqrt(spread + 0.5 * (self.l2_reg + self.clip_norm**2) ** 2)
-
     @property
     def norm_dims(self) -> tuple[int, ...]:
         """One Frobenius norm for the whole matrix."""

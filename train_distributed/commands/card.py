@@ -1,14 +1,15 @@
 """`python -m train_distributed card`: a released model on one page, as HTML and as Markdown."""
 
 import hashlib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.output import new_directory, new_file, refuse_inputs
-from train_distributed.commands.command_line import command_line
+from pretrain.cli.provenance import public_argument
 from train_distributed.commands.run import Run
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 HTML, MARKDOWN = "card.html", "card.md"
 EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
+ALWAYS = ("epsilon", "delta")  # are said, whatever the default is
+IN_CONFIG = ("method", "options", "transform_options")  # which a file of `select` says
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class Card:
             ValueError: a model, ledger or evaluation that cannot be read.
             FileExistsError: there is a card, or the directory exists.
         """
-        from train_distributed.one_shot import Release
         from train_distributed.one_shot.files import MODEL
+        from train_distributed.one_shot.model import Release
         from train_distributed.released.card.page import card
 
         if self.out is not None:
@@ -113,8 +116,37 @@ class Card:
         return found
 
 
-def _command(configuration: dict[str, Any] | None) -> str | None:
-    """Command that made a model, where its report keeps the configuration of `run`."""
+def _command(configuration: Mapping[str, Any] | None) -> str | None:
+    """Command that made a model, from the configuration of `run` in its report; defaults left out.
+
+    Of files outside the working directory only the names appear: where they lie is nobody's
+    business.
+    """
     if configuration is None:
         return None
-    return command_line("blind-averaging run", Run, configuration)
+    given = dict(configuration)
+    if given.get("config") is not None:
+        given = {k: v for k, v in given.items() if k not in IN_CONFIG}
+    if given.get("transform") is not None:  # whose file says how it was fitted
+        given.pop("transform_options", None)
+    words = ["blind-averaging", "run"]
+    for each in fields(Run):
+        value, usual = given.get(each.name), each.default
+        if callable(each.default_factory):
+            usual = each.default_factory()
+        if isinstance(value, Mapping):
+            for name, setting in value.items():
+                words += _typed(name, setting, getattr(usual, name, None))
+        elif each.name in given:
+            words += _typed(each.name, value, usual)
+    return shlex.join(words)
+
+
+def _typed(name: str, value: Any, usual: Any) -> list[str]:
+    """An option as it is typed; nothing for what it is anyway."""
+    if value is None or (value == usual and name not in ALWAYS):
+        return []
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    return [f"--{option}", public_argument(str(value))]

@@ -6,19 +6,8 @@ the command is parsed.
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
 
-RIVALS = (
-    "dp-fl",
-    "output-perturbation",
-    "gradient-perturbation",
-    "dp-svm-smo",
-    "amp",
-    "centralised-softmax",
-    "centralised-svm",
-)
-MANY_ROUNDS = ("admm-dual", "admm-primal", "charter", "charter-sum")
-NOT_PRIVATE = ("non-private-softmax", "non-private-svm")
 Noise = Literal["discrete", "float"]
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 Cost = Literal["megabits", "seconds"]

@@ -9,11 +9,11 @@ from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, reserved
-from train_distributed.commands.choices import MANY_ROUNDS, MethodName, Noise, Scheme
+from train_distributed.commands.choices import MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
 from train_distributed.commands.simulated_users import simulated_partition
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs

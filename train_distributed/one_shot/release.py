@@ -260,20 +260,4 @@ def release(
         >>> released.report["honest_users"], released.report["suitable_for_release"]
         (2, True)
     """
-    request = ReleaseRequest(
-        embeddings=embeddings,
-        method=method,
-        privacy=privacy,
-        transform=transform,
-        num_classes=num_classes,
-        partition=partition,
-        noise=noise,
-        generator=generator,
-        min_survivors=min_survivors,
-        vouch_for_transform=vouch_for_transform,
-        allow_delta=allow_delta,
-        faults=faults,
-        reserve=reserve,
-        options=options,
-    )
-    return request.release()
+    return ReleaseRequest(**locals()).release()  # the arguments are its fields

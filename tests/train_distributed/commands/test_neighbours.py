@@ -16,7 +16,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.draws import random_keys
 from embed.hold_out import hold_out
-from train_distributed.one_shot import Release
+from train_distributed.one_shot.model import Release
 
 METHODS = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
 SALTED = "a hash over a secret salt of the ledger"

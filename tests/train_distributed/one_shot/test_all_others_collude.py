@@ -8,7 +8,7 @@ import torch
 
 from embed import PublicTransform
 from train_distributed import accounting
-from train_distributed.one_shot import build_method
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.rounds import epsilon_if_all_others_collude, promise_report
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee

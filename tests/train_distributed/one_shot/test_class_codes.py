@@ -9,8 +9,8 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot import build_method
 from train_distributed.one_shot.class_sums import ClassSums
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from embed import PublicTransform
-from train_distributed.one_shot import METHODS, build_method
 from train_distributed.one_shot.reachable import unreachable
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.one_shot.users import Chunk

@@ -14,7 +14,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot import FaultInjection
+from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.report_file import VERSION, Report
 

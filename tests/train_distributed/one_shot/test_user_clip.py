@@ -13,7 +13,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.transform_options import TransformOptions
 from heads.projection import ball_margin
 from train_distributed import Privacy
-from train_distributed.one_shot import METHODS, build_method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk

@@ -20,7 +20,7 @@ from pretrain.cli.provenance import public_argument
 from train_distributed.one_shot.attacker import best_guess, gaussian_mu, true_positives
 from train_distributed.one_shot.figure import confusion_figure, draw_attack
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
 from train_distributed.one_shot.report_file import Report
 from train_distributed.released.card import numbers
 from train_distributed.released.card.quality import (
@@ -37,23 +37,6 @@ ACCUSED = 0.001  # of the innocent: false alarms that the card speaks of
 MARKUP = re.compile(r"([\\`*_\[\]|~$])")
 LEADING = re.compile(r"^(\d*)([#+.)-])(?=[\s#-]|$)")  # of headings, lists and rules
 NEEDED = ("private", "epsilon", "delta", "neighbouring", "users", "suitable_for_release")
-RIVALS = {
-    "dp-fl": "DP-SGD on one softmax layer, by Opacus, without a secure sum",
-    "output-perturbation": "the average of logistic minimisers (Jayaraman et al. 2018, Alg. 1)",
-    "gradient-perturbation": "gradient descent, one noisy secure sum of gradients a round "
-    "(Jayaraman et al. 2018, Alg. 2)",
-    "dp-svm-smo": "the average of liblinear's SVMs (Kirschte et al. 2024, App. C)",
-    "amp": "approximate minima perturbation of Huber SVMs (Iyengar et al. 2019), all rows in one "
-    "place",
-    "centralised-softmax": "a softmax layer, all rows at one user",
-    "centralised-svm": "one-vs-rest Huber SVMs, all rows at one user",
-    "admm-dual": "ADMM among neighbours, dual variables perturbed",
-    "admm-primal": "ADMM among neighbours, primal variables perturbed",
-    "charter": "Charter: cutting planes from noisy gradients of the clients",
-    "charter-sum": "Charter: cutting planes from secure sums of noisy gradients",
-    "non-private-softmax": "softmax regression, not private",
-    "non-private-svm": "a linear SVM, not private",
-}
 
 
 def card(
@@ -113,7 +96,8 @@ def card(
 
 def words_of(method: str) -> str:
     """Sentence about a method: the registry's, a rival's, or else its name."""
-    return METHODS[method].words if method in METHODS else RIVALS.get(method, method)
+    rivals = RIVALS | MANY_ROUNDS | NOT_PRIVATE
+    return METHODS[method].words if method in METHODS else rivals.get(method, method)
 
 
 def markdown_text(text: str) -> str:

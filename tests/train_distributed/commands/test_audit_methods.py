@@ -22,22 +22,3 @@ def test_every_method_that_is_offered_is_attacked(call, tmp_path, method: str) -
     (audited,) = json.loads((tmp_path / "made" / "audit.json").read_text())["audits"]
     assert audited["method"] == method
     assert audited["claim"]["epsilon"] <= 3.0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--method", "admm-dual", "--honest-fraction", "0.5"], "honest_fraction must be left out"),
-        (["--method", "charter-sum", "--noise", "float"], "noise must be 'discrete'"),
-        (["--method", "amp", "--noise", "discrete"], "noise must be 'float' for 'amp'"),
-        (["--method", "charter", "--rows", "2"], "rounds must be <= rows/3"),
-        (["--method", "dp-fl", "--min-survivors", "1"], "min_survivors"),
-    ],
-)
-def test_what_a_method_cannot_is_refused_in_one_line(call, tmp_path, change, message) -> None:
-    code, _, error = call("audit", "--trials", "16", "--users", "2", *change)
-    assert code == 2
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert message in error
-    assert not list(tmp_path.iterdir())

@@ -65,16 +65,6 @@ def test_a_card_that_exists_is_kept(call, model) -> None:
     assert sorted(path.name for path in Path("elsewhere").iterdir()) == ["card.html", "card.md"]
 
 
-@pytest.mark.parametrize("out", ["model", ".", "model/../model", "here"])
-def test_no_model_is_replaced_by_its_card(call, model, out) -> None:
-    (model.parent / "here").symlink_to(model)
-    before = sorted(model.parent.rglob("*"))
-    code, _, error = call("card", "--model", "model", "--out", out, "--overwrite")
-    assert code == 2
-    assert error.count("\n") == 1
-    assert sorted(model.parent.rglob("*")) == before
-
-
 def test_the_ledger_is_shown_with_its_total(call, model, tmp_path) -> None:
     ledger = Ledger.open(tmp_path / "other.ledger")
     ledger.spend(ledger.reserve(ENTRY))
@@ -100,14 +90,6 @@ def test_a_ledger_in_which_the_release_is_not_is_refused(call, model, tmp_path) 
     assert not list(model.glob("*card*"))
 
 
-def test_an_evaluation_of_another_model_is_refused(call, model, tmp_path) -> None:
-    (tmp_path / "evaluated").mkdir()
-    (tmp_path / "evaluated" / "evaluation.json").write_text('{"model": "00"}')
-    code, _, error = call("card", "--model", "model", "--evaluation", "evaluated")
-    assert code == 2
-    assert "evaluation must be of the model with SHA-256" in error
-
-
 def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
     labels = np.arange(303) % 101
     x = np.eye(101, dtype=np.float32)[labels]
@@ -120,26 +102,6 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
     assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
     assert call("card", "--model", "model")[0] == 0
     assert "NOT SUITABLE FOR RELEASE" in (tmp_path / "model" / "card.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "nowhere"], "must be an existing directory, got nowhere"),
-        (["--model", "model", "--ledger", "none"], "ledger must be an existing file, got none"),
-        (["--model", "model", "--ledger", "model/report.json"], "model/report.json"),
-        (["--model", "model", "--evaluation", "nowhere"], "nowhere"),
-        (["--model", "model", "--out", "model"], "must not hold what the command reads"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(call, model, arguments, message) -> None:
-    before = sorted(model.parent.rglob("*"))
-    code, printed, error = call("card", *arguments)
-    assert (code, printed) == (2, "")
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert message in error
-    assert sorted(model.parent.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -163,13 +125,6 @@ def test_a_report_that_somebody_has_changed_is_one_line(call, model, change) -> 
     assert (code, printed) == (2, "")
     assert error.count("\n") == 1
     assert not list(model.glob("*card*"))
-
-
-def test_a_report_without_a_promise_is_no_report(call, model) -> None:
-    (model / "report.json").write_text("{}")
-    code, _, error = call("card", "--model", "model")
-    assert code == 2
-    assert "report must be what a release writes" in error
 
 
 @pytest.mark.parametrize(

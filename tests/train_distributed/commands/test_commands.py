@@ -85,45 +85,6 @@ def test_simulated_partition_and_seed(call, sets, tmp_path):
     assert one == two
 
 
-BAD = [
-    (["--epsilon", "0"], "epsilon must be > 0, got 0"),
-    (["--epsilon", "-1"], "epsilon must be > 0, got -1"),
-    (["--delta", "1"], "delta must be in (0, 1), got 1"),
-    (["--delta", "0"], "delta must be in (0, 1), got 0"),
-    (["--epsilon", "soon"], "epsilon"),
-    (["--method", "forest"], "method"),
-    (["--method", "amp", "--noise", "discrete"], "noise must be 'float' for 'amp'"),
-    (["--method", "non-private-svm"], "epsilon must be inf for 'non-private-svm', got 1"),
-    (["--method", "dp-fl", "--ridge", "1"], "options must fit method 'dp-fl'"),
-    (["--colour", "red"], "--colour"),
-    (["--embeddings", "nowhere"], "embeddings must be an existing directory, got nowhere"),
-    (["--public", "nowhere"], "embeddings must be an existing directory, got nowhere"),
-    (["--honest-fraction", "2"], "honest_fraction must be in (0, 1], got 2"),
-    (["--min-survivors", "4"], "one certainly honest user, got 0"),
-    (["--method", "softmax", "--l2-reg", "0"], "l2_reg must be finite and > 0, got 0"),
-    (["--scheme", "iid", "--users", "0"], "users must be in [1, 90]"),
-    (["--scheme", "iid", "--users", "91"], "users must be in [1, 90]"),
-    (["--users", "4"], "users must be left out for scheme 'own', got 4"),
-    (["--scheme", "dirichlet", "--users", "4"], "concentration must be given"),
-    (["--components", "9"], "components must be in [1, 5], got 9"),
-    (["--num-classes", "2"], "num_classes must be 3"),
-    (["--seed", "9" * 20], "seed must be in [0, 2^63), got 9999"),
-    (["--seed", "-1"], "seed must be in [0, 2^63), got -1"),
-    (["--delta", "1e-320"], "delta must be >= 1e-290"),
-    (["--method", "admm-dual", "--iterations", "0"], "iterations must be >= 1, got 0"),
-    (["--seed", "1", "--noise", "discrete"], "generator must be None for noise 'discrete'"),
-]
-
-
-@pytest.mark.parametrize("names", [5, None, ["a", "a", "b"], {"a": 1}])
-def test_class_names_that_are_no_list_of_names(call, sets, tmp_path, names):
-    (tmp_path / "private" / "meta.json").write_text(json.dumps({"class_names": names}))
-    code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
-    assert code == 2
-    assert error.count("\n") == 1
-    assert "class_names must be a list of distinct names" in error
-
-
 @pytest.mark.parametrize(("scheme", "suits"), [("iid", True), ("one-class", False)])
 def test_users_made_by_label_are_a_simulation(call, sets, tmp_path, scheme: str, suits: bool):
     """A replaced record moves other records from user to user there: no promise covers that."""
@@ -134,62 +95,6 @@ def test_users_made_by_label_are_a_simulation(call, sets, tmp_path, scheme: str,
     assert report["suitable_for_release"] is suits
     assert report["noise"] == "discrete"
     assert ("users were given rows by their labels" in str(report)) is not suits
-
-
-def test_options_of_a_transform_that_is_given_are_not_ignored(call, sets, tmp_path):
-    PublicTransform.fit(EmbeddingSet.open(sets[1])).save(tmp_path / "t.safetensors")
-    arguments = ["run", "--embeddings", sets[0], "--transform", str(tmp_path / "t.safetensors")]
-    code, _, error = call(*arguments, "--components", "3")
-    assert code == 2
-    assert "must be left out with transform" in error
-    assert call(*arguments)[0] == 0
-
-
-SWEEP = ["sweep", "accuracy", "--seeds", "1", "--users", "4"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--users", "1000"], "users must be in [1, 90]"),
-        (["--public", "narrow"], "public must have 5 columns as embeddings, got 4"),
-    ],
-)
-def test_a_sweep_that_cannot_begin_writes_nothing(call, sets, tmp_path, change, message):
-    narrow = EmbeddingSet.open(sets[1])
-    EmbeddingSet(embeddings=narrow.embeddings[:, :4], labels=narrow.labels).save(
-        tmp_path / "narrow"
-    )
-    before = sorted(tmp_path.rglob("*"))
-    code, _, error = call(*SWEEP, "--embeddings", sets[0], "--public", sets[1], *change)
-    assert code == 2
-    assert message in error
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(("change", "message"), BAD)
-def test_bad_input_is_one_line_and_writes_nothing(call, sets, tmp_path, change, message):
-    before = sorted(tmp_path.rglob("*"))
-    arguments = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", "made", *change]
-    code, printed, error = call(*arguments)
-    assert code == 2
-    assert printed == ""
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert message in error
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_directory_that_exists_is_refused_and_kept(call, sets, tmp_path):
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "note").write_text("mine")
-    arguments = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", "made"]
-    code, _, error = call(*arguments)
-    assert code == 2
-    assert "must not exist (or pass --overwrite), got made" in error
-    assert (tmp_path / "made" / "note").read_text() == "mine"
-    assert call(*arguments, "--overwrite")[0] == 0
-    assert not (tmp_path / "made" / "note").exists()
 
 
 def test_a_place_that_cannot_be_written_is_found_before_noise_is_drawn(
@@ -203,12 +108,6 @@ def test_a_place_that_cannot_be_written_is_found_before_noise_is_drawn(
     code, _, error = call("run", "--embeddings", private, "--public", public, "--out", out)
     assert (code, drawn) == (2, [])
     assert "file" in error
-
-
-def test_the_public_set_must_not_be_the_private_one(call, sets):
-    code, _, error = call("run", "--embeddings", sets[0], "--public", sets[0])
-    assert code == 2
-    assert "public must be another set than the one it is applied to" in error
 
 
 @pytest.mark.parametrize("part", [slice(None), slice(None, None, -1), slice(3, 90, 8)])

@@ -15,9 +15,6 @@ from embed.encoding import Encoding, refuse_other
 from embed.fit import fit_and_apply, refuse_leak
 from pretrain.preprocess import Preprocess
 from train_distributed import Privacy, release
-from train_distributed.commands.protect import Protect
-from train_distributed.commands.run import Run
-from train_distributed.commands.sweep import Sweep
 from train_distributed.one_shot.validation import validate
 
 OURS = Encoding(
@@ -136,27 +133,6 @@ def _saved(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> tuple[Path,
     return at / "public", at / "private"
 
 
-def _run_public(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
-    theirs, mine = _saved(public, private, at)
-    Run(embeddings=mine, public=theirs, out=at / "out").run()
-
-
-def _run_transform(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
-    _, mine = _saved(public, private, at)
-    PublicTransform.fit(public).save(at / "t.safetensors")
-    Run(embeddings=mine, transform=at / "t.safetensors", out=at / "out").run()
-
-
-def _swept(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
-    theirs, mine = _saved(public, private, at)
-    Sweep("central", embeddings=mine, public=theirs, out=at / "out").run()
-
-
-def _protected(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
-    theirs, mine = _saved(public, private, at)
-    Protect(embeddings=mine, public=theirs, out=at / "out").run()
-
-
 def _fitted(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
     fit_and_apply(*_saved(public, private, at), at / "out", {})
 
@@ -169,10 +145,6 @@ DOORS: dict[str, Door] = {
     "release": _released,
     "admit": _admitted,
     "refuse_leak": lambda public, private, _: refuse_leak(public, private),
-    "run --public": _run_public,
-    "run --transform": _run_transform,
-    "sweep": _swept,
-    "protect": _protected,
     "fit-transform": _fitted,
     "fit-transform --i-know-this-leaks": _leaked,
 }

@@ -43,28 +43,3 @@ def test_a_model_is_evaluated_and_counted(say, held) -> None:
     code, _, _ = say(*given, "--ledger", "none", "--out", "third", "--noise", "float")
     assert code == 0
     assert json.loads(Path("third/evaluation.json").read_text())["ledger"] == "none"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (["--epsilon", "0"], "epsilon must be > 0, got 0"),
-        (["--bins", "99"], "bins must be in [0, 50], got 99"),
-        (["--confidence", "2"], "confidence must be in [0.5, 0.999], got 2.0"),
-        (["--users", "3"], "users must be left out for scheme 'own', got 3"),
-        (["--seed", "-1"], "seed must be in [0, 2^63), got -1"),
-        (["--model", "nowhere"], "release must be an existing directory, got nowhere"),
-        (["--embeddings", "private"], "`embed hold-out --share 0.2` holds rows out"),
-        (["--min-survivors", "9"], "min_survivors must be in [1, 8]"),
-        (["--out", "."], "out"),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(say, held, change, words) -> None:
-    before = sorted(Path().rglob("*")), Path("held.ledger").read_bytes()
-    given = ["evaluate", "--embeddings", held[0], "--model", held[1], "--out", "new"]
-    code, _, error = say(*given, *change)
-    assert code == 2
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert words in error
-    assert (sorted(Path().rglob("*")), Path("held.ledger").read_bytes()) == before

@@ -42,28 +42,6 @@ def test_an_estimator_is_written_and_compared(call, model, tmp_path) -> None:
     assert np.allclose(load_sklearn(out / "model.skops").predict_proba(rows), shares)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--format", "onnx"], "release must say which encoder its embeddings came from"),
-        (["--format", "onnx", "--input-size", "3", "3"], "release must say which encoder"),
-        (["--format", "tflite"], "invalid choice"),
-        (["--format", "sklearn", "--input-size", "3", "3"], "input_size must be left out for"),
-        (["--format", "sklearn", "--encoder", "x"], "encoder must be left out for sklearn"),
-        (["--format", "sklearn", "--model", "nowhere"], "release must be an existing directory"),
-        ([], "--format"),
-    ],
-)
-def test_a_wrong_option_is_one_line_and_writes_nothing(
-    call, model, tmp_path, change: list[str], message: str
-) -> None:
-    out = str(tmp_path / "out")
-    code, _, error = call("export", "--model", str(model), "--out", out, *change)
-    assert (code, error.count("\n")) == (2, 1)
-    assert message in error
-    assert not list(tmp_path.glob("out*"))
-
-
 def test_a_missing_package_is_named_with_its_extra(call, model, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "skops", None)
     out = str(tmp_path / "out")

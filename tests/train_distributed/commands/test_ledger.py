@@ -62,35 +62,3 @@ def test_reserve_and_spend_by_hand(call, sets, ledger) -> None:
     assert code == 2
     assert "(or pass --raise-limit)" in error
     assert "raised 1 time(s)" in call(*limit, "3", "--raise-limit")[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["show"], "exactly one of embeddings and ledger must be given, got neither"),
-        (["show", "--ledger", "a", "--embeddings", "b"], "must be given, got both"),
-        (["show", "--ledger", "none.ledger"], "ledger must exist, got none.ledger"),
-        (["show", "--ledger", "."], "ledger must be a file, got ."),
-        (["limit", "--ledger", "/dev/null", "--epsilon", "1", "--delta", "1e-5"], "be a file"),
-        (["reserve", "--ledger", "a", "--epsilon", "1", "--delta", "1e-5"], "embeddings and data"),
-        (["reserve", "--embeddings", "no", "--epsilon", "1", "--delta", "1e-5"], "existing dir"),
-        (["limit", "--ledger", "a", "--epsilon", "0", "--delta", "1e-5"], "epsilon must be > 0"),
-        (["limit", "--ledger", "a", "--epsilon", "1", "--delta", "2"], "delta must be in (0, 1)"),
-        (["spend", "--ledger", "a", "--id", "x"], "id must be of an entry in the ledger, got 'x'"),
-    ],
-)
-def test_bad_input_of_ledger_is_one_line(call, tmp_path, arguments, message) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    code, printed, error = call("ledger", *arguments)
-    assert (code, printed, error.count("\n")) == (2, "", 1)
-    assert message in error
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("text", [b"{}", b"[]", b"nonsense", b'{"ledger": "none"}'])
-def test_reports_without_a_ledger_are_refused(run, call, sets, tmp_path, text: bytes) -> None:
-    run("--out", "made")
-    (tmp_path / "other.json").write_bytes(text)
-    code, _, error = call("ledger", "show", "--embeddings", sets[0], "--reports", "other.json")
-    assert code == 2
-    assert "reports must be of results with a ledger" in error

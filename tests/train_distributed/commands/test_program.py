@@ -77,28 +77,6 @@ def test_it_ends_as_the_module_does(say, call, arguments: list[str]) -> None:
     assert error == as_module[2].replace(program, "blind-averaging")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["forest"], "Unrecognized options: forest"),
-        (["forest"], "audit, protect, ledger, federation, pretrain, embed"),
-        (["pretrain", "forest"], "simclr, convert, probe"),
-        (["embed"], "Missing"),
-        (["heads", "train"], "command must be 'fit', got train"),
-        (["heads", "fit"], "--data"),
-        (["pretrain", "probe", "--data", "none.npz"], "images must be an npz file"),
-        (["embed", "plot", "--embeddings", "none"], "must be an existing directory"),
-    ],
-)
-def test_a_wrong_command_is_one_line(say, tmp_path, arguments: list[str], message: str) -> None:
-    code, printed, error = say(*arguments)
-    assert (code, printed) == (2, "")
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert message in error
-    assert not list(tmp_path.iterdir())
-
-
 def test_without_a_command_the_default_runs(say, call, monkeypatch) -> None:
     ran = []
     monkeypatch.setattr(Demo, "run", lambda self: ran.append(self))

@@ -195,16 +195,6 @@ def test_every_experiment_ends_in_a_figure_that_plot_draws_again(sets, tmp_path,
             Plot(tmp_path / "out", tmp_path / "never.png").run()
 
 
-def test_bad_input_names_the_field(sets, tmp_path):
-    with pytest.raises(ValueError, match=r"epsilon must be > 0, got -1"):
-        sweep(sets, tmp_path / "out", epsilons=(-1.0,)).run()
-    with pytest.raises(ValueError, match=r"embeddings must be given for frontier, got None"):
-        Sweep("frontier").run()
-    with pytest.raises(ValueError, match=r"results must be the JSON of a sweep"):
-        Plot(sets[0] / "meta.json").run()
-    assert not (tmp_path / "out").exists()
-
-
 def test_summaries_take_the_best_setting_of_a_label():
     rows = [
         Result("a", "svm", "iid", 1.0, seed, accuracy, {"l2_reg": l2_reg}, "raw")

@@ -11,52 +11,6 @@ from train_distributed import Privacy, release
 from train_distributed.research.protection.data import FederationOptions, head_federation
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 
-DOORS = {
-    "run": "run --embeddings {} --public public --epsilon 1 --out out",
-    "baseline": "run --embeddings {} --public public --method output-perturbation --out out",
-    "rounds": "run --embeddings {} --public public --method admm-dual --out out",
-    "iid": "run --embeddings {} --public public --scheme one-class --out out",
-    "sweep": "sweep frontier --embeddings {} --public public --out out",
-    "protect": "protect --embeddings {} --public public --out out",
-    "join": "federation join --folder out --name me --embeddings {}",
-    "select": "select --public {} --users 2 --rows-per-user 5 --num-classes 2 --out out",
-    "heads": "heads fit --data {} --out out --num-classes 2 --l2-reg 1 --clip-norm 9",
-}
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_nothing_is_learned_without_labels(say, sets, tmp_path: Path, door: str) -> None:
-    private = EmbeddingSet.open(sets[0])
-    EmbeddingSet(embeddings=private.embeddings, labels=np.full(120, -1)).save(tmp_path / "bare")
-    before = sorted(tmp_path.iterdir())
-    code, _, error = say(*DOORS[door].format("bare").split())
-    assert code == 2
-    assert error.count("\n") == 1
-    assert "must have labels to learn from, got bare without any" in error
-    assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("door", ["run", "sweep", "select"])
-def test_a_row_that_is_not_finite_is_named_with_its_file(
-    say, sets, tmp_path: Path, door: str
-) -> None:
-    x = np.array(EmbeddingSet.open(sets[0]).embeddings)
-    x[70, 1] = np.inf
-    private = EmbeddingSet.open(sets[0])
-    EmbeddingSet(
-        embeddings=x,
-        labels=private.labels,
-        users=private.users,
-        split=private.split,
-        names=np.array([f"{k}.png" for k in range(120)]),
-        meta=private.meta_of_rows,
-    ).save(tmp_path / "broken")
-    code, _, error = say(*DOORS[door].format("broken").split())
-    assert code == 2
-    assert error.count("\n") == 1
-    assert "must be finite, got inf in row 70 of broken/embeddings.npy (70.png)" in error
-    assert not (tmp_path / "out").exists()
-
 
 def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
     private, public = (EmbeddingSet.open(path) for path in sets)

@@ -13,6 +13,7 @@ OUT = {  # commands that write a directory: it is told to replace a model, which
     *("embed import-reference", "pretrain simclr", "pretrain probe", "pretrain convert", "run"),
     *("predict", "evaluate", "export", "card", "select", "sweep", "audit", "protect"),
 }
+DEEP = '{"a":' * 50_000 + "0" + "}" * 50_000  # more levels than a stack holds
 Spoil = Callable[[Path], object]  # of the folder that the command runs in
 
 

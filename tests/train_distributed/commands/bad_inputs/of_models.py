@@ -1,6 +1,8 @@
 """Released models, and what is done with them: `predict`, `evaluate`, `export`, `card`, ledgers."""
 
-from tests.train_distributed.commands.bad_inputs.case import as_folder, cut, gone, put, table
+import shutil
+
+from tests.train_distributed.commands.bad_inputs.case import DEEP, as_folder, cut, gone, put, table
 
 SET = "predict --embeddings private --model"
 EVALUATE = "evaluate --model model --embeddings private"
@@ -11,7 +13,7 @@ SHOW = "ledger show --ledger"
 RESERVE = "ledger reserve --ledger new.ledger --data rows --delta 1e-5 --epsilon"
 LIMIT = "ledger limit --ledger new.ledger --delta 1e-5 --epsilon"
 RUN = "run --embeddings private --public public --ledger"
-MODEL = "model/model.safetensors"
+MODEL, ENCODER = "model/model.safetensors", "model/encoder.safetensors"
 
 CASES = table(
     (f"{SET} nowhere", r"release must be an existing directory, got nowhere"),
@@ -24,6 +26,7 @@ CASES = table(
     (f"{SET} model", r"model/report\.json", gone("model/report.json")),
     (f"{SET} model", r"model/report\.json", put("model/report.json", "{")),
     (f"{SET} model", r"model/report\.json", put("model/report.json", "[1]")),
+    (f"{SET} model", r"report\.json must be a readable JSON", put("model/report.json", DEEP)),
     (
         f"{SET} model",
         r"model\.safetensors: weights must be .* got none",
@@ -34,6 +37,8 @@ CASES = table(
     ("predict --model model --embeddings nan", r"got nan in row 7 of nan/embeddings\.npy"),
     ("predict --model model", r"exactly one of data and embeddings must be given, got neither"),
     (f"{SET} model --data pictures", r"must be given, got both"),
+    (f"{SET} model --splits tset", r"splits must be of .* got"),
+    (f"{SET} model --resize 3", r"resize must be left out with embeddings, got 3"),
     (f"{SET} model --encoder timm:resnet18", r"encoder must be left out with embeddings, got"),
     (
         "predict --model model --embeddings train_only --splits test",
@@ -45,7 +50,12 @@ CASES = table(
     (
         "predict --model model --data pictures",
         r"encoder\.safetensors",
-        cut("model/encoder.safetensors"),
+        cut(ENCODER),
+    ),
+    (
+        "predict --model model --data pictures",
+        r"encoder must be the one that the model learned with",
+        lambda folder: shutil.copy(folder / "other.safetensors", folder / ENCODER),
     ),
     # evaluate
     ("evaluate --model model --embeddings train_only", r"must hold .*evaluation.* got"),
@@ -64,6 +74,9 @@ CASES = table(
     (f"{EVALUATE} --bins -1", r"bins must be .* got -1"),
     (f"{EVALUATE} --bins 1000000000000", r"bins must be .* got 1000000000000"),
     (f"{EVALUATE} --confidence 1", r"confidence must be in \[0\.5, 0\.999\], got 1"),
+    (f"{EVALUATE} --seed -1", r"seed must be in \[0, 2\^63\), got -1"),
+    (f"{EVALUATE} --min-survivors 9", r"min_survivors must be in \[1, 4\]"),
+    (f"{EVALUATE} --out . --overwrite", r"out must not hold what the command reads"),
     (f"{EVALUATE} --users 3", r"users must be left out for scheme 'own', got 3"),
     (f"{EVALUATE} --scheme iid --users 1000", r"users must be in \[1, 24\], .* got 1000"),
     (f"{EVALUATE} --training nowhere", r"existing directory, got nowhere"),
@@ -83,6 +96,8 @@ CASES = table(
     ),
     (f"{PICTURES} --input-size 0 0", r"input_size must .* got"),
     ("export --format pickle --model model", r"format"),
+    ("export --model model", r"--format"),
+    (f"{EXPORT} model --input-size 3 3", r"input_size must be left out for sklearn"),
     (f"{EXPORT} model --out model --overwrite", r"out must not hold what the command reads"),
     (f"{EXPORT} model --out table.csv/x", r"table\.csv"),
     # card
@@ -93,8 +108,21 @@ CASES = table(
         f"{CARD} model --ledger broken/broken.ledger",
         r"broken\.ledger.* chain|chain.*broken\.ledger",
     ),
+    (f"{CARD} model --ledger model/report.json", r"model/report\.json"),
+    (f"{CARD} model", r"report must be what a release writes", put("model/report.json", "{}")),
+    (
+        f"{CARD} model --evaluation e",
+        r"evaluation must be of the model with SHA-256",
+        put("e/evaluation.json", '{"model": "00"}'),
+    ),
     (f"{CARD} model --evaluation private", r"private/evaluation\.json|evaluation must be"),
     (f"{CARD} model --out model --overwrite", r"out must not hold what the command reads"),
+    (f"{CARD} model --out . --overwrite", r"out must not hold what the command reads"),
+    (
+        f"{CARD} model --out here --overwrite",
+        r"out must not hold what the command reads",
+        lambda folder: (folder / "here").symlink_to(folder / "model"),
+    ),
     (f"{CARD} model --out old", r"output directory must not exist .* got old"),
     # ledgers
     (f"{SHOW} nowhere.ledger", r"ledger must exist, got nowhere\.ledger"),
@@ -107,10 +135,19 @@ CASES = table(
         f"{SHOW} spent.ledger --embeddings private",
         r"exactly one of embeddings and ledger must be given, got both",
     ),
+    ("ledger show", r"exactly one of embeddings and ledger must be given, got neither"),
+    (f"{SHOW} .", r"ledger must be a file, got \."),
     (f"{SHOW} spent.ledger --delta 2", r"delta must be in \(0, 1\), got 2"),
     (f"{SHOW} spent.ledger --delta nan", r"delta must be in \(0, 1\), got nan"),
     (f"{SHOW} spent.ledger --reports report.json", r"must"),
     (f"{SHOW} spent.ledger --reports model", r"reports must be of results with a ledger, got"),
+    *(
+        (f"{SHOW} spent.ledger --reports r.json", r"reports must be of", put("r.json", text))
+        for text in ("[]", "nonsense", '{"ledger": "none"}', DEEP)
+    ),
+    ("ledger reserve --ledger l --epsilon 1 --delta 1e-5", r"embeddings and data"),
+    ("ledger reserve --embeddings no --epsilon 1 --delta 1e-5", r"existing dir"),
+    ("ledger limit --ledger /dev/null --epsilon 1 --delta 1e-5", r"be a file"),
     (f"{RESERVE} 0", r"epsilon must be > 0, got 0"),
     (f"{RESERVE} nan", r"epsilon must be > 0, got nan"),
     (

@@ -9,6 +9,7 @@ import numpy as np
 
 from embed import EmbeddingSet
 from tests.train_distributed.commands.bad_inputs.case import (
+    DEEP,
     Spoil,
     as_folder,
     cut,
@@ -62,6 +63,7 @@ CASES = table(
     (RUN, r"private/labels\.npy must be a complete npy file", cut("private/labels.npy", 0)),
     (RUN, r"private/embeddings\.npy must be", as_folder("private/embeddings.npy")),
     (RUN, r"private/meta\.json must be a readable JSON", put("private/meta.json", "{")),
+    (RUN, r"private/meta\.json must be a readable JSON", put("private/meta.json", DEEP)),
     (RUN, r"private/meta\.json must be a JSON object", put("private/meta.json", "[]")),
     (RUN, r"private/meta\.json must be a readable JSON", put("private/meta.json", b"\xff\xfe\0")),
     (RUN, r"labels must be 96 integers, got", array("private/labels.npy", np.zeros(5, int))),
@@ -75,6 +77,10 @@ CASES = table(
         RUN,
         r"class_names must be a list of distinct names, got",
         meta("private", class_names=["a", "a", "b"]),
+    ),
+    *(
+        (RUN, r"class_names must be a list of distinct names", meta("private", class_names=names))
+        for names in (5, None, {"a": 1})
     ),
     (RUN, r"labels must be < 2 class names, got 2", meta("private", class_names=["a", "b"])),
     (RUN, r"users must be >= 0, got -1", array("private/users.npy", np.arange(96) - 1)),
@@ -92,6 +98,8 @@ CASES = table(
         cut("transform.safetensors"),
     ),
     (f"{FITTED} transform.safetensors", r"transform\.safetensors", cut("transform.safetensors", 0)),
+    (f"{FITTED} transform.safetensors --components 3", r"must be left out with transform"),
+    ("run --embeddings private --public nowhere", r"embeddings must be an existing directory"),
     (f"{FITTED} nowhere.safetensors", r"nowhere\.safetensors"),
     (f"{FITTED} private", r"private"),
     (f"{FITTED} model/model.safetensors", r"model\.safetensors: transform must hold .* got"),
@@ -104,6 +112,10 @@ CASES = table(
         "run --embeddings unlabelled --public public",
         r"embeddings must have labels to learn from, got unlabelled",
     ),
+    *(
+        (f"run --embeddings unlabelled --public public {how}", r"must have labels")
+        for how in ("--method output-perturbation", "--method admm-dual", "--scheme one-class")
+    ),
     (f"{SELECT} public_nan", NAN_ROW.format("public_nan")),
     (
         f"{SELECT} public_unlabelled",
@@ -112,6 +124,8 @@ CASES = table(
     (f"{SELECT} nowhere", r"must be an existing directory, got nowhere"),
     (f"{SWEEP} nan", NAN_ROW.format("nan")),
     (f"{SWEEP} unlabelled", r"embeddings must have labels"),
+    (f"{SWEEP} private --public narrow", r"public must have 6 columns as embeddings, got 3"),
+    (f"{SWEEP} private --epsilons -1", r"epsilon must be > 0, got -1"),
     ("sweep accuracy --seeds 1 --users 4 --public foreign --embeddings private", r"one encoder"),
     (f"{SWEEP} train_only", r"must .* got"),
 )

@@ -1,14 +1,18 @@
 """Numbers and words out of range: `run`, `select`, `sweep`, `audit`, `protect`, `account`, …"""
 
+import json
+from typing import Any
+
 import numpy as np
 
-from tests.train_distributed.commands.bad_inputs.case import Spoil, put, table
+from tests.train_distributed.commands.bad_inputs.case import DEEP, Spoil, put, table
 
 RUN = "run --embeddings private --public public"
 IID = f"{RUN} --scheme iid --users"
 SELECT = "select --public public --users 4 --rows-per-user 12 --num-classes 2"
 SWEEP = "sweep accuracy --embeddings private --public public"
 AUDIT = "audit --method class-sums"
+CAN = "audit --trials 16 --users 2 --method"
 INIT = "federation init --folder fed --hosts localhost --num-classes 2 --parties"
 FIT = "heads fit --data rows --out fitted --num-classes 2 --l2-reg 1 --clip-norm"
 
@@ -22,6 +26,13 @@ def head(x: np.ndarray | None = None, y: np.ndarray | None = None) -> Spoil:
         np.save(folder / "rows" / "labels.npy", np.arange(4) % 2 if y is None else y)
 
     return spoil
+
+
+def configuration(**changes: Any) -> Spoil:
+    """The file of `select`, c.json, with other fields."""
+    fields = {"method": "softmax", "transform_options": {"components": 3}, "options": {}}
+    promise = {"privacy": {"epsilon": 1.0, "delta": 1e-5}, "public_hash": None}
+    return put("c.json", json.dumps(fields | promise | changes))
 
 
 CASES = table(
@@ -38,12 +49,19 @@ CASES = table(
     (f"{IID} {'9' * 30}", r"users must be in \[1, 48\], .* got 999"),
     (f"{IID} 0", r"users must be in \[1, 48\], .* got 0"),
     (f"{RUN} --num-classes 9", r"num_classes must be 3"),
-    (f"{RUN} --min-survivors 0", r"min_survivors|honest user"),
+    (f"{RUN} --min-survivors 2", r"one certainly honest user, got 0"),
     (f"{RUN} --epochs 3", r"options must fit method 'discriminant'"),
     (f"{RUN} --method forest", r"method"),
     (f"{RUN} --colour red", r"--colour"),
     (f"{RUN} --method least-squares --ridge nan", r"ridge must be .* got nan"),
     (f"{RUN} --method least-squares --ridge inf", r"ridge must be .* got inf"),
+    (f"{RUN} --method non-private-svm", r"epsilon must be inf for 'non-private-svm', got 1"),
+    (f"{RUN} --method amp --noise discrete", r"noise must be 'float' for 'amp'"),
+    (f"{RUN} --method admm-dual --iterations 0", r"iterations must be >= 1, got 0"),
+    (f"{RUN} --seed 1 --noise discrete", r"generator must be None for noise 'discrete'"),
+    (f"{RUN} --users 4", r"users must be left out for scheme 'own', got 4"),
+    (f"{RUN} --scheme dirichlet --users 4", r"concentration must be given"),
+    (f"{RUN} --components 9", r"components must be in \[1, 6\], got 9"),
     (f"{RUN} --prior flat", r"prior must be .* got flat"),
     (
         f"{RUN} --prior p.json",
@@ -59,8 +77,26 @@ CASES = table(
     (f"{RUN} --method class-sums --user-clip 0", r"user_clip must be finite and > 0, got 0"),
     (f"{RUN} --method softmax --l2-reg 0", r"l2_reg must be finite and > 0, got 0"),
     (f"{RUN} --config table.csv", r"table\.csv"),
-    (f"{RUN} --config c.json", r"c\.json|config", put("c.json", "[]")),
-    (f"{RUN} --config c.json", r"c\.json|config", put("c.json", '{"method": 3}')),
+    *(
+        (f"{RUN} --config c.json", rf"config must be .*c\.json.*{says}", configuration(**change))
+        for says, change in (
+            ("known_noise is no option", {"options": {"known_noise": [0]}}),
+            ("epochs must be a whole number or None", {"options": {"epochs": 2.5}}),
+            ("l2_reg must be a number or None", {"options": {"l2_reg": True}}),
+            ("edges must be", {"options": {"edges": 5}, "method": "admm-dual"}),
+            ("components must be a whole number", {"transform_options": {"components": "3"}}),
+            ("could not convert", {"privacy": {"epsilon": "soon", "delta": 1e-5}}),
+            ("unexpected keyword", {"users": 3}),
+        )
+    ),
+    (
+        f"{RUN} --config c.json",
+        r"privacy must be what config was chosen for",
+        configuration(privacy={"epsilon": 1.0, "delta": 1e-5, "unit": "user"}),
+    ),
+    (f"{RUN} --config c.json", r"config must be .*c\.json", put("c.json", "[]")),
+    (f"{RUN} --config c.json", r"config must be .*c\.json", put("c.json", '{"method": 3}')),
+    (f"{RUN} --config c.json", r"config must be .*c\.json", put("c.json", DEEP)),
     (f"{RUN} --out old", r"output directory must not exist .* got old"),
     (f"{RUN} --out private --overwrite", r"out must not hold what the command reads"),
     (f"{RUN} --out table.csv --overwrite", r"table\.csv"),
@@ -99,6 +135,7 @@ CASES = table(
         r"results must be the JSON of a sweep, got",
         put("r.json.gz", b"\x1f\x8b\0"),
     ),
+    ("plot r.json", r"results must be the JSON of a sweep", put("r.json", DEEP)),
     ("plot r.json", r"results must", put("r.json", '{"experiment": "accuracy"}')),
     ("plot r.json", r"results must be", put("r.json", '{"experiment": []}')),
     # audit, protect, account
@@ -115,6 +152,8 @@ CASES = table(
     ("protect --clients 0", r"clients must be .* got 0"),
     ("protect --threshold 2", r"threshold must be in \(0, 1\), got 2"),
     ("protect --embeddings private", r"embeddings and public must be given together, got one"),
+    ("protect --embeddings private --public foreign", r"one encoder"),
+    ("protect --embeddings unlabelled --public public", r"embeddings must have labels"),
     ("protect --attacks 0", r"attacks must be >= 1, got 0"),
     ("protect --seed -1 --rounds 1", r"seed must be .* got -1"),
     ("protect --servers 1", r"servers must be .* got 1"),
@@ -127,6 +166,18 @@ CASES = table(
     ("account --epsilon 1 --delta 2", r"delta must be in \(0, 1\), got 2"),
     ("account --epsilon 1 --delta 1e-5 --compositions 0", r"compositions must be .* >= 1, got 0"),
     ("account --epsilon nan --noise-multiplier 1", r"epsilon must be .* got nan"),
+    # audit of methods
+    (f"{CAN} admm-dual --honest-fraction 0.5", r"honest_fraction must be left out"),
+    (f"{CAN} charter-sum --noise float", r"noise must be 'discrete'"),
+    (f"{CAN} amp --noise discrete", r"noise must be 'float' for 'amp'"),
+    (f"{CAN} charter --rows 2", r"rounds must be <= rows/3"),
+    (f"{CAN} dp-fl --min-survivors 1", r"min_survivors"),
+    # the program
+    ("forest", r"Unrecognized options: forest.*audit, protect, ledger, federation, pretrain"),
+    ("pretrain forest", r"simclr, convert, probe"),
+    ("embed", r"Missing"),
+    ("heads train", r"command must be 'fit', got train"),
+    ("heads fit", r"--data"),
     # federation
     ("federation join --folder me --name '' --rows 3", r"name must be .* got ''"),
     ("federation join --folder me --name '../A' --rows 3", r"name must be .* got '\.\./A'"),
@@ -165,5 +216,6 @@ CASES = table(
         head(),
     ),
     (f"{FIT} 2 --noise-multiplier 0", r"noise_multiplier must be finite and > 0, got 0", head()),
+    (f"{FIT} 2 --data unlabelled", r"must have labels to learn from, got unlabelled"),
     (f"{FIT} 2", r"must .* got|n must be", head(x=np.zeros((0, 1)), y=np.zeros(0, int))),
 )

@@ -1,5 +1,6 @@
 """Base class of softmax, SVM and logistic heads: constants, sensitivity, loss, gradient."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -7,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from heads.ranges import require_scale
-
 Bound = Literal["tight", "paper"]
+LEAST, LARGEST = 1e-60, 1e60  # of a constant in float64: products of four are still normal numbers
 NARROW_LEAST, NARROW_LARGEST = 1e-12, 1e15  # of a length in float32, so that its square is
 NARROW_SMOOTHNESS = 1e24  # of β in float32: a step of 1/β is far above the smallest number
 
@@ -174,3 +174,15 @@ def check_precision(head: Head, dtype: torch.dtype) -> None:
             f"l2_reg + curvature must be <= {NARROW_SMOOTHNESS} for rows in {dtype}, "
             f"got {head.smoothness}"
         )
+
+
+def require_scale(name: str, value: float) -> None:
+    """Refuses a constant that is not positive and finite, or whose powers are not.
+
+    Raises:
+        ValueError: naming the constant, its range and its value.
+    """
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be finite and > 0, got {value}")
+    if not LEAST <= value <= LARGEST:
+        raise ValueError(f"{name} must lie in [{LEAST}, {LARGEST}], got {value}")

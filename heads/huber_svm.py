@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from heads.head import OneVsRest
-from heads.ranges import require_scale
+from heads.head import OneVsRest, require_scale
 
 
 @dataclass(frozen=True, kw_only=True)

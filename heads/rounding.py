@@ -28,7 +28,7 @@ Hence κ = N (1 + (4 + 3 ln n) S/R) with a radius, κ = N without. In an epoch t
 ball, since √(‖W‖² + 2NuS²) and its steps' αL + NuS make less than R, no projection would act.
 
 All this is of first order in u: it is stated only where ρ ≤ 1/8, and Gram only where ν ≤ R/2.
-Constants are such that nothing under- or overflows (`heads.ranges`).
+Constants are such that nothing under- or overflows (`heads.head`).
 """
 
 import math

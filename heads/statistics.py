@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from heads.class_codes import ClassCode
-from heads.head import one_hot
-from heads.ranges import require_scale
+from heads.head import one_hot, require_scale
 from heads.rows import check_counts, check_labels
 
 PLAIN = ClassCode(2)  # bounds of a plain code are the same for any K

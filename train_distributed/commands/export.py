@@ -77,8 +77,8 @@ class Export:
         return told
 
     def _rows(self, released: "Release", path: Path) -> tuple[dict[str, Any], tuple[float, int]]:
+        from train_distributed.released.export import facts
         from train_distributed.released.export.estimator import load_sklearn, save_sklearn
-        from train_distributed.released.export.facts import facts
         from train_distributed.released.export.parity import of_rows, some_rows
 
         save_sklearn(released, path)

@@ -103,7 +103,7 @@ class Predict(ModelPictures):
     def _measured(self, released: "Release", metrics: dict[str, Any], partial: Path) -> None:
         from train_distributed.one_shot.figure import draw_confusion
         from train_distributed.one_shot.metrics import brief
-        from train_distributed.one_shot.probabilities import UNKNOWN
+        from train_distributed.one_shot.model import UNKNOWN
 
         read = released.report.probabilities or UNKNOWN
         facts = {"model": self.model.name, "probabilities": read}

@@ -13,8 +13,7 @@ from embed import PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.class_prior import reported_prior, shares_of
-from train_distributed.one_shot.estimator import Estimator, Fitted
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum
 
 HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from heads import ClassCode, class_sums
-from heads.ranges import require_scale
+from heads.head import require_scale
 from pretrain import check
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
@@ -18,8 +18,7 @@ from train_distributed.one_shot.class_prior import (
     reported_prior,
     shares_of,
 )
-from train_distributed.one_shot.estimator import Estimator, Fitted
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 

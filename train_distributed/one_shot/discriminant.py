@@ -28,10 +28,9 @@ from train_distributed.one_shot.class_posterior import (
 )
 from train_distributed.one_shot.class_prior import ClassPrior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
-from train_distributed.one_shot.estimator import Fitted
 from train_distributed.one_shot.further_rounds import CLIP_SHARE, ClippedGradient, Descent
 from train_distributed.one_shot.least_squares import ClassMoments
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum
 
 Moments = Literal["all", "none"]

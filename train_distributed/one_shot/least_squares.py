@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from heads import second_moments, svec_scale, symmetric
-from heads.ranges import require_scale
+from heads.head import require_scale
 from pretrain import check
 from train_distributed.one_shot.class_prior import ClassPrior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator

@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc
 from torch import Tensor
 
 from train_distributed.one_shot.cautions import few_classes, shifted
-from train_distributed.one_shot.probabilities import log_odds, probabilities
+from train_distributed.one_shot.model import log_odds, probabilities
 
 BINS = 15  # of equal width, as Guo et al. 2017 use
 IN_MEMORY = 1 << 25  # bytes of log-odds

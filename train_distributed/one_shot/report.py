@@ -12,8 +12,7 @@ from embed.store import TEST
 from pretrain import check
 from pretrain.cli.provenance import versions
 from train_distributed.ledger.ledger import NONE
-from train_distributed.one_shot.model import BLOCK, Release
-from train_distributed.one_shot.probabilities import reading
+from train_distributed.one_shot.model import BLOCK, Release, reading
 from train_distributed.one_shot.report_file import Report
 from train_distributed.privacy.promise import Privacy
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.estimator import Fitted
+from train_distributed.one_shot.method import Fitted
 from train_distributed.one_shot.statistic import NoisedSum
 
 DRAWS = 1 << 15  # numbers drawn for the expectation

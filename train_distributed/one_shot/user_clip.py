@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from heads.head import require_scale
 from heads.projection import ball_margin, ball_scale, weight_norms
-from heads.ranges import require_scale
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 

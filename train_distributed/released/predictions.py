@@ -11,8 +11,7 @@ import numpy as np
 from embed import EmbeddingSet
 from pretrain.datasets import SPLITS
 from train_distributed.one_shot.metrics import Evaluation
-from train_distributed.one_shot.model import BLOCK, Release
-from train_distributed.one_shot.probabilities import probabilities
+from train_distributed.one_shot.model import BLOCK, Release, probabilities
 
 OF = "labels read in the clear: no epsilon covers what these numbers show of the rows"
 BEST = 3  # classes per row

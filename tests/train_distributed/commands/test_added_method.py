@@ -21,8 +21,7 @@ import sys
 import torch
 
 from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
-from train_distributed.one_shot.estimator import Fitted
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.registry import METHODS, MethodEntry
 
 

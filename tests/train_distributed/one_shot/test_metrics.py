@@ -8,7 +8,7 @@ import torch
 
 from train_distributed.one_shot import metrics as module
 from train_distributed.one_shot.metrics import BINS, Evaluation, brief
-from train_distributed.one_shot.probabilities import log_odds, probabilities
+from train_distributed.one_shot.model import log_odds, probabilities
 
 
 def evaluated(scores: np.ndarray, labels: np.ndarray, names: tuple[str, ...], t: float = 1.0):

@@ -8,7 +8,7 @@ from embed import PublicTransform
 from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
 from train_distributed import Release
-from train_distributed.one_shot.probabilities import reading
+from train_distributed.one_shot.model import reading
 from train_distributed.one_shot.report_file import Report
 
 NAMES = ("cat", "dog", "owl")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.estimator import Fitted
+from train_distributed.one_shot.method import Fitted
 from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee

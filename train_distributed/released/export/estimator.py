@@ -17,7 +17,7 @@ import numpy as np
 
 from pretrain import check
 from train_distributed.one_shot.model import Release
-from train_distributed.released.export.facts import facts
+from train_distributed.released.export import facts
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline

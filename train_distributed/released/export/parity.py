@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from embed.fast import fast_forward
-from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.probabilities import probabilities
+from train_distributed.one_shot.model import Release, probabilities
 from train_distributed.released.encoder import encoding_of
 
 PICTURES, ROWS, SEED = 16, 256, 0

@@ -14,7 +14,7 @@ from embed.engines.program import in_onnx, quiet, traced
 from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.released.encoder import encoding_of
-from train_distributed.released.export.facts import facts
+from train_distributed.released.export import facts
 from train_distributed.released.export.network import PixelNetwork
 
 OUTPUTS = ("class", "probabilities")

@@ -4,8 +4,7 @@ import time
 from dataclasses import fields
 from typing import Any
 
-from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.probabilities import reading
+from train_distributed.one_shot.model import Release, reading
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.release import ReleaseRequest, with_seconds
 from train_distributed.research import baselines

@@ -15,8 +15,7 @@ from heads import LogisticHead, fit_exact
 from heads.exact import certified_sensitivity, default_tolerance
 from train_distributed.one_shot.averaged_heads import AveragedHeads
 from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.estimator import Fitted
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk

@@ -1,6 +1,7 @@
 """Projection of embeddings to their leading public directions, shared by many transforms."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,23 @@ import torch
 from torch import Tensor
 
 from embed.clip import check_finite
-from embed.directions import balanced, moments, principal_directions
+from embed.directions import PublicMoments
 from embed.project import project, within
+from embed.public_rows import as_tensor, checked_blocks
 from embed.store import EmbeddingSet, columns
 from embed.transform import PublicTransform
 from pretrain import check
 
 FLOAT32 = 100  # binary exponent: coordinates below 2^100 leave room for norms
+
+
+class Coordinates(EmbeddingSet):
+    """Compressed rows in memory; transforms fitted on them share what they have in common."""
+
+    @cached_property
+    def moments(self) -> PublicMoments:
+        """Moments and class scatter, in float32."""
+        return PublicMoments(self, lambda: map(as_tensor, self.blocks()), exact=False)
 
 
 @dataclass(frozen=True)
@@ -26,43 +37,47 @@ class Compression:
     rows and `PublicTransform.fit` on whole ones give the same rows, up to rounding.
     """
 
-    mean: Tensor  # (p,) float64
-    basis: Tensor  # (p, Q) float64
+    mean: Tensor  # (p,) float64, or float32: not exact
+    basis: Tensor  # (p, Q)
     variance_share: float  # mean variance over all p directions, over that of the Q kept
 
     @classmethod
-    def fit(cls, public: EmbeddingSet, components: int) -> "Compression":
+    def fit(cls, public: EmbeddingSet, components: int, *, exact: bool = True) -> "Compression":
         """Finds the directions of a public set.
 
         Args:
             public: public embeddings.
             components: Q in [1, p].
+            exact: compute in float64; in float32 half as long, where rows are only tried.
 
         Raises:
             ValueError: components out of range, or a row that is not finite.
         """
         check.within(f"[1, {public.dim}]", components=components)
-        mean, second = moments(_checked(block) for block in public.blocks())
-        units, covariance = balanced(second - torch.outer(mean, mean), public.parts)
-        variances, basis = principal_directions(covariance, components)
-        basis = units[:, None] * basis
-        share = (covariance.trace() / public.dim) / (variances.sum() / components)
+        rows = PublicMoments(public, checked_blocks(public), exact=exact)
+        mean, average, variances, basis = rows.principal
+        basis, share = basis[:, :components], average / variances[:components].mean()
+        if not exact:
+            mean, basis = mean.float(), basis.float()
         return cls(mean, basis.contiguous(), float(share))
 
-    def apply(self, embeddings: EmbeddingSet) -> EmbeddingSet:
+    def apply(self, embeddings: EmbeddingSet) -> Coordinates:
         """Coordinates of the rows, (N, Q) float32, in memory.
 
         A row too long for float32 keeps its direction; a transform clips it in any case.
         """
         coordinates = np.empty((len(embeddings), self.basis.shape[1]), np.float32)
-        start = 0
+        start, unit = 0, torch.ones(self.basis.shape[1], dtype=torch.float64)
         for block in embeddings.blocks():
-            scale = torch.ones(self.basis.shape[1], dtype=torch.float64)
-            rows = project(_checked(block), self.mean, self.basis, scale)
-            coordinates[start : start + len(block)] = within(rows, FLOAT32).numpy()
+            rows = _checked(block)
+            if self.basis.dtype == torch.float32:
+                rows = (rows.float() - self.mean) @ self.basis
+            else:
+                rows = within(project(rows, self.mean, self.basis, unit), FLOAT32)
+            coordinates[start : start + len(block)] = rows.numpy()
             start += len(block)
         meta = {name: value for name, value in embeddings.meta_of_rows.items() if name != "parts"}
-        return EmbeddingSet(embeddings=coordinates, **columns(embeddings), meta=meta)
+        return Coordinates(embeddings=coordinates, **columns(embeddings), meta=meta)
 
     def fit_transform(
         self,
@@ -81,6 +96,8 @@ class Compression:
         if 0 < shrinkage < 1:
             odds = shrinkage / (1 - shrinkage) * self.variance_share
             shrinkage = odds / (1 + odds)
+        if isinstance(compressed, Coordinates):
+            options = {"moments": compressed.moments} | options
         options = {"remember": False} | options  # raw rows are never compared with coordinates
         return PublicTransform.fit(compressed, whiten=whiten, shrinkage=shrinkage, **options)
 

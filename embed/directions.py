@@ -1,13 +1,13 @@
 """Public directions that a transform keeps, and the moments and class scatter behind them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embed.clip import CHUNK
 from embed.store import EmbeddingSet
 
 Directions = Literal["principal", "tempered", "mixed", "discriminant"]
@@ -17,55 +17,82 @@ RESTRICTED = 512  # principal directions among which discriminant ones are sough
 MIXTURES = {"mixed": (0.3, 0.3), "discriminant": (0.03, 0.005)}
 
 
-def fitted_directions(
-    public: object,
-    blocks: Callable[[], Iterator[Tensor]],
-    components: int,
-    *,
-    kind: Directions,
-    whiten: bool,
-    shrinkage: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre m (p,), directions P (p, q) and units s (q,): x -> Pᵀ(x − m)/s.
-
-    Rows of several encoders are brought to the same public variance each, which P contains.
+class PublicMoments:
+    """Moments and class scatter of public rows, found once, and directions of every kind.
 
     Args:
         public: the public set, with labels or without.
         blocks: function that yields its rows, (b, p).
-        components: q in [1, p].
-        kind: "principal" or "tempered", or "mixed" or "discriminant", which need labels.
-        whiten: divide principal directions by their (shrunk) standard deviation.
-        shrinkage: see `PublicTransform.fit`.
-
-    Raises:
-        ValueError: second moments that overflow, or missing labels.
+        exact: sum in float64; in float32 half as long, for transforms that are only tried.
     """
-    mean, second = moments(blocks())
-    covariance = second - torch.outer(mean, mean)
-    if not covariance.isfinite().all():
-        raise ValueError("public rows must have finite second moments, got an overflow")
-    units, covariance = balanced(covariance, parts_of(public))
-    if kind in ("principal", "tempered"):
-        variances, basis = principal_directions(covariance, components)
-        basis = units[:, None] * basis
-        if not whiten:
-            return mean, basis, torch.ones(components, dtype=torch.float64)
-        average = covariance.trace() / len(mean)
-        scale = whitening_scale(variances, average, shrinkage)
-        return mean, basis, scale**TEMPER if kind == "tempered" else scale
-    basis = units[:, None] * principal_directions(covariance, max(components, RESTRICTED))[1]
-    within, between = scatter_of(public, lambda rows: (rows.double() - mean) @ basis)
-    if within is None or between is None:
-        raise ValueError(f"public must have labels of two classes for directions {kind!r}")
-    directions = basis @ separating(within, between, components, *MIXTURES[kind])
-    lengths = torch.linalg.vector_norm(directions, dim=0)
-    return mean, signed(directions / lengths), 1 / lengths
 
+    def __init__(
+        self, public: object, blocks: Callable[[], Iterator[Tensor]], *, exact: bool = True
+    ) -> None:
+        known = public if isinstance(public, EmbeddingSet) else None
+        self.blocks, self.exact = blocks, exact
+        self.dtype = torch.float64 if exact else torch.float32
+        self.parts = known.parts if known else ()
+        self.labels = torch.from_numpy(np.array(known.labels)) if known and known.labelled else None
+        self._separating: dict[tuple[Directions, int], Tensor] = {}
+        self._scatter: dict[int, RowMoments] = {}
 
-def parts_of(public: object) -> tuple[int, ...]:
-    """Columns of each encoder of a set's rows; empty for rows of one."""
-    return public.parts if isinstance(public, EmbeddingSet) else ()
+    def directions(
+        self, components: int, *, kind: Directions, whiten: bool, shrinkage: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Centre m (p,), directions P (p, q) and units s (q,): x -> Pᵀ(x − m)/s.
+
+        Rows of several encoders are brought to the same public variance each, which P contains.
+
+        Args:
+            components: q in [1, p].
+            kind: "principal" or "tempered", or "mixed" or "discriminant", which need labels.
+            whiten: divide principal directions by their (shrunk) standard deviation.
+            shrinkage: see `PublicTransform.fit`.
+
+        Raises:
+            ValueError: second moments that overflow, or missing labels.
+        """
+        mean, average, variances, basis = self.principal
+        if kind in ("principal", "tempered"):
+            basis = basis[:, :components]
+            if not whiten:
+                return mean, basis, torch.ones(components, dtype=torch.float64)
+            scale = whitening_scale(variances[:components], average, shrinkage)
+            return mean, basis, scale**TEMPER if kind == "tempered" else scale
+        found = kind, max(components, RESTRICTED)
+        if found not in self._separating:
+            self._separating[found] = self._separated(*found)
+        directions = self._separating[found][:, :components]
+        lengths = torch.linalg.vector_norm(directions, dim=0)
+        return mean, signed(directions / lengths), 1 / lengths
+
+    def projected(self, mean: Tensor, basis: Tensor) -> Iterator[Tensor]:
+        """Blocks of (x − m)P, (b, q)."""
+        mean, basis = mean.to(self.dtype), basis.to(self.dtype)
+        return ((block.to(self.dtype) - mean) @ basis for block in self.blocks())
+
+    @cached_property
+    def principal(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mean, mean variance, all principal variances and directions, parts brought together."""
+        mean, second, *_ = row_moments(self.blocks(), dtype=self.dtype)
+        covariance = second - torch.outer(mean, mean)
+        if not covariance.isfinite().all():
+            raise ValueError("public rows must have finite second moments, got an overflow")
+        units, covariance = balanced(covariance, self.parts)
+        variances, basis = principal_directions(covariance, len(mean))
+        return mean, covariance.trace() / len(mean), variances, units[:, None] * basis
+
+    def _separated(self, kind: Directions, wide: int) -> Tensor:
+        mean, _, _, basis = self.principal
+        basis = basis[:, :wide]
+        if wide not in self._scatter:
+            rows = self.projected(mean, basis)
+            self._scatter[wide] = row_moments(rows, self.labels, dtype=self.dtype)
+        _, _, within, between = self._scatter[wide]
+        if within is None or between is None:
+            raise ValueError(f"public must have labels of two classes for directions {kind!r}")
+        return basis @ separating(within, between, wide, *MIXTURES[kind])
 
 
 def balanced(covariance: Tensor, parts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -114,76 +141,63 @@ def separating(
     return root @ principal_directions(root @ sought @ root, components)[1]
 
 
-def scatter_of(
-    public: object, transform: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Class scatter of a labelled set's transformed rows.
+class RowMoments(NamedTuple):
+    """Moments of rows, and their scatter within and between classes; all float64."""
 
-    Returns:
-        (q, q) W and B; None and None without labels, or with too few.
-    """
-    if not isinstance(public, EmbeddingSet) or not public.labelled:
-        return None, None
-    labels = torch.from_numpy(np.array(public.labels))
-    parts = (slice(start, start + CHUNK) for start in range(0, len(public), CHUNK))
-    found = class_scatter(
-        (transform(torch.from_numpy(np.array(public.embeddings[part]))), labels[part])
-        for part in parts
-    )
-    return (None, None) if found is None else found
+    mean: Tensor  # (q,)
+    second: Tensor  # (q, q) mean of x xᵀ
+    within: Tensor | None  # (q, q) W; None without labels, for one class, or one row of each
+    between: Tensor | None  # (q, q) B
 
 
-def class_scatter(blocks: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
-    """Covariance of rows within their class, and of class means.
+def row_moments(
+    blocks: Iterable[Tensor],
+    labels: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    scattered: slice = slice(None),
+) -> RowMoments:
+    """Moments of rows, their covariance within classes, and that of class means, in one pass.
 
     W = Σ_k Σ_i (x − x̄_k)(x − x̄_k)ᵀ / (n − K), and B = Cov(x̄_k) − W/h without its negative
     eigenvalues, h the harmonic mean of the class sizes: the means' covariance less what W adds to
     it (method of moments of the one-way random-effects model).
 
     Args:
-        blocks: rows (b, q) and their labels (b,) >= 0, any number of classes.
-
-    Returns:
-        (q, q) W and B, float64; None for one class, or one row of each class.
+        blocks: rows (b, q).
+        labels: (n,) >= 0, any number of classes.
+        dtype: of the sums of a block.
+        scattered: columns of W and B.
     """
-    sums: dict[int, Tensor] = {}
-    sizes: dict[int, int] = {}
-    outer = torch.zeros(())
-    for rows, labels in blocks:
-        wide = rows.to(torch.float64)
-        outer = outer + wide.T @ wide
-        found, place, counts = labels.unique(return_inverse=True, return_counts=True)
-        totals = torch.zeros(len(found), wide.shape[1], dtype=torch.float64)
-        totals.index_add_(0, place, wide)
-        for label, total, count in zip(found.tolist(), totals, counts.tolist(), strict=True):
-            sums[label] = sums.get(label, 0) + total
-            sizes[label] = sizes.get(label, 0) + count
-    classes, rows_in_all = len(sums), sum(sizes.values())
+    rows_in_all = 0
+    total, outer, sums, counts = torch.zeros(4, dtype=torch.float64)
+    known, place = (None, None) if labels is None else labels.unique(return_inverse=True)
+    for block in blocks:
+        rows = block.to(dtype)
+        total = total + rows.double().sum(0)
+        outer = outer + (rows.T @ rows).double()
+        if known is not None and place is not None:
+            own = place[rows_in_all : rows_in_all + len(rows)]
+            of_class = torch.zeros(len(known), rows.shape[1], dtype=torch.float64)
+            sums = sums + of_class.index_add_(0, own, rows.double())
+            counts = counts + torch.bincount(own, minlength=len(known))[:, None]
+        rows_in_all += len(rows)
+    mean, second = total / rows_in_all, outer / rows_in_all
+    classes = counts.numel()
     if classes < 2 or rows_in_all == classes:
-        return None
-    counts = torch.tensor([sizes[label] for label in sums], dtype=torch.float64)
-    means = torch.stack([sums[label] for label in sums]) / counts[:, None]
-    within = (outer - (means * counts[:, None]).T @ means) / (rows_in_all - classes)
+        return RowMoments(mean, second, None, None)
+    sums = sums[:, scattered]
+    means = sums / counts
+    within = (outer[scattered, scattered] - sums.T @ means) / (rows_in_all - classes)
     deviations = means - means.mean(0)
     between = deviations.T @ deviations / (classes - 1) - within * (1 / counts).mean()
-    return _positive(within), _positive(between)
+    return RowMoments(mean, second, _positive(within), _positive(between))
 
 
 def _positive(covariance: Tensor) -> Tensor:
     """The matrix without its negative eigenvalues, which rounding or a difference leaves."""
     values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
     return vectors * values.clamp(min=0) @ vectors.T
-
-
-def moments(blocks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean (p,) and mean of x xᵀ (p, p) over all rows, in float64."""
-    count, total, outer = 0, torch.zeros(()), torch.zeros(())
-    for block in blocks:
-        rows = block.to(torch.float64)
-        count += len(rows)
-        total = total + rows.sum(0)
-        outer = outer + rows.T @ rows
-    return total / count, outer / count
 
 
 def principal_directions(covariance: Tensor, components: int) -> tuple[Tensor, Tensor]:

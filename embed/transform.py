@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed.clip import add_constant_and_clip, check_bounds, check_finite
-from embed.directions import Directions, fitted_directions, moments, norm_quantile, scatter_of
+from embed.clip import add_constant_and_clip, check_bounds, check_finite, roughly_clipped
+from embed.directions import Directions, PublicMoments, norm_quantile, row_moments
 from embed.encoding import Encoding
 from embed.identity import known_rows
 from embed.known_classes import KnownClasses
@@ -124,6 +124,7 @@ class PublicTransform:
         clip_norm: float = 2**0.5,
         constant: float = 1.0,
         remember: bool = True,
+        moments: PublicMoments | None = None,
     ) -> "PublicTransform":
         """Estimates the transform from public embeddings.
 
@@ -140,6 +141,7 @@ class PublicTransform:
             clip_norm: c.
             constant: a.
             remember: keep the hashes of the rows, which a release requires.
+            moments: of the same rows, for several transforms of them; None: found here.
 
         Raises:
             ValueError: an option out of range, rows that are not finite, or missing labels.
@@ -161,17 +163,21 @@ class PublicTransform:
         check.one_of(get_args(Directions), directions=directions)
         if directions != "principal" and not whiten:
             raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
-        mean, basis, scale = fitted_directions(
-            public, blocks, q, kind=directions, whiten=whiten, shrinkage=shrinkage
+        found = moments or PublicMoments(public, blocks)
+        mean, basis, scale = found.directions(
+            q, kind=directions, whiten=whiten, shrinkage=shrinkage
         )
-        projected = ((b.to(torch.float64) - mean) @ basis / scale for b in blocks())
-        quantile = norm_quantile(projected, clip_quantile)
+        features = found.projected(mean, basis / scale)
+        if not found.exact:
+            features = list(features)
+        quantile = norm_quantile(features, clip_quantile)
         if not quantile > 0:
             raise ValueError(f"public rows must differ, got norm {quantile} at the clip quantile")
+        length = scale * quantile
         fitted = cls(
             mean=mean.float(),
             basis=basis.float().contiguous(),
-            scale=(scale * quantile).float(),
+            scale=length.float(),
             clip_norm=clip_norm,
             constant=constant,
             row_mean=torch.empty(0),
@@ -186,9 +192,14 @@ class PublicTransform:
                 **{"clip_norm": clip_norm, "constant": constant},
             },
         )
-        row_mean, second_moment = moments(fitted(b) for b in blocks())
+        if found.exact:
+            rows = (fitted(block) for block in blocks())
+        else:
+            rows = (roughly_clipped(block, quantile, clip_norm, constant) for block in features)
+        row_mean, second_moment, within, between = row_moments(
+            rows, found.labels, dtype=found.dtype, scattered=slice(1, None)
+        )
         of_all = {"row_mean": row_mean, "second_moment": second_moment}
-        within, between = scatter_of(public, lambda rows: fitted(rows)[:, 1:])
         return replace(fitted, **of_all, within_class=within, between_class=between)
 
     @classmethod

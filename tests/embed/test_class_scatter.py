@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.directions import class_scatter
+from embed.directions import row_moments
 
 SIZES = (5, 9, 40, 2)
 
@@ -25,8 +25,11 @@ def rows_of(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_blocks_give_what_whole_arrays_do(block: int) -> None:
     rows, labels = rows_of()
     parts = [slice(start, start + block) for start in range(0, len(rows), block)]
-    found = class_scatter((torch.from_numpy(rows[p]), torch.from_numpy(labels[p])) for p in parts)
-    assert found is not None
+    found = row_moments((torch.from_numpy(rows[p]) for p in parts), torch.from_numpy(labels))
+    assert found.within is not None
+    assert found.between is not None
+    assert np.allclose(found.mean, rows.mean(0), atol=1e-12)
+    assert np.allclose(found.second, rows.T @ rows / len(rows), atol=1e-12)
     known = np.unique(labels)
     centred = np.concatenate([rows[labels == k] - rows[labels == k].mean(0) for k in known])
     within = centred.T @ centred / (len(rows) - 4)
@@ -34,8 +37,8 @@ def test_blocks_give_what_whole_arrays_do(block: int) -> None:
     between = np.cov(means.T) - within * np.mean(1 / np.array(SIZES))
     values, vectors = np.linalg.eigh(between)
     assert values.min() < 0  # four means in six dimensions
-    assert np.allclose(found[0], within, atol=1e-12)
-    assert np.allclose(found[1], vectors * values.clip(0) @ vectors.T, atol=1e-12)
+    assert np.allclose(found.within, within, atol=1e-12)
+    assert np.allclose(found.between, vectors * values.clip(0) @ vectors.T, atol=1e-12)
 
 
 def test_between_is_the_scatter_of_true_means() -> None:
@@ -43,16 +46,17 @@ def test_between_is_the_scatter_of_true_means() -> None:
     rng = np.random.default_rng(1)
     labels = np.repeat(np.arange(4000), 3)
     rows = 0.5 * rng.standard_normal((4000, 2))[labels] + rng.standard_normal((12_000, 2))
-    found = class_scatter([(torch.from_numpy(rows), torch.from_numpy(labels))])
-    assert found is not None
-    assert np.allclose(found[0], np.eye(2), atol=0.05)
-    assert np.allclose(found[1], 0.25 * np.eye(2), atol=0.05)
+    found = row_moments([torch.from_numpy(rows)], torch.from_numpy(labels))
+    assert found.within is not None
+    assert found.between is not None
+    assert np.allclose(found.within, np.eye(2), atol=0.05)
+    assert np.allclose(found.between, 0.25 * np.eye(2), atol=0.05)
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2]])
 def test_one_class_or_one_row_of_each_shows_nothing(labels: list[int]) -> None:
     rows = torch.from_numpy(rows_of()[0][:3])
-    assert class_scatter([(rows, torch.tensor(labels))]) is None
+    assert row_moments([rows], torch.tensor(labels))[2:] == (None, None)
 
 
 def test_a_transform_keeps_it_in_its_file(tmp_path) -> None:

@@ -22,13 +22,14 @@ def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
     return public, private
 
 
+@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize(("components", "shrinkage"), [(8, 0.01), (5, 0.3), (8, 0.0), (8, 1.0)])
-def test_rows_are_those_of_the_whole_embeddings(sets, whiten, components, shrinkage):
+def test_rows_are_those_of_the_whole_embeddings(sets, whiten, components, shrinkage, exact):
     public, private = sets
     options = {"components": components, "whiten": whiten, "shrinkage": shrinkage}
     whole = PublicTransform.fit(public, clip_quantile=0.4, **options)
-    compression = Compression.fit(public, 8)
+    compression = Compression.fit(public, 8, exact=exact)
     small = compression.fit_transform(compression.apply(public), clip_quantile=0.4, **options)
     expected = whole(private.embeddings)
     found = small(compression.apply(private).embeddings)

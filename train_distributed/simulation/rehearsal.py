@@ -219,7 +219,7 @@ def rehearse(
         enough = others > 1 and len(known) > len(asked) // 2
         fitted_on = public.subset(known) if enough else public
         widest = max(options.principal(public.dim) for options in candidates.transforms.values())
-        compression = Compression.fit(fitted_on, widest)
+        compression = Compression.fit(fitted_on, widest, exact=False)
         fitted_on = compression.apply(fitted_on)
         transforms = {
             name: compression.fit_transform(fitted_on, **options.arguments())

@@ -97,7 +97,7 @@ def application(
             working.join()
 
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.state.service, app.state.watch = service, watch
+    app.state.service = service
     if proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(proxies))
     return app

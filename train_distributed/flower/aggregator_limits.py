@@ -33,14 +33,6 @@ class NoRoom(Exception):
     """No room for a body, or no credit; its words say which, and it may be asked again."""
 
 
-def owner_of(host: str) -> str:
-    """The address that counts: IPv6 by its /64, of which one customer has all."""
-    try:
-        return network(host)
-    except ValueError:
-        return host
-
-
 @dataclass(eq=False)
 class Body:
     """A body that is being read."""
@@ -165,7 +157,7 @@ class Limits:
     @asynccontextmanager
     async def stranger(self, host: str, length: int, seconds: float) -> AsyncIterator[Body]:
         """Place for the body of anybody else, at this address."""
-        owner, start = owner_of(host), time.monotonic()
+        owner, start = network(host), time.monotonic()
         self._credit.check(owner)
         self._all.check("")
         try:

@@ -8,24 +8,34 @@ name from another node is named and left out.
 import struct
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from train_distributed.flower.blobs import split
 from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.orders import NONCE_BYTES, read_presence, write_order
-from train_distributed.flower.progress import Log, Progress
+from train_distributed.flower.orders import (
+    DONE,
+    NONCE_BYTES,
+    Request,
+    join,
+    read_presence,
+    split,
+    words,
+    write_order,
+)
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
-from train_distributed.flower.request_handler import DONE, Request, answer_bytes, words
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
+from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES
-from train_distributed.secure_sum.wire import kind_of
+from train_distributed.secure_sum.wire import OVERHEAD, kind_of
 
 PRESENT_SECONDS = 10.0  # that a node has at least to answer PRESENT
 GOODBYE_SECONDS = 5.0  # to hear END
 LOOK_SECONDS = 0.5  # between looks at who is connected
 REFUSAL_BYTES = 2**12
+ADVERTISEMENT = len(DONE + join([b""])) + OVERHEAD + ADVERTISE_BYTES  # longest answer to START
 
 
 class Relay(Protocol):
@@ -42,51 +52,34 @@ class Relay(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """The operator at work: what it runs, and what every session of it needs."""
+
+    federation: Federation  # what was agreed
+    keys: PrivateKeys  # the operator's, server 0 of the federation
+    journal: Journal  # the operator's, durable
+    relay: Relay  # to the nodes
+    record: Record  # where the session is written down, to be resumed after a crash
+    log: Log  # is told how it goes, who went missing, what was refused, also if a session fails
+    seconds: float = 0.0  # to wait for parties
+    preface: bytes | None = None  # what every node is asked first: of a further round
+
+
 class Connections:
-    """The parties of one session.
+    """The parties of one session, which has this nonce."""
 
-    Args:
-        federation: what was agreed.
-        nonce: the session's.
-        keys: the operator's.
-        relay: to the nodes.
-        record: of the session.
-        progress: is told who comes and who answers.
-        log: is told what was refused.
-        seconds: to wait for parties.
-        preface: what every node is asked first, whatever it answers; None: nothing.
-    """
-
-    def __init__(
-        self,
-        federation: Federation,
-        nonce: bytes,
-        keys: PrivateKeys,
-        relay: Relay,
-        record: Record | None,
-        progress: Progress,
-        log: Log,
-        seconds: float,
-        preface: bytes | None = None,
-    ) -> None:
-        self._federation, self._nonce, self._keys = federation, nonce, keys
-        self._relay, self._record = relay, record
-        self._progress, self._log, self._seconds = progress, log, seconds
-        self._preface = preface
+    def __init__(self, operator: Operator, nonce: bytes) -> None:
+        self._operator, self._federation, self._nonce = operator, operator.federation, nonce
+        self._relay, self._record, self._log = operator.relay, operator.record, operator.log
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
-        self.first: dict[int, list[bytes]] = {}
 
     @property
     def here(self) -> frozenset[int]:
         """Parties that are bound to a node and can take part."""
         return frozenset(self._willing)
-
-    @property
-    def largest(self) -> int:
-        """Bytes that one request may have."""
-        return self._federation.largest_frame
 
     def gather(self, wanted: frozenset[int], seconds: float | None = None) -> None:
         """Waits until the wanted parties are here, or the time is up.
@@ -94,42 +87,34 @@ class Connections:
         Raises:
             ConnectionError: the relay is gone.
         """
-        deadline = time.monotonic() + (self._seconds if seconds is None else seconds)
+        deadline = time.monotonic() + (self._operator.seconds if seconds is None else seconds)
         while not wanted <= self._node.keys():
             nodes = self._relay.nodes()
             fresh = nodes.keys() - set(self._node.values()) - self._left_out
-            orders = {node: self._order(node) for node in sorted(fresh)}
+            orders = {node: self._who(node) for node in sorted(fresh)}
             patience = max(PRESENT_SECONDS, 4 * self._federation.longest_poll)
-            if self._preface is not None:
-                for node, answer in self._relay.ask_each(
-                    dict.fromkeys(orders, self._preface), patience
-                ):
+            if (preface := self._operator.preface) is not None:
+                for node, answer in self._relay.ask_each(dict.fromkeys(orders, preface), patience):
                     if answer[:1] != DONE:
                         self._log.refuse(f"node {node}", b"refused: " + answer[1:REFUSAL_BYTES])
             for node, answer in self._relay.ask_each(orders, patience):
                 self._bind(node, nodes[node], orders[node], answer)
             missing = map(self._federation.display_name, sorted(wanted - self._node.keys()))
-            self._progress.present(self._willing, len(wanted), missing)
+            self._log.present(self._willing, len(wanted), missing)
             if time.monotonic() >= deadline:
                 return
             if not wanted <= self._node.keys():
                 time.sleep(LOOK_SECONDS)
 
-    def start(self, users: frozenset[int]) -> None:
-        """START to all parties of the session; what they answer is in `first`, until the end.
-
-        Args:
-            users: that are present.
-        """
+    def start(self, users: frozenset[int]) -> Iterator[tuple[int, list[bytes]]]:
+        """START to the users that are present; (user, first messages) as `ask_each`."""
         body = self._nonce + self._federation.session(self._nonce).bitmap(users)
-        order = write_order(self._federation, Request.START, body, self._keys)
-        asked = dict.fromkeys(sorted(users), order)
-        self.first = dict(self.ask_each(asked, answer_bytes(ADVERTISE_BYTES)))
+        asked = dict.fromkeys(sorted(users), self._order(Request.START, body))
+        return self.ask_each(asked, ADVERTISEMENT)
 
     def end(self, opened: bool) -> None:
         """END to whoever is here; nobody has to answer."""
-        body = self._nonce + bytes([opened])
-        order = write_order(self._federation, Request.END, body, self._keys)
+        order = self._order(Request.END, self._nonce + bytes([opened]))
         seconds = max(GOODBYE_SECONDS, 4 * self._federation.longest_poll)
         for _ in self._relay.ask_each(dict.fromkeys(self._node.values(), order), seconds):
             pass
@@ -148,23 +133,20 @@ class Connections:
             OSError: an answer cannot be written down; nothing that follows from it is sent.
             CannotResume: another question was asked in its place before a restart.
         """
-        self._progress.stage(_stage(requests), requests)
+        self._log.stage(_stage(requests), requests)
         count = 0
         for party, answer in self._collect(requests, 1 + max(REFUSAL_BYTES, self._most(longest))):
             messages = self._read(party, answer, longest)
             if messages is not None:
                 count += 1
                 yield party, messages
-        self._progress.answered(count, len(requests))
+        self._log.answered(count, len(requests))
 
     def _collect(self, requests: dict[int, bytes], most: int) -> Iterator[tuple[int, bytes]]:
         """(party, answer): what was written down before a restart, then what comes now.
 
         Of an answer that is too long no more than `most` bytes are kept, enough to refuse it.
         """
-        if self._record is None:
-            yield from self._live(requests)
-            return
         call = self._record.call(requests)
         known = self._record.answered(call)
         yield from self._record.answers(call)
@@ -205,9 +187,11 @@ class Connections:
     def _most(self, longest: int | None) -> int:
         return self._federation.largest_frame if longest is None else longest
 
-    def _order(self, node: int) -> bytes:
-        body = new_seed() + self._nonce + struct.pack(">Q", node)
-        return write_order(self._federation, Request.PRESENT, body, self._keys)
+    def _who(self, node: int) -> bytes:
+        return self._order(Request.PRESENT, new_seed() + self._nonce + struct.pack(">Q", node))
+
+    def _order(self, kind: Request, body: bytes) -> bytes:
+        return write_order(self._federation, kind, body, self._operator.keys)
 
     def _bind(self, node: int, key: str, order: bytes, answer: bytes) -> None:
         """Believes an answer to PRESENT, or leaves its node out."""

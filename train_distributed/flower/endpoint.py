@@ -1,35 +1,44 @@
-"""A party's endpoint: requests from the relay in, answers out. Keys and data never leave it.
+"""A user's endpoint: requests from the relay in, answers out. Keys and data never leave it.
 
-A request is one byte (what to do) and a body; an answer is one byte (done or refused) and a body: a
-list of messages, or the refusal in words. The relay is not trusted: everything that matters in a
-body is a signed message of the secure sum, or an order that the operator has signed.
+The relay is not trusted: everything that matters in a request is a signed message of the secure
+sum, or an order that the operator has signed. An answer that was given is kept until its session
+ends, and an identical request gets it again: so an operator that was killed can ask again, and
+learns nothing that it was not told before.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.flower.blobs import split
-from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.documents.sessions import free_session, no_session_left, spend_session
-from train_distributed.flower.request_handler import (
+from train_distributed.flower.orders import (
     DONE,
+    NONCE_BYTES,
+    PRESENT_BYTES,
     REFUSED,
-    Handlers,
     Request,
-    RequestHandler,
+    join,
+    read_order,
+    split,
     words,
+    write_presence,
 )
-from train_distributed.secure_sum.errors import AlreadyOpened, OutOfOrder
+from train_distributed.secure_sum.errors import (
+    AlreadyOpened,
+    MalformedMessage,
+    OutOfOrder,
+    TooFewUsers,
+)
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.secagg_user import SecAggUser
 
-__all__ = ["DONE", "REFUSED", "Endpoint", "Request", "UserEndpoint", "words"]
-
+KEPT = 8  # answers of a session, in the longest that one may be: the protocol has no more
 Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: called once a session
 
 
@@ -56,32 +65,80 @@ class Endpoint(Protocol):
         ...
 
 
-class UserEndpoint(RequestHandler):
-    """A user's: submits one vector per session, in as many sessions as were agreed.
+class UserEndpoint:
+    """Submits one vector per session, in as many sessions as were agreed.
 
     Where one session was agreed, a vector may be masked again in another session of `secagg`, as
     after the fault of a user that is then left out, if this user has not signed a set of survivors:
     any two quorums of signers share an honest user, which signs once, so one sum is opened at most.
+
+    Args:
+        federation: what was agreed.
+        party: whose endpoint it is.
+        keys: its own.
+        submission: draws the vector.
+        journal: of the party, durable.
+
+    Raises:
+        ValueError: keys that are not those of that party.
     """
 
     def __init__(
         self,
         federation: Federation,
-        identity: int,
+        party: int,
         keys: PrivateKeys,
         submission: Submission,
         journal: Journal,
     ) -> None:
-        super().__init__(federation, identity, keys, journal)
-        self._submission = submission
+        if federation.verifying_key(party) != keys.public.verifying:
+            raise ValueError(f"keys must be those that the federation lists for {name_of(party)}")
+        self._federation, self._party = federation, party
+        self._keys, self._journal, self._submission = keys, journal, submission
         self._user: SecAggUser | None = None
         self._drawn: NDArray[np.uint64] | None = None  # masked, in no session that was signed
+        self._forget(None)
+        self.over = False  # nothing more will be asked of this party
+        self.largest_frame = federation.largest_frame
+        self.poll_seconds = federation.poll_seconds(party)
 
-    def _handlers(self) -> Handlers:
-        return {Request.DELIVER: self._deliver}
+    def answer(self, request: bytes) -> bytes:
+        """The answer to one request; a refusal is an answer."""
+        name = hashlib.sha256(request).digest()
+        if name in self._given:
+            return self._given[name]
+        try:
+            answer = DONE + join(self._act(request[:1], request[1:]))
+        except (ValueError, OSError) as error:  # OSError: the journal's disk
+            return REFUSED + words(error).encode(errors="replace")
+        if request[0] not in (Request.PRESENT, Request.END):
+            self._given[name] = answer
+            self._kept += len(answer)
+        return answer
 
-    def _willing(self, nonce: bytes) -> bool:
-        return self._can_submit
+    def _forget(self, nonce: bytes | None) -> None:
+        """Has this session under way, and no answers of another one."""
+        self._nonce = nonce
+        self._given: dict[bytes, bytes] = {}  # hash of a request of that session -> the answer
+        self._kept = 0  # bytes of those answers
+
+    def _act(self, kind: bytes, body: bytes) -> list[bytes]:
+        acts: dict[int, Callable[[bytes], list[bytes]]] = {
+            Request.PRESENT: self._present,
+            Request.START: self._start,
+            Request.DELIVER: self._deliver,
+            Request.END: self._end,
+        }
+        if not kind or kind[0] not in acts:
+            raise MalformedMessage(f"request must be one of {sorted(acts)}, got {kind!r}")
+        if kind[0] == Request.DELIVER and self._kept > KEPT * self.largest_frame:
+            raise OutOfOrder(f"answers of a session must be fewer, got {self._kept} bytes of them")
+        return acts[kind[0]](body)
+
+    def _present(self, signed: bytes) -> list[bytes]:
+        order = read_order(self._federation, Request.PRESENT, signed, PRESENT_BYTES)
+        willing = self._can_submit or order[NONCE_BYTES : 2 * NONCE_BYTES] == self._nonce
+        return [write_presence(self._federation, order, self._party, willing, self._keys)]
 
     @property
     def _can_submit(self) -> bool:
@@ -90,30 +147,47 @@ class UserEndpoint(RequestHandler):
             return True
         return free_session(self._journal, self._federation) is not None
 
-    def _start(self, nonce: bytes) -> list[bytes]:
+    def _start(self, signed: bytes) -> list[bytes]:
         federation = self._federation
+        sets = (len(federation.users) + 7) // 8
+        order = read_order(federation, Request.START, signed, NONCE_BYTES + sets)
+        nonce = order[:NONCE_BYTES]
+        setup = federation.secagg(nonce)
+        users = setup.session.users_of(order[NONCE_BYTES:])
+        if len(users) < federation.minimum:
+            raise TooFewUsers(f"users present must be >= {federation.minimum}, got {len(users)}")
+        if self._party not in users:
+            raise OutOfOrder(f"users present must include {name_of(self._party)}")
+        if nonce == self._nonce:
+            raise OutOfOrder("START must come once per session, came with other users")
         self._leave()
         if not self._can_submit:
             raise no_session_left(federation)
-        if self._journal.detail(federation.session(nonce).digest, "submit") is not None:
+        if self._journal.detail(setup.session.digest, "submit") is not None:
             raise AlreadyOpened("session must be a new one, got one this user has taken part in")
         self._count_start(nonce)
-        setup = federation.secagg(nonce)
         self._user = SecAggUser(
             setup, self._party, self._keys, lambda: self._vector(nonce), self._journal
         )
-        return [self._user.start()]
+        first = self._user.start()
+        self._forget(nonce)
+        return [first]
 
     def _deliver(self, body: bytes) -> list[bytes]:
         if self._user is None:
             raise OutOfOrder("START must come first")
         return [self._user.receive(message) for message in split(body)]
 
-    def _last(self, opened: bool) -> bool:
+    def _end(self, signed: bytes) -> list[bytes]:
+        order = read_order(self._federation, Request.END, signed, NONCE_BYTES + 1)
+        if order[:NONCE_BYTES] != self._nonce:
+            raise OutOfOrder("END must be of the session under way")
+        self._forget(None)
         self._leave()
-        if opened:
+        if order[NONCE_BYTES]:  # the sum was opened
             self._drawn = None
-        return not self._can_submit
+        self.over = not self._can_submit
+        return []
 
     def _leave(self) -> None:
         """Signs nothing more in the session under way."""

@@ -1,16 +1,21 @@
-"""Orders that the operator signs to a party, and a party's signature that it is present.
+"""Requests to a party and its answers: their bytes, and the orders that the operator signs.
 
+    START     nonce 32 | who is present, a bitmap      the session begins; answer: first messages
+    DELIVER   messages for this party                  answer: its messages
     PRESENT   challenge 32 | nonce 32 | node u64       who is here, and takes part in that session?
-    START     nonce 32 | who is present, a bitmap      the session begins
     END       nonce 32 | opened u8                     the session is over
+    ROUND     chain 32 | number u32 | weights          a further round begins (`round_endpoint.py`)
 
-An order is a request byte, its body, and the operator's signature over both and the federation's
-digest, so nobody else starts anything, and no order means anything in another federation. The
-answer to PRESENT is signed with the party's own key over the whole order, which names the node it
-was sent to: an answer shown from another node says so.
+A request is one byte (what to do) and its body; an answer is one byte (done or refused) and a list
+of messages, or the refusal in words. All but DELIVER are orders: they end with the operator's
+signature over request and the federation's digest, so nobody else starts anything, and no order
+means anything in another federation. The answer to PRESENT is signed with the party's own key over
+the whole order, which names the node it was sent to: an answer shown from another node says so.
 """
 
 import struct
+from collections.abc import Iterable
+from enum import IntEnum
 
 from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, WrongSender
@@ -19,8 +24,59 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 
 NONCE_BYTES = 32
 PRESENT_BYTES = 2 * NONCE_BYTES + 8
+DONE, REFUSED = b"\0", b"\1"
 _ORDER, _HERE = b"federation order, version 1", b"federation presence, version 1"
 _NAME = struct.Struct(">IB")
+
+
+class Request(IntEnum):
+    """First byte of a request."""
+
+    START = 0
+    DELIVER = 1
+    PRESENT = 5
+    END = 6
+    ROUND = 10
+
+
+def join(blobs: Iterable[bytes]) -> bytes:
+    """Joins as count u32 | (length u64 | content)*.
+
+    Examples:
+        >>> split(join([b"seed", b""]))
+        [b'seed', b'']
+    """
+    items = list(blobs)
+    parts = [struct.pack(">I", len(items))]
+    for blob in items:
+        parts += [struct.pack(">Q", len(blob)), blob]
+    return b"".join(parts)
+
+
+def split(joined: bytes) -> list[bytes]:
+    """The inverse of `join`.
+
+    Raises:
+        MalformedMessage: lengths that do not add up.
+    """
+    if len(joined) < 4:
+        raise MalformedMessage(f"list must be >= 4 bytes, got {len(joined)}")
+    (count,) = struct.unpack_from(">I", joined)
+    at, blobs = 4, list[bytes]()
+    for _ in range(count):
+        if at + 8 > len(joined):
+            raise MalformedMessage(f"list must hold {count} items, got {len(blobs)}")
+        (length,) = struct.unpack_from(">Q", joined, at)
+        blobs.append(joined[at + 8 : at + 8 + length])
+        at += 8 + length
+    if at != len(joined):
+        raise MalformedMessage(f"list must be {at} bytes, got {len(joined)}")
+    return blobs
+
+
+def words(error: Exception) -> str:
+    """An error as it is reported: its name and what it says."""
+    return f"{type(error).__name__}: {error}"
 
 
 def write_order(federation: Federation, kind: int, body: bytes, keys: PrivateKeys) -> bytes:

@@ -17,19 +17,35 @@ MOST_SHOWN = 5  # names and refusals in a line
 STATUS = "status.json"
 
 
+def to_terminal(line: str) -> None:
+    """Prints a line: the default place of a log."""
+    print(line, file=sys.stderr, flush=True)
+
+
 @dataclass
 class Log:
-    """Faults of a session: identities and words, nothing of anyone's data."""
+    """How a session goes, and its faults: identities and words, nothing of anyone's data.
 
+    Args:
+        directory: where `status.json` is kept; None: nowhere.
+        say: takes a line.
+    """
+
+    directory: Path | None = None
+    say: Callable[[str], None] = lambda line: None
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
     refused: list[str] = field(default_factory=list)
-    session: str = field(default="", compare=False)  # nonce, hexadecimal
-    received: int = field(default=0, compare=False)  # bytes of answers
-    sent: int = field(default=0, compare=False)  # bytes of requests
-    seconds: float = field(default=0.0, compare=False)
-    bytes_of: dict[int, int] = field(default_factory=dict, compare=False)  # party -> of its answers
+    session: str = ""  # nonce, hexadecimal
+    received: int = 0  # bytes of answers
+    sent: int = 0  # bytes of requests
+    bytes_of: dict[int, int] = field(default_factory=dict)  # party -> of its answers
+    sent_after: list[int] = field(default_factory=list)  # most so far, by round
 
-    sent_after: list[int] = field(default_factory=list, compare=False)  # most so far, by round
+    def __post_init__(self) -> None:
+        self._start = time.monotonic()
+        self._seen = 0  # refusals that were in a line
+        self._told: tuple[list[str], list[str]] | None = None
+        self._fields: dict[str, Any] = {"stage": "gather", "outcome": None}
 
     def lost(self, users: Iterable[int], step: str) -> None:
         """Notes users that did not get past a step; the first note stays."""
@@ -41,32 +57,6 @@ class Log:
         if len(self.refused) < MOST_REFUSED:
             self.refused.append(f"{who}: {safe(why)}")
 
-
-class Progress:
-    """Tells people and programs.
-
-    Nobody reads half a file: it is written aside and renamed.
-    """
-
-    def __init__(
-        self,
-        log: Log,
-        directory: Path | None = None,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        """Says nothing yet.
-
-        Args:
-            log: of the session.
-            directory: where `status.json` is kept; None: nowhere.
-            say: takes a line.
-        """
-        self._log, self._directory, self._say = log, directory, say
-        self._start = time.monotonic()
-        self._seen = 0  # refusals that were in a line
-        self._told: tuple[list[str], list[str]] | None = None
-        self._fields: dict[str, Any] = {"stage": "gather", "outcome": None}
-
     def stage(self, name: str, asked: Iterable[int]) -> None:
         """A question goes out."""
         self._write(stage=name, asked=[name_of(party) for party in sorted(asked)], answered=None)
@@ -74,7 +64,7 @@ class Progress:
     def answered(self, count: int, asked: int) -> None:
         """The answers have come."""
         self._write(answered=count)
-        fresh = self._log.refused[self._seen :]
+        fresh = self.refused[self._seen :]
         self._seen += len(fresh)
         self._line("; ".join([f"{self._fields['stage']}: {count} of {asked}", *fresh[:MOST_SHOWN]]))
 
@@ -86,7 +76,7 @@ class Progress:
             of: number of all.
             missing: names of those who have not come.
         """
-        names, refused = [name_of(party) for party in sorted(parties)], self._log.refused[:]
+        names, refused = [name_of(party) for party in sorted(parties)], self.refused[:]
         if (names, refused) == self._told:
             return
         self._told, self._seen = (names, refused), len(refused)
@@ -102,27 +92,21 @@ class Progress:
         self._line(safe(words, 2000))
 
     def _line(self, text: str) -> None:
-        self._log.seconds = time.monotonic() - self._start
-        self._say(f"{self._log.seconds:7.1f} s  {text}")
+        self.say(f"{time.monotonic() - self._start:7.1f} s  {text}")
 
     def _write(self, **fields: Any) -> None:
+        """Keeps `status.json`; nobody reads half a file: it is written aside and renamed."""
         self._fields |= fields
-        if self._directory is None:
+        if self.directory is None:
             return
-        log = self._log
         content = self._fields | {
-            "session": log.session,
+            "session": self.session,
             "seconds": round(time.monotonic() - self._start, 2),
-            "missing": {name_of(user): step for user, step in sorted(log.missing.items())},
-            "refused": log.refused,
-            "bytes_received": log.received,
-            "bytes_sent": log.sent,
+            "missing": {name_of(user): step for user, step in sorted(self.missing.items())},
+            "refused": self.refused,
+            "bytes_received": self.received,
+            "bytes_sent": self.sent,
         }
-        partial = self._directory / f".{STATUS}.partial"
+        partial = self.directory / f".{STATUS}.partial"
         partial.write_text(json.dumps(content, indent=2) + "\n")
-        os.replace(partial, self._directory / STATUS)
-
-
-def to_terminal(line: str) -> None:
-    """Prints a line: the default place of a log."""
-    print(line, file=sys.stderr, flush=True)
+        os.replace(partial, self.directory / STATUS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pretrain.cli.json_text import parsed
 from train_distributed.flower.documents.party import node_fingerprint
-from train_distributed.flower.request_handler import REFUSED
+from train_distributed.flower.orders import REFUSED
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.processes import Child, child
 

@@ -20,12 +20,19 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.flower.blobs import join
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.sessions import free_session, spend_session
 from train_distributed.flower.endpoint import Endpoint, Submission, UserEndpoint
-from train_distributed.flower.orders import NONCE_BYTES, read_order, write_order
-from train_distributed.flower.request_handler import DONE, REFUSED, Request, words
+from train_distributed.flower.orders import (
+    DONE,
+    NONCE_BYTES,
+    REFUSED,
+    Request,
+    join,
+    read_order,
+    words,
+    write_order,
+)
 from train_distributed.secure_sum.errors import AlreadyOpened, MalformedMessage
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -1,24 +1,23 @@
 """The operator's process: starts the hub, admits the nodes, runs or resumes one session over it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train_distributed.flower.chain import Chain, Publish
-from train_distributed.flower.connections import Relay
+from train_distributed.flower.connections import Operator
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.progress import Log, Progress, to_terminal
+from train_distributed.flower.orders import words
+from train_distributed.flower.progress import Log, to_terminal
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import open_relay
-from train_distributed.flower.request_handler import words
 from train_distributed.flower.round_endpoint import round_order
 from train_distributed.flower.transport.sandbox import hide_memory
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
-from train_distributed.secure_sum.journal import DurableJournal, Journal
+from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.prg import new_seed
 
 JOURNAL, HUB_LOG = "journal", "hub.log"
 
@@ -57,9 +56,8 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
         ValueError: no sum; the message names who is missing. Nothing is released.
     """
     hide_memory()
-    log = Log()
     operation.run.mkdir(parents=True, exist_ok=True)
-    progress = Progress(log, operation.run, operation.say)
+    log = Log(operation.run, operation.say)
     try:
         journal = DurableJournal(operation.state / JOURNAL)
         journal.check()
@@ -67,50 +65,57 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
             operation.ready()
             if not relay.confined:
                 operation.say("no Landlock here: the hub could read this user's files")
-            opened = run_rounds(operation, relay, record, journal, log, progress)
+            operator = Operator(
+                federation=operation.federation,
+                keys=operation.keys,
+                journal=journal,
+                relay=relay,
+                record=record,
+                log=log,
+                seconds=operation.seconds,
+            )
+            opened = run_rounds(operator, operation.state, operation.publish)
     except (ValueError, OSError) as error:
         lost = ", ".join(f"{name_of(u)} ({step})" for u, step in sorted(log.missing.items()))
         refused = "; ".join(log.refused[:20])
         text = f"{words(error)}; missing: {lost or 'nobody'}; refused: {refused or 'nothing'}"
-        progress.outcome(text)
+        log.outcome(text)
         raise ValueError(text) from error
-    progress.outcome(f"opened: the sum of {len(opened[0].users)} users")
+    log.outcome(f"opened: the sum of {len(opened[0].users)} users")
     return opened, log
 
 
-def run_rounds(
-    operation: Operation,
-    relay: Relay,
-    record: Record,
-    journal: Journal,
-    log: Log,
-    progress: Progress,
-) -> list[Opened]:
+def run_rounds(operator: Operator, state: Path, publish: Publish | None) -> list[Opened]:
     """The session under way or a new one, then its further rounds.
+
+    Args:
+        operator: who runs the first sum.
+        state: its directory, see `Operation`.
+        publish: weights of the next round; None without rounds.
 
     Raises:
         ProtocolError, CannotResume, OSError: as `coordinate`, of the first sum; of a further round
             only what can be resumed.
     """
-    federation, publish = operation.federation, operation.publish
+    federation, log = operator.federation, operator.log
     if not federation.rounds or publish is None:
-        return [_session(operation, federation, relay, record, journal, log, progress)]
-    chain = Chain(operation.state, federation)
+        return [run_session(operator)]
+    chain = Chain(state, federation)
     for number in range(len(chain.opened), 1 + federation.rounds):
-        told = (journal, log, progress)
         if not number:
-            opened = _session(operation, federation, relay, record, *told)
+            opened = run_session(operator)
         else:
-            operation.say(f"round {number} of {federation.rounds}")
+            log.say(f"round {number} of {federation.rounds}")
             weights = chain.weights(number, publish)
-            preface = round_order(federation, chain.identity, number, weights, operation.keys)
+            preface = round_order(federation, chain.identity, number, weights, operator.keys)
             at = federation.at(number, chain.identity, weights)
             try:
-                with Record(chain.place(number)) as of_round:
-                    opened = _session(operation, at, relay, of_round, *told, preface=preface)
+                with Record(chain.place(number)) as record:
+                    of_round = replace(operator, federation=at, record=record, preface=preface)
+                    opened = run_session(of_round)
             except (ProtocolError, CannotResume) as error:
                 log.refuse("operator", f"round {number} was the last: {words(error)}")
-                operation.say(f"round {number} has failed: the model is of the rounds before")
+                log.say(f"round {number} has failed: the model is of the rounds before")
                 break
         chain.keep(number, opened)
         log.sent_after.append(max(log.bytes_of.values(), default=0))
@@ -130,16 +135,7 @@ def _relay(operation: Operation):
     return open_relay(config, operation.nodes, operation.seconds, operation.run / HUB_LOG)
 
 
-def _session(
-    operation: Operation,
-    federation: Federation,
-    relay: Relay,
-    record: Record,
-    journal: Journal,
-    log: Log,
-    progress: Progress,
-    preface: bytes | None = None,
-) -> Opened:
+def run_session(operator: Operator) -> Opened:
     """The session under way, if there is one, and if it cannot be finished or was none, a new one.
 
     A session that fails is given up: its nonce is never used again. Where users have spent a ticket
@@ -147,23 +143,12 @@ def _session(
     session failed are left out of the next ones, also where the operator is killed between two of
     them, until there is a sum or the operator gives up.
     """
+    record, log = operator.record, operator.log
     _tell_left_out(record.left_out, log)
     while True:
         resumed, excluded = record.session is not None, frozenset(record.left_out)
         try:
-            return coordinate(
-                federation,
-                new_seed(),
-                operation.keys,
-                journal,
-                relay,
-                log,
-                record=record,
-                progress=progress,
-                seconds=operation.seconds,
-                exclude=excluded,
-                preface=preface,
-            )
+            return coordinate(operator, excluded)
         except Misbehaviour as error:
             if not resumed and error.culprits.keys() <= excluded:
                 record.forget()
@@ -173,7 +158,7 @@ def _session(
             record.forget()
             _tell_left_out(error.culprits, log)
             names = ", ".join(name_of(user) for user in sorted(error.culprits))
-            operation.say(f"a new session starts without {names}")
+            log.say(f"a new session starts without {names}")
         except (ProtocolError, CannotResume) as error:
             record.forget()
             if not resumed:
@@ -181,7 +166,7 @@ def _session(
                 raise
             log.missing.clear()
             log.refuse("operator", f"could not finish session {log.session}: {words(error)}")
-            operation.say("the session that was interrupted cannot be finished; a new one starts")
+            log.say("the session that was interrupted cannot be finished; a new one starts")
 
 
 def _tell_left_out(culprits: Mapping[int, str], log: Log) -> None:

@@ -1,14 +1,23 @@
 """Endpoints at numbered nodes, without processes, for tests of connections, record, endpoint."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from train_distributed.flower.connections import Operator
+from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
+from train_distributed.flower.progress import Log
+from train_distributed.flower.record import Record
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 W, D = 5, 7
@@ -36,7 +45,9 @@ class FakeRelay:
         self.federation, self.journals = federation, journals
         self.drawn = dict.fromkeys(range(W), 0)
         self.endpoints: dict[int, Endpoint] = {10 + i: self.user(i) for i in range(W)}
-        self.answered = 0
+        self.asked = Counter[int]()
+        self.dies_at: dict[int, int] = {}  # node -> requests that it answers
+        self.garble: Callable[[int, bytes], bytes] = lambda node, answer: answer
         self.before: Callable[[int, bytes], None] = lambda node, request: None
         self.after: Callable[[int, bytes, bytes], None] = lambda node, request, answer: None
 
@@ -55,8 +66,11 @@ class FakeRelay:
     ) -> Iterator[tuple[int, bytes]]:
         for node, request in requests.items():
             assert len(request) <= self.federation.largest_frame
+            if self.asked[node] >= self.dies_at.get(node, 1000):
+                continue
+            self.asked[node] += 1
             self.before(node, request)
-            answer = self.endpoints[node].answer(request)
+            answer = self.garble(node, self.endpoints[node].answer(request))
             self.after(node, request, answer)
             yield node, answer
 
@@ -64,3 +78,24 @@ class FakeRelay:
 def volatile(federation: Federation) -> FakeRelay:
     journals: dict[int, Journal] = {}
     return FakeRelay(federation, lambda party: journals.setdefault(party, VolatileJournal()))
+
+
+@contextmanager
+def operator(
+    relay: Any, log: Log, state: Path | None = None, journal: Journal | None = None
+) -> Iterator[Operator]:
+    """Whoever asks over a relay; its state is forgotten unless it has a place."""
+    with TemporaryDirectory() as home, Record(state or Path(home)) as record:
+        yield Operator(
+            federation=relay.federation,
+            keys=KEYS[FIRST_SERVER],
+            journal=journal or VolatileJournal(),
+            relay=relay,
+            record=record,
+            log=log,
+        )
+
+
+def operate(relay: Any, log: Log | None = None, *at: Any) -> Opened:
+    with operator(relay, log or Log(), *at) as operator_:
+        return coordinate(operator_)

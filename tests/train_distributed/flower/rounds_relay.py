@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.progress import Log, Progress
-from train_distributed.flower.record import Record
+from train_distributed.flower.progress import Log
 from train_distributed.flower.round_endpoint import RoundsEndpoint
-from train_distributed.flower.superlink import Operation, run_rounds
+from train_distributed.flower.superlink import run_rounds
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.parties import FIRST_SERVER
 
 T, D = 3, 2  # further rounds, numbers in one of them
 
@@ -80,23 +78,9 @@ class Endpoints:
 
 def operate(endpoints: Endpoints, log: Log | None = None) -> list[Opened]:
     state = endpoints.home / "operator"
-    operation = Operation(
-        federation=endpoints.federation,
-        keys=endpoints.fake.KEYS[FIRST_SERVER],
-        nodes=(),
-        certificates=state,
-        host="",
-        port=1,
-        seconds=0.0,
-        state=state,
-        run=state,
-        say=lambda line: None,
-        publish=publish,
-    )
-    told = Log() if log is None else log
-    with Record(state) as record:
-        journal = DurableJournal(state / "journal")
-        return run_rounds(operation, endpoints, record, journal, told, Progress(told))
+    journal = DurableJournal(state / "journal")
+    with endpoints.fake.operator(endpoints, log or Log(), state, journal) as operator:
+        return run_rounds(operator, state, publish)
 
 
 def check(opened: list[Opened], fake: ModuleType) -> None:

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from train_distributed.flower import aggregator_limits
-from train_distributed.flower.aggregator_limits import Credit, NoRoom, Room, owner_of
+from train_distributed.flower.aggregator_limits import Credit, NoRoom, Room
+from train_distributed.flower.transport.places import network
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from train_distributed.flower.aggregator_limits import Credit, NoRoom, Room, own
     ],
 )
 def test_an_address_counts_with_all_that_one_customer_has(host: str, owner: str) -> None:
-    assert owner_of(host) == owner
+    assert network(host) == owner
 
 
 def test_a_bucket_is_empty_for_as_long_as_its_rate_says_and_others_are_not() -> None:

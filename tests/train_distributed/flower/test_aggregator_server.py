@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import resource
 import socket
 import threading
 import time
@@ -60,7 +59,7 @@ class Hall:
             ready.set()
 
         async def run() -> None:
-            task = asyncio.ensure_future(serve(app, "127.0.0.1", 0, None, listening))
+            task = asyncio.ensure_future(serve(app, watch, "127.0.0.1", 0, None, listening))
             self._ends.append((asyncio.get_running_loop(), task, thread))
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -248,16 +247,23 @@ def test_questions_without_a_body_ask_the_database_once_a_second(hall: Hall, mon
     assert len(asked) <= 3
 
 
-def test_connections_that_do_nothing_make_room(hall: Hall, monkeypatch, vector) -> None:  # noqa: F811
+def test_connections_that_do_nothing_make_room(
+    make_service,  # noqa: F811
+    monkeypatch,
+    vector,  # noqa: F811
+) -> None:
     monkeypatch.setattr(aggregator_server, "MOST_LINES", 8)
-    idle = [socket.create_connection(("127.0.0.1", hall.ports[LEADER])) for _ in range(8)]
-    time.sleep(0.3)
-    with hall.client() as client:
-        client.report(0, hall.service.report(0, vector(0)))
-    for line in idle:
-        line.close()
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert files > 8
+    hall = Hall(make_service(2))
+    with contextlib.ExitStack() as stack:
+        stack.callback(hall.end)
+        at = "127.0.0.1", hall.ports[LEADER]
+        for _ in range(8):
+            stack.enter_context(socket.create_connection(at))
+        time.sleep(0.3)
+        with hall.client() as client:
+            client.report(0, hall.service.report(0, vector(0)))
+        count = hall.watches[LEADER].registry.get_sample_value
+        assert count("aggregator_closed_connections_total", {"why": "crowded"})
 
 
 def test_an_impostor_cannot_acknowledge(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811

@@ -9,23 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train_distributed.flower.blobs import join
-from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.endpoint import UserEndpoint
-from train_distributed.flower.orders import write_order
+from train_distributed.flower.orders import DONE, Request, join, write_order
 from train_distributed.flower.progress import Log
-from train_distributed.flower.request_handler import DONE, Request
 from train_distributed.secure_sum.errors import TooFewUsers
-from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
+from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg_server import SecAggServer
-
-
-def _operate(fake: ModuleType, relay: Any, log: Log):
-    keys = fake.KEYS[FIRST_SERVER]
-    return coordinate(relay.federation, new_seed(), keys, VolatileJournal(), relay, log)
 
 
 def _order(fake: ModuleType, federation: Federation, kind: Request, body: bytes, signer: int):
@@ -77,10 +68,10 @@ def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) 
 
     relay.ask_each = without_shares
     with pytest.raises(TooFewUsers):
-        _operate(fake, relay, Log())
+        fake.operate(relay)
     assert set(relay.drawn.values()) == {0}
     relay.ask_each = ask_each
-    assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
+    assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
 
 
 def test_with_too_few_present_nobody_spends_anything(fake: ModuleType) -> None:
@@ -89,11 +80,11 @@ def test_with_too_few_present_nobody_spends_anything(fake: ModuleType) -> None:
     log, asked = Log(), []
     relay.before = lambda node, request: asked.append(request[0])
     with pytest.raises(TooFewUsers, match="users present must be >= 4, got 3"):
-        _operate(fake, relay, log)
+        fake.operate(relay, log)
     assert set(asked) <= {Request.PRESENT, Request.END}
     assert log.missing == {0: "be present", 1: "be present"}
     relay.endpoints |= kept
-    assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
+    assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
 
 
 class Impostor:
@@ -120,7 +111,7 @@ def test_a_name_is_bound_to_its_key_not_to_who_comes_first(victim: int, fake: Mo
 
     relay.endpoints = {5: Impostor(in_anothers_name), **relay.endpoints}
     log = Log()
-    opened = _operate(fake, relay, log)
+    opened = fake.operate(relay, log)
     left = [0, 1, 3, 4]
     assert sorted(opened.users) == left
     assert np.array_equal(opened.total, fake.VECTORS[left].sum(0))
@@ -139,10 +130,10 @@ def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
             replayed_answer.append(answer)
 
     earlier.after = keep
-    _operate(fake, earlier, Log())
+    fake.operate(earlier)
     relay.endpoints = {5: Impostor(lambda request: replayed_answer[0]), **relay.endpoints}
     log = Log()
-    opened = _operate(fake, relay, log)
+    opened = fake.operate(relay, log)
     assert len(opened.users) == fake.W
     assert any("node 5: BadSignature" in text for text in log.refused)
 
@@ -151,7 +142,7 @@ def test_of_two_nodes_with_one_identity_the_first_proven_stays(fake: ModuleType)
     relay = fake.volatile(fake.agreement())
     relay.endpoints[30] = relay.user(3)
     log = Log()
-    opened = _operate(fake, relay, log)
+    opened = fake.operate(relay, log)
     assert np.array_equal(opened.total, fake.VECTORS.sum(0))
     assert log.refused == ["node 30: WrongSender: user 3 is at another node already"]
     assert relay.drawn[3] == 1
@@ -162,7 +153,7 @@ def test_a_listed_node_key_is_the_only_way_in(fake: ModuleType) -> None:
     federation = fake.agreement(nodes=nodes)
     relay, log = fake.volatile(federation), Log()
     relay.endpoints = {5: relay.user(3), **relay.endpoints}
-    opened = _operate(fake, relay, log)
+    opened = fake.operate(relay, log)
     assert sorted(opened.users) == [0, 1, 2, 3]
     assert sorted(log.refused) == [
         "node 14: WrongSender: user 4 must come with its own node key",
@@ -181,7 +172,7 @@ def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
                 assert relay.endpoints[before].answer(asked) == answer
 
     relay.before = again
-    _operate(fake, relay, Log())
+    fake.operate(relay)
     assert set(relay.drawn.values()) == {1}
 
 
@@ -190,7 +181,7 @@ def test_words_of_the_network_are_shown_escaped(fake: ModuleType) -> None:
     shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
     relay.endpoints[9] = Impostor(lambda request: b"\1" + shouted)
     log = Log()
-    _operate(fake, relay, log)
+    fake.operate(relay, log)
     (text,) = log.refused
     assert text.isascii()
     assert text.isprintable()
@@ -209,7 +200,7 @@ def test_a_long_answer_is_a_refusal(fake: ModuleType) -> None:
 
     relay.ask_each = longer
     log = Log()
-    opened = _operate(fake, relay, log)
+    opened = fake.operate(relay, log)
     assert sorted(opened.users) == [0, 1, 3, 4]
     assert any(
         f"user 2: MalformedMessage: answer must be <= {most} bytes" in t for t in log.refused
@@ -230,7 +221,7 @@ def test_a_full_disk_of_a_user_is_said_at_both_ends(
     relay.journals = lambda party: journal
     relay.endpoints[12] = relay.user(2)
     log = Log()
-    opened = _operate(fake, relay, log)
+    opened = fake.operate(relay, log)
     assert sorted(opened.users) == [0, 1, 3, 4]
     assert relay.drawn[2] == 0
     assert any("user 2: refused: OSError" in t and "No space left" in t for t in log.refused)
@@ -241,14 +232,14 @@ def test_a_replayed_session_spends_and_reveals_nothing(fake: ModuleType) -> None
     relay = fake.volatile(fake.agreement(sessions=2))
     asked: list[bytes] = []
     relay.after = lambda node, request, answer: asked.append(request) if node == 12 else None
-    _operate(fake, relay, Log())
+    fake.operate(relay)
     for endpoint in (relay.endpoints[12], relay.user(2)):  # as it is, and started again
         for request in asked:
             answer = endpoint.answer(request)
             assert request[0] == Request.PRESENT or answer[:1] != DONE
     assert relay.drawn[2] == 1
     relay.after = lambda node, request, answer: None
-    assert np.array_equal(_operate(fake, relay, Log()).total, fake.VECTORS.sum(0))
+    assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
     assert relay.drawn[2] == 2
 
 
@@ -272,5 +263,5 @@ def test_the_coordinator_holds_one_vector_at_a_time(
 
     monkeypatch.setattr(SecAggServer, "receive", counted)
     relay.after = count
-    _operate(fake, relay, Log())
+    fake.operate(relay)
     assert yielded >= 4 * fake.W

@@ -2,7 +2,6 @@
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -10,68 +9,35 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from train_distributed.flower.blobs import join, split
-from train_distributed.flower.coordinator import Log, coordinate
+from train_distributed.flower.coordinator import Log
 from train_distributed.flower.documents.federation import Enrolment, Federation
-from train_distributed.flower.endpoint import DONE, Endpoint, Request, UserEndpoint
-from train_distributed.flower.orders import write_order
+from train_distributed.flower.endpoint import UserEndpoint
+from train_distributed.flower.orders import DONE, Request, join, split, write_order
 from train_distributed.secure_sum.errors import (
     MalformedMessage,
     OutOfOrder,
     TooFewUsers,
 )
-from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
+from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 
 
-class LossyRelay:
-    """Node 10 + i is user i."""
-
-    def __init__(
-        self, fake: ModuleType, federation: Federation, journals: Callable[[int], Journal]
-    ) -> None:
-        self.endpoints: dict[int, Endpoint] = fake.FakeRelay(federation, journals).endpoints
-        self.operator: PrivateKeys = fake.KEYS[FIRST_SERVER]
-        self.asked = dict.fromkeys(self.endpoints, 0)
-        self.dies_at: dict[int, int] = {}
-        self.garble: Callable[[int, bytes], bytes] = lambda node, answer: answer
-
-    def nodes(self) -> dict[int, str]:
-        return {node: f"{node:064x}" for node in self.endpoints}
-
-    def ask_each(
-        self, requests: Mapping[int, bytes], seconds: float | None = None
-    ) -> Iterator[tuple[int, bytes]]:
-        for node, request in requests.items():
-            if self.asked[node] < self.dies_at.get(node, 1000):
-                self.asked[node] += 1
-                yield node, self.garble(node, self.endpoints[node].answer(request))
-
-
-def _run(federation: Federation, relay: LossyRelay, log: Log, journal=None):
-    keys, kept = relay.operator, journal or VolatileJournal()
-    return coordinate(federation, new_seed(), keys, kept, relay, log)
-
-
-def _relay(fake: ModuleType, federation: Federation) -> LossyRelay:
-    return LossyRelay(fake, federation, lambda i: VolatileJournal())
-
-
 def test_the_sum_is_exact(fake: ModuleType) -> None:
     federation, log = fake.agreement(), Log()
-    opened = _run(federation, _relay(fake, federation), log)
+    opened = fake.operate(fake.volatile(federation), log)
     assert np.array_equal(opened.total, fake.VECTORS.sum(0))
-    assert (opened.users, log) == (frozenset(range(fake.W)), Log())
+    assert opened.users == frozenset(range(fake.W))
+    assert (log.missing, log.refused) == ({}, [])
 
 
 @pytest.mark.parametrize("stage", range(6))
 def test_secagg_completes_without_a_user_that_dies(stage: int, fake: ModuleType) -> None:
     federation, log = fake.agreement(), Log()
-    relay = _relay(fake, federation)
+    relay = fake.volatile(federation)
     relay.dies_at[12] = stage
-    opened = _run(federation, relay, log)
+    opened = fake.operate(relay, log)
     left = [i for i in range(fake.W) if i != 2 or stage >= 4]
     assert sorted(opened.users) == left
     assert np.array_equal(opened.total, fake.VECTORS[left].sum(0))
@@ -88,10 +54,10 @@ def test_secagg_completes_without_a_user_that_dies(stage: int, fake: ModuleType)
 
 def test_below_the_minimum_nothing_is_released(fake: ModuleType) -> None:
     federation, log = fake.agreement(), Log()
-    relay = _relay(fake, federation)
+    relay = fake.volatile(federation)
     relay.dies_at = {10: 0, 11: 0, 12: 0}
     with pytest.raises((TooFewUsers, OutOfOrder)):
-        _run(federation, relay, log)
+        fake.operate(relay, log)
     assert set(log.missing) == {0, 1, 2}
 
 
@@ -103,9 +69,9 @@ def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(
     garbled: bytes, fake: ModuleType
 ) -> None:
     federation, log = fake.agreement(), Log()
-    relay = _relay(fake, federation)
+    relay = fake.volatile(federation)
     relay.garble = lambda node, answer: garbled if node == 12 else answer
-    opened = _run(federation, relay, log)
+    opened = fake.operate(relay, log)
     assert np.array_equal(opened.total, fake.VECTORS[[0, 1, 3, 4]].sum(0))
     assert set(log.missing) == {2}
 
@@ -115,13 +81,13 @@ def test_a_restarted_user_submits_no_second_time(tmp_path: Path, fake: ModuleTyp
         federation = fake.agreement(sessions=sessions)
         folder = tmp_path / str(sessions)
         for _ in range(runs):
-            relay = LossyRelay(fake, federation, lambda i, f=folder: DurableJournal(f / str(i)))
-            opened = _run(federation, relay, Log(), DurableJournal(folder / "operator"))
+            relay = fake.FakeRelay(federation, lambda i, f=folder: DurableJournal(f / str(i)))
+            opened = fake.operate(relay, Log(), None, DurableJournal(folder / "operator"))
             assert np.array_equal(opened.total, fake.VECTORS.sum(0))
         log = Log()
-        relay = LossyRelay(fake, federation, lambda i, f=folder: DurableJournal(f / str(i)))
+        relay = fake.FakeRelay(federation, lambda i, f=folder: DurableJournal(f / str(i)))
         with pytest.raises((TooFewUsers, OutOfOrder)):
-            _run(federation, relay, log, DurableJournal(folder / "operator"))
+            fake.operate(relay, log, None, DurableJournal(folder / "operator"))
         assert sum("all agreed sessions are used up" in text for text in log.refused) == fake.W
 
 

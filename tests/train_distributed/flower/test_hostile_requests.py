@@ -8,11 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from train_distributed.flower.blobs import join, split
-from train_distributed.flower.coordinator import Log, coordinate
-from train_distributed.flower.endpoint import DONE, Endpoint, Request, UserEndpoint
-from train_distributed.flower.orders import write_order
-from train_distributed.flower.record import Record
+from train_distributed.flower.coordinator import Log
+from train_distributed.flower.endpoint import Endpoint, UserEndpoint
+from train_distributed.flower.orders import DONE, Request, join, split, write_order
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
@@ -77,9 +75,7 @@ def test_a_user_that_answers_a_start_with_more_than_an_advertisement_is_left_out
     federation, log = fake.agreement(), Log()
     relay = fake.volatile(federation)
     relay.endpoints[12] = Changing(relay.endpoints[12], change)
-    with Record(tmp_path) as record:
-        keys, journal = fake.KEYS[FIRST_SERVER], VolatileJournal()
-        opened = coordinate(federation, NONCE, keys, journal, relay, log, record=record)
+    opened = fake.operate(relay, log, tmp_path)
     assert sorted(opened.users) == LEFT
     assert np.array_equal(opened.total, fake.VECTORS[LEFT].sum(0))
     (refused,) = log.refused

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,11 @@ import pytest
 
 from tests.train_distributed.flower.rounds_relay import Killed
 from train_distributed.flower import coordinator, superlink
-from train_distributed.flower.blobs import join, split
 from train_distributed.flower.endpoint import UserEndpoint
-from train_distributed.flower.orders import write_order
-from train_distributed.flower.progress import Log, Progress
+from train_distributed.flower.orders import DONE, REFUSED, Request, join, split, write_order
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record, settle
-from train_distributed.flower.request_handler import DONE, REFUSED, Request
-from train_distributed.flower.superlink import _session
+from train_distributed.flower.superlink import run_session
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import DurableJournal
@@ -90,15 +88,8 @@ def _wrong_commitment(machine: Any, payload: bytes) -> bytes:
 
 
 def _run(fake: ModuleType, relay: Any, state: Path, log: Log):
-    operation: Any = SimpleNamespace(
-        federation=relay.federation,
-        keys=fake.KEYS[FIRST_SERVER],
-        seconds=0.0,
-        say=lambda line: None,
-    )
-    with Record(state) as record:
-        journal = DurableJournal(state / "journal")
-        return _session(operation, relay.federation, relay, record, journal, log, Progress(log))
+    with fake.operator(relay, log, state, DurableJournal(state / "journal")) as operator:
+        return run_session(operator)
 
 
 def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) -> Any:
@@ -204,7 +195,7 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
 ) -> None:
     tries = []
 
-    def always(*_: Any, exclude: frozenset[int], **__: Any):
+    def always(_: Any, exclude: frozenset[int]):
         tries.append(exclude)
         raise Misbehaviour({INSIDER: "broke it"})
 

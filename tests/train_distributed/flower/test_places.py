@@ -16,7 +16,7 @@ class Held:
     def __init__(self) -> None:
         self.here = True
 
-    def leave(self) -> None:
+    def leave(self, why: str) -> None:
         self.here = False
 
 

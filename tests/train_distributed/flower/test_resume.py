@@ -11,30 +11,18 @@ import pytest
 
 from tests.train_distributed.flower.rounds_relay import Killed
 from train_distributed.flower import coordinator as coordination
-from train_distributed.flower.coordinator import coordinate
+from train_distributed.flower.orders import Request
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record, settle
-from train_distributed.flower.request_handler import Request
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
-from train_distributed.secure_sum.prg import new_seed
 from train_distributed.store.store import read_store
 
 ANSWERS = 5 + 5 * 5  # that a session needs: of PRESENT, then of START and what follows
 
 
 def _operate(fake: ModuleType, relay: Any, state: Path, log: Log | None = None):
-    with Record(state) as record:
-        return coordinate(
-            relay.federation,
-            new_seed(),
-            fake.KEYS[FIRST_SERVER],
-            DurableJournal(state / "journal"),
-            relay,
-            log or Log(),
-            record=record,
-        )
+    return fake.operate(relay, log, state, DurableJournal(state / "journal"))
 
 
 def _kill_at(relay: Any, count: int, *, answered: bool) -> None:

@@ -10,8 +10,7 @@ import pytest
 from tests.train_distributed.flower.rounds_relay import D, Endpoints, T, vector_at
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.endpoint import UserEndpoint
-from train_distributed.flower.orders import write_order
-from train_distributed.flower.request_handler import DONE, REFUSED, Request
+from train_distributed.flower.orders import DONE, REFUSED, Request, write_order
 from train_distributed.flower.round_endpoint import RoundsEndpoint, round_order
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.parties import FIRST_SERVER

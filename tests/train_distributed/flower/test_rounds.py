@@ -20,9 +20,9 @@ from tests.train_distributed.flower.rounds_relay import (
     vector_at,
 )
 from train_distributed.flower.chain import FILE, Chain, forget
+from train_distributed.flower.orders import REFUSED, Request
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
-from train_distributed.flower.request_handler import REFUSED, Request
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.wire import words_to_bytes

@@ -102,7 +102,7 @@ class Aggregate:
                 log.say(_link(invitation, "https" if tls else "http", file.addresses[number]))
             serving = serve if self.store is None else partial(serve, shared=True)
             with suppress(KeyboardInterrupt):
-                asyncio.run(serving(app, host, port, tls, partial(_ready, log)))
+                asyncio.run(serving(app, watch, host, port, tls, partial(_ready, log)))
             log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")
 
 

@@ -34,6 +34,7 @@ class Invite:
         from starlette.applications import Starlette
 
         from train_distributed.flower.aggregator_server import serve
+        from train_distributed.flower.aggregator_watch import Watch
         from train_distributed.flower.invitation_app import invitation_routes
 
         invitation = Invitation.read(self.folder / INVITATION, signed=True)
@@ -42,7 +43,8 @@ class Invite:
         roll = known if isinstance(known, Roll) else None
         app = Starlette(routes=invitation_routes(invitation, roll, None))
         with suppress(KeyboardInterrupt):
-            asyncio.run(serve(app, host, port, None, partial(_ready, invitation, self.listen)))
+            ready = partial(_ready, invitation, self.listen)
+            asyncio.run(serve(app, Watch(), host, port, None, ready))
 
 
 def _ready(invitation: Invitation, address: str, port: int) -> None:

@@ -16,8 +16,9 @@ from train_distributed.flower.documents.limits import Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.sessions import sessions_used
-from train_distributed.flower.endpoint import REFUSED, Endpoint, UserEndpoint
+from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.escape import safe
+from train_distributed.flower.orders import REFUSED
 from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields

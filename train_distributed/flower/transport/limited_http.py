@@ -1,49 +1,77 @@
-"""The way in to the hub: TLS connections, each with a deadline for whatever comes next."""
+"""Connections over which a server of ours is asked: few, and each with a deadline.
+
+Where there are too many, `places` say which one leaves; so does one on which nothing is asked for
+too long, or too much at once. A connection that says nothing costs no buffers of TLS.
+"""
 
 import asyncio
-import contextlib
-import resource
+import errno
 import socket
 import ssl
+from collections.abc import Callable
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from train_distributed.flower.transport.places import Places
 
-HANDSHAKE_SECONDS = 10  # of TLS
-STRANGER_SECONDS = 10  # from there to a header with a registered key's signature
-IDLE_SECONDS = 60  # between two headers of a registered key
-CLOSE_SECONDS = 5  # for the other side to take leave
-LINES_OF_A_KEY = 16
-STRANGERS = 512
-FILES = 2**16  # that may be open, where the system allows it
-FULL_SECONDS = 0.05  # to wait where no more files can be opened
+HANDSHAKE_SECONDS = 10.0  # to the first byte, and again for TLS
+IDLE_SECONDS = 60.0  # between two answers, or two headers of a registered key
+CLOSE_SECONDS = 5.0  # for the other side to take leave
+FULL_SECONDS = 0.1  # to wait where no connection can be accepted
+HEAD_BYTES = 2**16  # of requests that come before the last one was answered
 
 
-class LimitedHttp(H11Protocol):
-    """HTTP/1.1 on one connection; headers end at 64 KiB."""
+class Line(H11Protocol):
+    """HTTP/1.1 on one connection, from the moment it is accepted.
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, places: Places) -> None:
-        """Before the handshake.
+    Args:
+        config: of the server.
+        state: of the server.
+        places: where this line has entered.
+        seconds: until something is answered, or a registered key is proven.
+    """
 
-        Args:
-            config: of the server.
-            state: of the server.
-            places: where this line has entered.
-        """
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        places: Places,
+        seconds: float = IDLE_SECONDS,
+    ) -> None:
         super().__init__(config, state, {"prove": self._prove})
-        self._places, self._known = places, False
+        self._places, self._seconds, self._known = places, seconds, False
         self._waiting: asyncio.TimerHandle | None = None
-        self.greeting: asyncio.Task[None] | None = None  # the handshake
 
-    def leave(self) -> None:
+    def begin(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Shakes hands, where there is a certificate, and reads."""
+        self._beginning = asyncio.create_task(self._connect(connection, tls))
+
+    async def _connect(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        shakes, closes = (None, None) if tls is None else (HANDSHAKE_SECONDS, CLOSE_SECONDS)
+        try:
+            if tls is not None:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    await _readable(connection)
+            await self.loop.connect_accepted_socket(
+                lambda: self,
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=shakes,
+                ssl_shutdown_timeout=closes,
+            )
+        except (OSError, asyncio.CancelledError):
+            self._places.gone(self)
+            connection.close()
+
+    def leave(self, why: str) -> None:
         """Ends the connection at once."""
-        if self.transport is not None:
+        if self.transport is None:
+            self._beginning.cancel()
+        else:
             self.transport.abort()
-        elif self.greeting is not None:
-            self.greeting.cancel()
 
     def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, transport: asyncio.Transport
@@ -53,13 +81,16 @@ class LimitedHttp(H11Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Stops the clock once a header of a registered key is complete."""
+        """Takes what arrives; the clock stops once a header of a registered key is complete."""
         super().data_received(data)
         if self._known and self.cycle is not None and not self.cycle.response_complete:
             self._stop()
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) > HEAD_BYTES:
+            self.leave("pipelined")
 
     def on_response_complete(self) -> None:
-        """Starts the clock for the next header."""
+        """Starts the clock for the next header: this is not an idle connection."""
+        self._places.used(self)
         super().on_response_complete()
         self._wait()
 
@@ -71,14 +102,13 @@ class LimitedHttp(H11Protocol):
 
     def _prove(self, key: bytes) -> None:
         """Notes the registered key that has signed a header; `FleetApi` calls it."""
-        self._known = True
+        self._known, self._seconds = True, IDLE_SECONDS
         self._places.prove(self, key)
         self._stop()
 
     def _wait(self) -> None:
         self._stop()
-        seconds = IDLE_SECONDS if self._known else STRANGER_SECONDS
-        self._waiting = self.loop.call_later(seconds, self.leave)
+        self._waiting = self.loop.call_later(self._seconds, self.leave, "idle")
 
     def _stop(self) -> None:
         if self._waiting is not None:
@@ -86,56 +116,31 @@ class LimitedHttp(H11Protocol):
             self._waiting = None
 
 
-async def serve(listening: socket.socket, config: uvicorn.Config, *, keys: int) -> None:
-    """Takes connections until the process ends.
-
-    Args:
-        listening: a bound socket.
-        config: application, certificate and key; loaded.
-        keys: how many are registered, each with places of its own.
-    """
-    assert config.ssl is not None
-    loop, state = asyncio.get_running_loop(), ServerState()
-    places = Places(_strangers(LINES_OF_A_KEY * keys), LINES_OF_A_KEY)
-    listening.setblocking(False)
+async def accept(
+    listener: socket.socket, places: Places, line: Callable[[], Line], tls: ssl.SSLContext | None
+) -> None:
+    """Accepts all connections until it is cancelled; another one may have to leave for each."""
+    listener.setblocking(False)
+    loop = asyncio.get_running_loop()
     while True:
         try:
-            line, (address, *_) = await loop.sock_accept(listening)
-        except OSError:  # no more files can be opened
-            places.make_room()
+            connection, (host, *_) = await loop.sock_accept(listener)
+        except OSError as error:  # hung up already, or no more files can be opened
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                places.make_room()
             await asyncio.sleep(FULL_SECONDS)
             continue
-        http = LimitedHttp(config, state, places)
-        http.greeting = loop.create_task(_greet(http, line, config.ssl))
-        http.greeting.add_done_callback(lambda _, http=http: _greeted(http, places))
-        places.enter(http, address)
-        await asyncio.sleep(0)  # those that are in come first
+        made = line()
+        made.begin(connection, tls)
+        places.enter(made, str(host))
+        await asyncio.sleep(0)  # so that whoever leaves is gone before the next one comes
 
 
-async def _greet(http: LimitedHttp, line: socket.socket, context: ssl.SSLContext) -> None:
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError):  # a handshake that failed, or took too long
-        await loop.connect_accepted_socket(
-            lambda: http,
-            line,
-            ssl=context,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=CLOSE_SECONDS,
-        )
-
-
-def _greeted(http: LimitedHttp, places: Places) -> None:
-    if http.transport is None:
-        places.gone(http)
-
-
-def _strangers(registered: int) -> int:
-    """Places for strangers: a quarter of the open files, or what registered keys leave of them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft = wanted if soft == resource.RLIM_INFINITY else soft
-    return max(16, min(STRANGERS, soft // 4, soft - registered))
+async def _readable(connection: socket.socket) -> None:
+    """Waits until something has come, or the other end is gone."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)

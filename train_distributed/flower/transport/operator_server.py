@@ -13,26 +13,34 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import ssl
 import struct
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from uvicorn.server import ServerState
 
 from train_distributed.flower.transport import flower_internals as flower
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.fleet_api import FleetApi
-from train_distributed.flower.transport.limited_http import IDLE_SECONDS, serve
+from train_distributed.flower.transport.limited_http import IDLE_SECONDS, Line, accept
 from train_distributed.flower.transport.message_queue import MessageQueue
+from train_distributed.flower.transport.places import Places
 from train_distributed.flower.transport.processes import started
 from train_distributed.flower.transport.sandbox import confine
 
 ASK, FORGET, WHO = b"a", b"f", b"w"
 READY, FAILED, HERE, ANSWER, BAD = b"r", b"e", b"h", b"a", b"b"
+STRANGER_SECONDS = 10.0  # from the handshake to a header with a registered key's signature
+LINES_OF_A_KEY = 16
+STRANGERS = 512
+FILES = 2**16  # that may be open, where the system allows it
 _NODE = struct.Struct(">Q")
 
 
@@ -79,7 +87,13 @@ class OperatorServer:
         frames.send(self._operator, READY, json.dumps(ready).encode())
         for work in (self._take, self._bring):
             threading.Thread(target=self._while_wanted, args=(work,), daemon=True).start()
-        asyncio.run(serve(self._socket, self._serving, keys=len(self._nodes)))
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        state, serving = ServerState(), self._serving
+        places = Places(_strangers(LINES_OF_A_KEY * len(self._nodes)), LINES_OF_A_KEY)
+        line = partial(Line, serving, state, places, STRANGER_SECONDS)
+        await accept(self._socket, places, line, serving.ssl)
 
     def _while_wanted(self, work: Any) -> None:
         """The hub ends with the operator's line, whatever the server is doing."""
@@ -126,9 +140,21 @@ def _serving(api: FleetApi, config: dict[str, Any]) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=IDLE_SECONDS,
+        timeout_keep_alive=int(IDLE_SECONDS),
         ssl_certfile=config["certificate"],
         ssl_keyfile=config["key"],
     )
     serving.load()
     return serving
+
+
+def _strangers(registered: int) -> int:
+    """Places for strangers: a quarter of the open files, or what registered keys leave of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = wanted if soft == resource.RLIM_INFINITY else soft
+    return max(16, min(STRANGERS, soft // 4, soft - registered))

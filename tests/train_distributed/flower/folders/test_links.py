@@ -11,8 +11,10 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from tests.train_distributed.flower.folders.windows import SETTINGS, Home
+from tests.train_distributed.flower.folders.engine import digest_of
+from tests.train_distributed.flower.folders.windows import SETTINGS, Home, running
 from train_distributed.commands.federation import Init, Renew, Start
+from train_distributed.commands.federation.inviting import Invite
 from train_distributed.commands.federation.taking_part import invited
 from train_distributed.flower import invitation_client
 from train_distributed.flower.documents.federation import Federation
@@ -21,6 +23,7 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.documents.window_file import WINDOW
 from train_distributed.flower.invitation_app import invitation_routes
+from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.roll import Roll
 
 
@@ -81,6 +84,16 @@ def served(home: Path, window: Path | None = None) -> dict[str, bytes]:
         assert get(f"{base}/{odd}").status_code == 404
     assert get("/invitations/" + "0" * 64 + "/federation.json").status_code == 404
     return {path: found.content for path, found in answers.items() if found.status_code == 200}
+
+
+def test_an_invitation_is_served_without_an_aggregator(
+    initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, at = initiated(users=3), f"127.0.0.1:{free_port()}"
+    folder, link = home / "user0", f"http://{at}/invitations/{digest_of(home)}"
+    with running(Invite(home / "fed", at), monkeypatch):
+        found = invited(link, folder, read_private(folder), "")
+    assert found.federation == Federation.load(home / "fed" / "federation.json")
 
 
 def test_nothing_that_was_changed_on_the_line_is_believed(

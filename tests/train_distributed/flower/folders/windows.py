@@ -14,6 +14,7 @@ from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import aggregating
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
+from train_distributed.commands.federation.inviting import Invite
 from train_distributed.commands.federation.reporting import Report
 from train_distributed.flower import aggregator_server
 from train_distributed.flower.aggregator_server import serve
@@ -37,16 +38,18 @@ SETTINGS: dict[str, Any] = {
 
 
 @contextmanager
-def running(options: Aggregate, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An aggregator in a thread of this process; its files are closed when the block ends."""
+def running(options: Aggregate | Invite, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A service in a thread of this process; its files are closed when the block ends."""
     loops: list[asyncio.AbstractEventLoop] = []
     tasks: list[asyncio.Task] = []
     stores: list[ReportStore] = []
     listening, failed = threading.Event(), list[BaseException]()
 
-    async def stoppable(app, host, port, tls, ready) -> None:
+    async def stoppable(app, watch, host, port, tls, ready) -> None:
         loops.append(asyncio.get_running_loop())
-        task = asyncio.ensure_future(serve(app, host, port, tls, lambda port: listening.set()))
+        task = asyncio.ensure_future(
+            serve(app, watch, host, port, tls, lambda port: listening.set())
+        )
         tasks.append(task)
         with suppress(asyncio.CancelledError):
             await task
@@ -75,7 +78,8 @@ def running(options: Aggregate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         loops[0].call_soon_threadsafe(tasks[0].cancel)
         thread.join(30)
         assert not thread.is_alive()
-        stores[0].close()
+        for store in stores:
+            store.close()
 
 
 class Home:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from embed.encoding import refuse_other
+from embed.guesses import added_to
 from embed.identity import found, known_rows, row_hashes
 from embed.knowledge import Knowledge
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
@@ -123,7 +124,7 @@ def fit_and_apply(
     transform = PublicTransform.fit(public, **options)
     if knowledge is not None:
         declared = () if private is None else private.declared_classes
-        transform = knowledge.added_to(transform, public, declared)
+        transform = added_to(knowledge, transform, public, declared)
         if private is not None and transform.seen is not None and not leak:
             refuse_seen(transform.seen, private)
     report = {

@@ -24,9 +24,9 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
 from embed.compress import Compression
-from embed.knowledge import Knowledge, Sources, assembled
+from embed.guesses import Sources, assembled, means_by_name
+from embed.knowledge import Knowledge
 from embed.known_classes import KnownClasses
-from embed.named_classes import means_by_name
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain.cli.provenance import provenance

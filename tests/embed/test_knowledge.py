@@ -22,9 +22,9 @@ from embed.class_sources import (
     of_classifier,
     spread_of,
 )
-from embed.knowledge import NONE, Knowledge, Sources, assembled, covariance_with
+from embed.guesses import Sources, added_to, assembled, covariance_with, read_alike
+from embed.knowledge import NONE, Knowledge
 from embed.known_classes import KnownClasses
-from embed.named_classes import read_alike
 from embed.run import FitTransform
 from train_distributed import Privacy, release
 
@@ -201,7 +201,7 @@ def test_a_file_keeps_the_guesses_under_its_hash(
 ) -> None:
     shown = rows_of(NAMES, 2, 5)
     shown.save(tmp_path / "shown")
-    known = Knowledge(examples=tmp_path / "shown").added_to(transform, public, NAMES)
+    known = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
     for number, each in enumerate((transform, known, known)):
         each.save(tmp_path / f"{number}.safetensors")
     plain, first, second = ((tmp_path / f"{n}.safetensors").read_bytes() for n in range(3))
@@ -222,15 +222,15 @@ def test_a_file_keeps_the_guesses_under_its_hash(
 def test_public_classes_of_the_same_names_are_examples_by_themselves() -> None:
     public = rows_of((*NAMES, "bird"), 1)
     fitted = PublicTransform.fit(public, components=3)
-    known = Knowledge().added_to(fitted, public, NAMES).known
+    known = added_to(Knowledge(), fitted, public, NAMES).known
     assert known is not None
     assert known.words == ["120 public examples of 3 classes"]
-    assert Knowledge().added_to(fitted, public, ("cat", "cow")).known is None
-    assert Knowledge(examples=NONE).added_to(fitted, public, NAMES).known is None
+    assert added_to(Knowledge(), fitted, public, ("cat", "cow")).known is None
+    assert added_to(Knowledge(examples=NONE), fitted, public, NAMES).known is None
     numbered = rows_of(("0", "1", "2"), 1)
     fitted = PublicTransform.fit(numbered, components=2)
-    assert Knowledge().added_to(fitted, numbered, ("0", "1")).known is None
-    assert Knowledge().added_to(fitted, numbered, ("0", "1", "2")).known is not None
+    assert added_to(Knowledge(), fitted, numbered, ("0", "1")).known is None
+    assert added_to(Knowledge(), fitted, numbered, ("0", "1", "2")).known is not None
 
 
 def test_a_private_picture_among_the_examples_is_refused(
@@ -239,7 +239,7 @@ def test_a_private_picture_among_the_examples_is_refused(
     private, shown = rows_of(NAMES, 3), rows_of(NAMES, 4, 5)
     shown.embeddings[7] = private.embeddings[50]
     shown.save(tmp_path / "shown")
-    knowing = Knowledge(examples=tmp_path / "shown").added_to(transform, public, NAMES)
+    knowing = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
     with pytest.raises(ValueError, match="private rows, got 1 of 120"):
         release(private, "discriminant", Privacy(1.0, 1e-5), transform=knowing)
     private.save(tmp_path / "private")
@@ -263,7 +263,7 @@ def test_examples_serve_ten_users_and_the_report_names_them(
     tmp_path: Path, public: EmbeddingSet, transform: PublicTransform, epsilon: float
 ) -> None:
     rows_of(NAMES, 5, 20).save(tmp_path / "shown")
-    knowing = Knowledge(examples=tmp_path / "shown").added_to(transform, public, NAMES)
+    knowing = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
     data = rows_of(NAMES, 6, 100)
     data = replace(
         data, split=(np.arange(300) % 3 == 0).astype(np.uint8), users=np.arange(300) % 10
@@ -293,12 +293,12 @@ def test_what_names_explain_is_printed(
         vectors = said if telling else {name: unit(1, 99, seed=k)[0] for k, name in enumerate(said)}
         wanted = next(iter(vectors.values()))
         monkeypatch.setattr(
-            "pretrain.encoders.text.name_vectors",
+            "embed.guesses.name_vectors",
             lambda names, encoder, known=vectors, other=wanted: torch.stack(
                 [known.get(name, other) for name in names]
             ),
         )
-        known = Knowledge(text_encoder="package").added_to(transform, public, NAMES).known
+        known = added_to(Knowledge(text_encoder="package"), transform, public, NAMES).known
         printed = capsys.readouterr().err
         assert ("names say nothing here" in printed) != telling
         assert "by leaving out one of the names of 30 public classes" in printed

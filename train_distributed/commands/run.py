@@ -209,6 +209,7 @@ class Run:
     def _transform(self, private: "EmbeddingSet", settings: RunConfig) -> "PublicTransform":
         from embed import EmbeddingSet, PublicTransform
         from embed.fit import refuse_leak
+        from embed.guesses import added_to
 
         check.exactly_one(public=self.public, transform=self.transform)
         if self.transform is None:
@@ -223,7 +224,7 @@ class Run:
             names = private.declared_classes
             if not names and self.num_classes is not None:  # declared here, by their numbers
                 names = tuple(map(str, range(self.num_classes)))
-            return self.knowledge.added_to(fitted, public, names)
+            return added_to(self.knowledge, fitted, public, names)
         check.left_out("with transform", **self.knowledge.given())
         if settings.transform_options != TransformOptions():
             raise ValueError(

@@ -8,9 +8,9 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
-from embed.knowledge import NONE, Knowledge, Sources, assembled
+from embed.guesses import Sources, assembled, examples_of
+from embed.knowledge import NONE, Knowledge
 from embed.known_classes import KnownClasses
-from embed.named_classes import examples_of
 
 HELD_BACK = 0.5  # of the rows of a task's class, at most, that are its examples
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.knowledge import Knowledge, Sources
+from embed.guesses import Sources
+from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.known_before import KnownBefore

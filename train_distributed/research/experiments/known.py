@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from embed import EmbeddingSet, PublicTransform
+from embed.guesses import added_to
 from embed.knowledge import NONE, Knowledge
 from embed.transform_options import TransformOptions
 from train_distributed.one_shot.defaults import KNOWING
@@ -36,7 +37,7 @@ def knowing_transforms(
 
     options = TransformOptions(components=min(KNOWING, public.dim), directions="mixed")
     fitted, names = options.fit(public), tuple(map(str, private.meta["class_names"]))
-    told = {name: each.added_to(fitted, public, names) for name, each in sources.items()}
+    told = {name: added_to(each, fitted, public, names) for name, each in sources.items()}
     for each in told.values():
         if each.seen is not None:
             refuse_seen(each.seen, private)

@@ -1,0 +1,273 @@
+"""Guesses of the private classes' means that a transform gets from public knowledge."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embed.class_sources import (
+    FEWEST,
+    ClassMeans,
+    NameRule,
+    PublicScatter,
+    from_alike,
+    from_examples,
+    from_names,
+    of_classifier,
+)
+from embed.encoding import refuse_other
+from embed.identity import known_rows
+from embed.knowledge import NONE, Knowledge
+from embed.known_classes import ClassGuess, KnownClasses
+from embed.store import EmbeddingSet
+from embed.transform import PublicTransform
+from pretrain.cli.json_text import parsed
+from pretrain.encoders.text import name_vectors, words_of
+
+
+def added_to(
+    knowledge: Knowledge,
+    transform: PublicTransform,
+    public: EmbeddingSet,
+    class_names: Sequence[str],
+) -> PublicTransform:
+    """The transform with guesses of these classes; it has seen the examples' rows as well.
+
+    Args:
+        knowledge: public knowledge of the classes.
+        transform: fitted on `public`.
+        public: labelled public set.
+        class_names: K, in the order of their numbers; () where nobody knows them.
+
+    Raises:
+        ValueError: a file or set that does not serve, or names of another number.
+    """
+    knowledge.validate()
+    names = tuple(class_names) or knowledge.names or ()
+    scattered = transform.between_class is not None
+    shown = examples_of(public, names) if knowledge.examples is None and scattered else None
+    if knowledge.examples not in (None, NONE):
+        shown = EmbeddingSet.open(knowledge.examples)
+        shown.need_labels("examples")
+        shown.check_finite("examples")
+        refuse_other(public.encoding, shown.encoding, ("public", "examples"))
+        names = names or shown.declared_classes
+    if knowledge.text_encoder is None and knowledge.alike is None and shown is None:
+        return transform
+    if not names:
+        raise ValueError("class names must be known for guesses of class means, got none")
+    if knowledge.names and len(knowledge.names) != len(names):
+        raise ValueError(f"names must be {len(names)}, one of each class, got {knowledge.names}")
+    public.need_labels("public")
+    sources = Sources.of(knowledge, public)
+    means = ClassMeans.of(public, transform, sources.classes)
+    found = None if shown is None else means_by_name(shown, transform, names)
+    rule, words = sources.rule(transform, means)
+    if rule is not None:
+        said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
+        nothing = "" if rule.explained > 0 else "names say nothing here: "
+        print(f"{nothing}{said}", file=sys.stderr)
+    alike = None
+    if knowledge.alike is not None:
+        labels = read_alike(knowledge.alike, names, public.meta.get("class_names", ()))
+        alike = from_alike(labels, means, PublicScatter.of(transform))
+    groups = sources.vectors(knowledge.names or names)
+    guesses = assembled(transform, rule, words, groups, found, alike, means)
+    if shown is not None and shown is not public and transform.seen is not None:
+        rows = (block for each in (public, shown) for block in each.blocks())
+        transform = replace(transform, seen=known_rows(rows))
+    known = KnownClasses(names, guesses) if guesses else None
+    return replace(transform, known=known)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Names of public classes as vectors, and those of the encoder's own classifier."""
+
+    classes: int  # L of the public set
+    encoder: str | None = None  # of text
+    public: Tensor | None = None  # (L, e)
+    own: Tensor | None = None  # (C, e) of the classifier's classes
+    directions: Tensor | None = None  # (C, p) C_x w_c, as displacements of embeddings
+    matched: tuple[tuple[int, int], ...] = ()  # classifier's class and public class
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, public: EmbeddingSet) -> "Sources":
+        """Sources of the options; raises ValueError for a public set without class names."""
+        named = [str(name) for name in public.meta.get("class_names", ())]
+        classes = len(named) or int(public.labels.max()) + 1
+        if knowledge.text_encoder is None:
+            return cls(classes)
+        if not named:
+            raise ValueError("public must name its classes for text_encoder, got none")
+        vectors = name_vectors(named, knowledge.text_encoder)
+        if knowledge.classifier is None:
+            return cls(classes, knowledge.text_encoder, vectors)
+        if public.encoding is None:
+            raise ValueError("public must say its encoder for classifier, got rows of unknown one")
+        from pretrain.encoders.classifier import classifier_of
+
+        ids, weights = classifier_of(public.encoding.encoder, knowledge.classifier)
+        place = {plain(name): label for label, name in enumerate(named)}
+        place |= {plain(words_of(name)): label for label, name in enumerate(named)}
+        matched = tuple(
+            (number, place[key])
+            for number, name in enumerate(ids)
+            for key in [plain(words_of(name))]
+            if key in place
+        )
+        own = name_vectors(ids, knowledge.text_encoder)
+        directions = covariance_with(public, weights)
+        return cls(classes, knowledge.text_encoder, vectors, own, directions, matched)
+
+    def compressed(self, basis: Tensor) -> "Sources":
+        """Sources for coordinates along a (p, Q) basis; see `embed.compress`."""
+        moved = None if self.directions is None else self.directions @ basis
+        return replace(self, directions=moved)
+
+    def vectors(self, names: Sequence[str]) -> list[Tensor]:
+        """(1, e) vector of each name; nothing without a text encoder."""
+        if self.encoder is None:
+            return []
+        return list(name_vectors(names, self.encoder).split(1))
+
+    def rule(
+        self, transform: PublicTransform, means: ClassMeans, without: Sequence[int] = ()
+    ) -> tuple[NameRule | None, str]:
+        """The rule from names to class means, and its words; None without a text encoder.
+
+        Args:
+            transform: whose features the means are in.
+            means: of the public classes.
+            without: public classes that it must not know, nor the classifier's of the same name.
+        """
+        if self.public is None:
+            return None, ""
+        kept = [k for k in means.counts.nonzero().flatten().tolist() if k not in set(without)]
+        if len(kept) < FEWEST:
+            raise ValueError(
+                f"public must hold at least {FEWEST} classes for text_encoder, got {len(kept)}"
+            )
+        vectors, known = self.public[kept], means.means[kept]
+        words = f"names of {len(kept)} public classes"
+        matched = {c: k for c, k in self.matched if k in set(kept)}
+        if self.own is not None and self.directions is not None and len(matched) >= FEWEST:
+            scale = transform.scale.double()
+            features = self.directions @ transform.basis.double() / scale
+            more, explained = of_classifier(features, matched, means)
+            paired = {c for c, _ in self.matched}
+            rest = [c for c in range(len(self.own)) if c not in paired]
+            vectors = torch.cat([vectors, self.own[rest]])
+            known = torch.cat([known, more[rest]])
+            words += f" and of {len(rest)} of the encoder's classifier (R² {explained:.2f})"
+        return NameRule.learned(vectors, known, len(kept)), words
+
+
+def assembled(
+    transform: PublicTransform,
+    rule: NameRule | None,
+    words: str,
+    groups: Sequence[Tensor],
+    examples: ClassMeans | None,
+    alike: ClassGuess | None,
+    public: ClassMeans | None = None,
+) -> tuple[ClassGuess, ...]:
+    """Guesses of every source, and of examples after each of the others.
+
+    `public` are the public class means, near which examples may lie.
+    """
+    scatter = PublicScatter.of(transform)
+    said = None if rule is None else from_names(rule, groups, scatter, words)
+    first = [each for each in (said, alike) if each is not None]
+    if examples is None:
+        return tuple(first)
+    after = [from_examples(examples, scatter, each, public) for each in (None, *first)]
+    return (*first, *after)
+
+
+def covariance_with(public: EmbeddingSet, weights: Tensor) -> Tensor:
+    """(C, p) covariance of (C, p) scores' weights with embeddings: C_x w_c, over public rows."""
+    narrow = (weights - weights.mean(0)).float()
+    count, rows, scores = 0, torch.zeros(narrow.shape[1]), torch.zeros(len(narrow))
+    both = torch.zeros(narrow.shape, dtype=torch.float64)
+    for block in public.blocks():
+        x = torch.from_numpy(np.array(block)).float()
+        said = x @ narrow.mT
+        both += (said.mT @ x).double()
+        rows, scores, count = (
+            rows + x.double().sum(0),
+            scores + said.double().sum(0),
+            count + len(x),
+        )
+    return both / count - torch.outer(scores / count, rows / count)
+
+
+def examples_of(public: EmbeddingSet, names: Sequence[str]) -> EmbeddingSet | None:
+    """The public set itself where its class names contain these; None: they do not.
+
+    Numbers are no names: they count where both have the same ones.
+    """
+    theirs = [plain(str(name)) for name in public.meta.get("class_names", ())]
+    ours = [plain(name) for name in names]
+    numbers = all(name.isdecimal() for name in ours)
+    same = bool(ours) and (set(ours) == set(theirs) if numbers else set(ours) <= set(theirs))
+    return public if same and public.labelled else None
+
+
+def means_by_name(
+    shown: EmbeddingSet, transform: PublicTransform, names: Sequence[str]
+) -> ClassMeans:
+    """Means of the classes of these names among labelled examples.
+
+    Raises:
+        ValueError: no class of the examples has one of the names.
+    """
+    theirs = {plain(str(name)): k for k, name in enumerate(shown.meta.get("class_names", ()))}
+    place = [theirs.get(plain(name)) for name in names]
+    if all(label is None for label in place):
+        raise ValueError(f"examples must have classes named as the private ones, got {[*theirs]}")
+    found = ClassMeans.of(shown, transform, len(theirs))
+    means = torch.zeros(len(names), transform.dim - 1, dtype=torch.float64)
+    counts = torch.zeros(len(names), dtype=torch.float64)
+    for k, label in enumerate(place):
+        if label is not None and found.counts[label]:
+            means[k], counts[k] = found.means[label], found.counts[label]
+    return ClassMeans(means, counts)
+
+
+def read_alike(path: Path, names: Sequence[str], public: Sequence[str]) -> list[list[int]]:
+    """Public labels that look like each private class, of a JSON file {class: [public classes]}.
+
+    A public class may be named by its own name or by its words.
+
+    Raises:
+        ValueError: no such file, or a class that is unknown.
+    """
+    try:
+        given: Any = parsed(path.read_text("utf-8"))
+        if not isinstance(given, dict) or not all(isinstance(v, list) for v in given.values()):
+            raise ValueError("a JSON object of class and list of public classes is wanted")
+        for name in given:
+            if name not in names:
+                raise ValueError(f"one of the classes {', '.join(names)} is wanted, got {name}")
+        place = {plain(words): k for k, name in enumerate(public) for words in (words_of(name),)}
+        place |= {first.partition(",")[0]: k for first, k in list(place.items())}
+        place |= {plain(name): k for k, name in enumerate(public)}
+        labels = [[place.get(plain(str(each))) for each in given.get(name, ())] for name in names]
+        for name, found in zip(names, labels, strict=True):
+            if None in found:
+                odd = given[name][found.index(None)]
+                raise ValueError(f"a public class is wanted for {name}, got {odd!r}")
+        return [[label for label in found if label is not None] for found in labels]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"alike must be a file of classes, got {path}: {error}") from error
+
+
+def plain(name: str) -> str:
+    """Name as it is compared: without case, spaces for underscores."""
+    return name.replace("_", " ").casefold().strip()

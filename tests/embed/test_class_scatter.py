@@ -73,12 +73,6 @@ def test_a_transform_keeps_it_in_its_file(tmp_path) -> None:
     assert PublicTransform.fit(rows, components=3).within_class is None
 
 
-def test_an_older_file_without_it_still_loads(tmp_path) -> None:
-    fitted = PublicTransform.fit(rows_of()[0], components=3)
-    fitted.save(tmp_path / "transform.safetensors")
-    assert PublicTransform.load(tmp_path / "transform.safetensors").within_class is None
-
-
 def test_an_identity_that_carries_scatter_is_no_identity() -> None:
     """What looks at no row makes rows as they are; covariances of rows are not such a thing."""
     plain = PublicTransform.identity(3)

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from embed import EmbeddingSet
-from embed.options import ExtractOptions
 from embed.run import Run
 from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
@@ -260,22 +259,6 @@ def test_embeddings_too_large_for_float16_are_an_error(
     nn.init.constant_(row_numbers.weight, 1e6)
     with pytest.raises(ValueError, match="embeddings must be finite in float16"):
         embed(open_npz(archive), row_numbers, tmp_path / "out", dtype="float16")
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"dtype": "int8"}, "dtype must be one of"),
-        ({"compute": "int8"}, "compute must be one of"),
-        ({"shard_rows": 0}, "shard_rows must be >= 1"),
-        ({"batch_size": 0}, "batch_size must be >= 1"),
-        ({"shard": "1/1"}, "0 <= i < n, got 1/1"),
-        ({"shard": "3"}, "shard must be i/n, got 3"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        ExtractOptions(**options)
 
 
 def test_torchrun_shares_by_rank(

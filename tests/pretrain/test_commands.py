@@ -66,8 +66,6 @@ def test_probe_reports_encoder_untrained_and_pixels(tmp_path: Path, archive: Pat
     Simclr(data=(str(archive),), out=tmp_path / "run", config=RECIPE).run()
     encoder = str(tmp_path / "run" / "encoder.safetensors")
     Probe(data=str(archive), encoder=encoder, out=tmp_path / "probe").run()
-    with pytest.raises(ValueError, match="l2_reg must be in"):
-        Probe(data=str(archive), l2_reg=-1.0, out=tmp_path / "none").run()
     accuracy = json.loads((tmp_path / "probe" / "report.json").read_text())["accuracy"]
     assert set(accuracy) == {"encoder", "untrained", "pixels"}
     assert accuracy["pixels"]["linear"] == 1.0  # brightness tells the classes apart
@@ -97,14 +95,6 @@ def test_a_killed_command_resumes_to_the_same_weights(tmp_path: Path, archive: P
     assert whole.wait() == 0
     resumed, expected = (load_file(d / "encoder.safetensors") for d in (out, tmp_path / "whole"))
     assert all(torch.equal(resumed[name], expected[name]) for name in expected)
-
-
-def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pretrain", "probe", "--data", str(tmp_path / "none.npz")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: images must be an npz file")
-    assert done.stderr.count("\n") == 1
 
 
 def test_convert_without_a_checkpoint(tmp_path: Path) -> None:

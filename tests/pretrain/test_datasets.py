@@ -74,8 +74,6 @@ def test_splits_are_chosen_in_order(tmp_path: Path) -> None:
     assert open_images(str(path), splits=["val"]).split.tolist() == [1, 1]
     with pytest.raises(ValueError, match=r"must hold images x_ or jpeg_ of \['test'\]"):
         open_images(str(path), splits=["test"])
-    with pytest.raises(ValueError, match="splits must be of"):
-        open_images(str(path), splits=["dev"])
 
 
 def test_rows_held_out_for_an_evaluation(tmp_path: Path) -> None:
@@ -98,14 +96,6 @@ def test_reference_archives(reference_data: Path) -> None:
     writers = open_npz(reference_data / "data" / "mnist_writers.npz")
     assert writers.users is not None
     assert len(np.unique(writers.users[writers.split == 0])) == 539
-
-
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04 not really", None])
-def test_an_incomplete_archive_is_an_error(tmp_path: Path, content: bytes | None) -> None:
-    path = write(tmp_path / "set.npz", jpeg_arrays(4))
-    path.write_bytes(path.read_bytes()[:-200] if content is None else content)
-    with pytest.raises(ValueError, match=r"set\.npz must be a complete npz archive"):
-        open_npz(path)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -145,9 +135,7 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"y_train": np.zeros(3, np.uint8)}, "one label for each of 4 images"),
         ({"y_train": np.array([0, 1, 7, 0])}, "row 2 must be >= 0 and < 3, got 7"),
-        ({"y_train": np.array([0, -1, 0, 0])}, "row 1 must be >= 0 and < 3, got -1"),
         ({"y_train": np.array([0, np.nan, 0, 0])}, "must be integers, got float64"),
         ({"off_train": np.array([0, 5, 5, 9, 10])}, "must increase, got 0 bytes at row 1"),
         ({"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
@@ -160,19 +148,6 @@ def test_mislabelled_archives(tmp_path: Path, changes: dict[str, np.ndarray], ru
     path = write(tmp_path / "set.npz", jpeg_arrays(4) | changes)
     with pytest.raises(ValueError, match=rule):
         open_npz(path)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "rule"),
-    [
-        ({"y_train": np.zeros(3, np.int64)}, "must hold images"),
-        ({"x_train": np.zeros((3, 6, 6)), "y_train": np.zeros(3)}, "x_train must be uint8"),
-        ({"x_train": np.array([{"a": 1}])}, "must be a plain row-major array"),  # pickled
-    ],
-)
-def test_arrays_that_are_no_pixels(tmp_path: Path, arrays: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        open_npz(write(tmp_path / "set.npz", arrays))
 
 
 def test_a_member_that_is_no_array(tmp_path: Path) -> None:
@@ -203,8 +178,6 @@ def test_folders(tmp_path: Path) -> None:
 def test_folders_of_mixed_sizes_need_resize(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "0.png", 8, 8, 7)
     picture(tmp_path / "a" / "1.png", 12, 30, 9)
-    with pytest.raises(ValueError, match=r"one size.*at row 1"):
-        open_images(str(tmp_path)).images(slice(None))
     assert open_images(str(tmp_path), resize=10).images(slice(None)).shape == (2, 3, 10, 10)
 
 
@@ -222,11 +195,6 @@ def test_bad_folders(tmp_path: Path) -> None:
 def test_missing_torchvision_sets_are_not_downloaded(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ValueError, match=f"must hold {kind} \\(or pass --download\\)"):
         open_images(f"{kind}:{tmp_path}")
-
-
-def test_unknown_sources(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="images must be an npz file, a folder"):
-        open_images(str(tmp_path / "none"))
 
 
 def leaf(path: Path, data: dict[str, tuple[int, int]]) -> None:

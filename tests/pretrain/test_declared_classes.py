@@ -85,8 +85,6 @@ def test_users_with_other_folders_number_their_classes_alike(tmp_path: Path) -> 
     [
         (3, ("a", "b", "c"), "only one of num_classes and class_names"),
         (1, (), r"num_classes must be in \[2, \d+\], got 1"),
-        (-4, (), r"num_classes must be in \[2, \d+\], got -4"),
-        (1 << 40, (), r"num_classes must be in \[2, \d+\], got 10995"),
         (None, ("a",), "class_names must be two or more"),
         (None, ("a", "b", "a"), "class_names must be distinct"),
     ],

@@ -64,12 +64,12 @@ def test_a_network_without_weights_is_refused() -> None:
             build_encoder(name)
 
 
-@pytest.mark.parametrize("weights", ["random", "hub", "some.pth"])
-def test_an_encoder_with_weights_takes_no_others(tmp_path: Path, weights: str) -> None:
+def test_an_encoder_with_weights_takes_no_others(tmp_path: Path) -> None:
     save_encoder(small(), tmp_path / "e.safetensors")
-    for name in ("simclr-small", str(tmp_path / "e.safetensors")):
-        with pytest.raises(ValueError, match="weights must be left out for .*, got " + weights):
-            build_encoder(name, weights=weights)
+    with pytest.raises(ValueError, match=r"weights must be left out for .*, got some\.pth"):
+        build_encoder(str(tmp_path / "e.safetensors"), weights="some.pth")
+    with pytest.raises(ValueError, match="weights=package must be for"):
+        build_encoder("timm:resnet18", weights="package")
 
 
 def test_origins() -> None:
@@ -163,31 +163,13 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_encoders(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="encoder must be one of timm:NAME"):
-        build_encoder(str(tmp_path / "none"))
     junk = tmp_path / "junk.safetensors"
-    junk.write_bytes(b"\xff" * 100)
-    with pytest.raises(ValueError, match="must be a safetensors file"):
-        build_encoder(str(junk))
     save_file({"a": torch.zeros(1)}, junk)
     with pytest.raises(ValueError, match="written by this project"):
         load_encoder(junk)
     junk.write_bytes(b"no")
     with pytest.raises(ValueError, match="must be readable weights"):
         build_encoder("timm:resnet18", weights=str(junk))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "rule"),
-    [
-        ("timm:resnet19", {"weights": "random"}, "must name a timm model, got resnet19"),
-        ("timm:resnet18", {"weights": "package"}, "weights=package must be for"),
-        ("timm:resnet18", {"weights": "none.pth"}, "weights must be an existing file"),
-    ],
-)
-def test_unknown_names(name: str, options: dict[str, str], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        build_encoder(name, **options)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

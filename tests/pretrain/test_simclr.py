@@ -95,7 +95,6 @@ def test_the_loss_falls_and_the_monitor_is_called() -> None:
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"epochs": 0}, "epochs must be >= 1, got 0"),
         ({"learning_rate": 0.0}, "learning_rate must be finite and > 0, got 0.0"),
         ({"temperature": float("nan")}, "temperature must be finite and > 0, got nan"),
         ({"batch_size": 10, "accumulate": 4}, "batch_size must be divisible by 4 x 1, got 10"),

@@ -84,9 +84,3 @@ def test_an_option_without_a_default_shows_none(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "(default: None)" not in shown
     assert "(default: adamw)" in shown
-
-
-def test_a_value_out_of_range_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simclr", "--data", "x", "--config.epochs", "0"]
-    assert run_command(lambda: MENU.parse(words, "pretrain")) == 2
-    assert capsys.readouterr().err == "error: epochs must be >= 1, got 0\n"

@@ -100,8 +100,3 @@ def test_no_pictures(tmp_path: Path, pictures, names, layout, rule: str) -> None
     (tmp_path / "x").mkdir()
     with pytest.raises(ValueError, match=rule):
         open_images(str(lay_out(tmp_path / "x", pictures, *names)), layout=layout)
-
-
-def test_a_layout_is_that_of_a_folder(write_csv) -> None:
-    with pytest.raises(ValueError, match=r"layout must be left out for csv:.* is no folder"):
-        open_images(write_csv(), layout="flat")

@@ -65,8 +65,6 @@ def test_rows_held_out_for_evaluation_stay_so() -> None:
 @pytest.mark.parametrize(
     ("images", "share", "rule"),
     [
-        (a_set([0, 1]), 0.0, r"test_share must be in \(0, 1\), got 0.0"),
-        (a_set([0, 1]), 1.0, r"test_share must be in \(0, 1\), got 1.0"),
         (a_set([0, 1], [0, 1]), 0.5, "test_share must be left out for set, which has test images"),
         (a_set(None), 0.5, r"test_share must have users to divide \(or pass --split-by record\)"),
         (a_set([7, 7]), 0.5, "test_share must have two or more users to divide, got 1"),

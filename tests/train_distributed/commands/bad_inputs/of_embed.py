@@ -42,6 +42,7 @@ CASES = table(
         "embed exclude --public public --private private",
         r"embeddings must be the private set.* got --private private",
     ),
+    ("embed exclude --public public", r"embeddings must be the private set.* got none"),
     (
         "embed exclude --public public --embeddings private --out public --overwrite",
         r"out must not hold what the command reads",
@@ -62,7 +63,11 @@ CASES = table(
     (f"{PLOT} private --out private --overwrite", r"out must not hold what the command reads"),
     (f"{IMPORT} pictures", r"pictures must hold code_space_\*\.npy, got none"),
     (f"{IMPORT} reference", r"labels_train\.npy must be", reference(CODES, None)),
-    (f"{IMPORT} reference", r"finite", reference(CODES * np.nan, np.zeros(4))),
+    (
+        f"{IMPORT} reference",
+        r"train\.npy must be finite, got nan in row 0",
+        reference(CODES * np.nan, np.zeros(4)),
+    ),
     (f"{IMPORT} reference", r"whole numbers", reference(CODES, np.full(4, 0.5))),
     (f"{IMPORT} reference", r"must .*got", reference(np.float32(3), np.zeros(4))),
     (

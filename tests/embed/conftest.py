@@ -1,5 +1,7 @@
 """Small image sets and encoders shared by the tests of this room."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,21 @@ class RowNumbers(nn.Module):
         """(n, 3, 8, 8) -> (n, 2)."""
         self.seen += rows_in(images)
         return (images[:, 0, 0, :1] * 255).round() * self.weight
+
+
+class Slow(RowNumbers):
+    """Takes its time, and appends the rows that it embeds to a file."""
+
+    def __init__(self, log: Path | str = os.devnull) -> None:
+        super().__init__()
+        self.log = log
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, 3, 8, 8) -> (n, 2)."""
+        with open(self.log, "a") as file:
+            file.write("".join(f"{row}\n" for row in rows_in(images)))
+        time.sleep(0.04)
+        return super().forward(images)
 
 
 @pytest.fixture

@@ -12,49 +12,45 @@ import numpy as np
 import pytest
 
 from embed.engines.compiled import COMPILERS, refusal
+from pretrain.intake.archive import open_npz
+from tests.embed.conftest import Slow, embed
 
 ROOT = Path(__file__).parents[2]
 
-CHILD = """
+START = """
 import sys, time
 from pathlib import Path
 import torch
-from embed.extract import extract
-from embed.options import ExtractOptions
+from embed.partial import Partial
+from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
-from tests.embed.conftest import rows_in
-
-class Slow(torch.nn.Module):
-    embedding_dim = 3
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.linspace(0.1, 1.7, 9).view(3, 3))
-    def forward(self, images):
-        rows = rows_in(images)
-        with open(sys.argv[3], "a") as log:
-            log.write("".join(f"{row}\\n" for row in rows))
-        time.sleep(0.04)
-        return images.mean((2, 3)) @ self.weight
-
-extract(open_npz(Path(sys.argv[1])), Slow(), Path(sys.argv[2]), encoder_name="slow",
-        preprocess=Preprocess(), options=ExtractOptions(batch_size=2, shard_rows=4))
+from tests.embed.conftest import Slow, embed
+images, out = open_npz(Path(sys.argv[1])), Path(sys.argv[2])
 """
+CHILD = START + "embed(images, Slow(sys.argv[3]), out, batch_size=2, shard_rows=4)"
+
+
+def command(program: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", program, *map(str, arguments)]
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    names = {path.name for path in one.iterdir()}
+    assert names == {path.name for path in other.iterdir()}
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
-    whole = [sys.executable, "-c", CHILD, str(archive), str(tmp_path / "whole"), os.devnull]
-    uninterrupted = subprocess.Popen(whole, cwd=ROOT)
+    embed(open_npz(archive), Slow(), tmp_path / "whole", batch_size=2, shard_rows=4)
     moments = random.Random(0)
     finished: set[int] = set()
     marks = out.with_name("out.partial") / "finished"
     for _ in range(kills):
         log.write_text("")
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(archive), str(out), str(log)], cwd=ROOT
-        )
+        child = subprocess.Popen(command(CHILD, archive, out, log), cwd=ROOT)
         while child.poll() is None and not log.read_text():
             time.sleep(0.01)
         time.sleep(moments.uniform(0.0, 0.4))
@@ -65,37 +61,25 @@ def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None
         finished = {int(mark.name) for mark in marks.iterdir()}
     assert 0 < len(finished) < 25
     log.write_text("")
-    subprocess.run(
-        [sys.executable, "-c", CHILD, str(archive), str(out), str(log)], cwd=ROOT, check=True
-    )
+    subprocess.run(command(CHILD, archive, out, log), cwd=ROOT, check=True)
     last = [int(row) for row in log.read_text().split()]
     assert sorted(last) == [row for row in range(100) if row // 4 not in finished]
-    assert uninterrupted.wait() == 0
-    names = {path.name for path in out.iterdir()}
-    assert names == {path.name for path in (tmp_path / "whole").iterdir()}
-    assert all((out / n).read_bytes() == (tmp_path / "whole" / n).read_bytes() for n in names)
+    assert_same_files(out, tmp_path / "whole")
 
 
-BY_ENGINE = """
-import sys, time
-from pathlib import Path
-from embed.extract import extract
-from embed.options import ExtractOptions
-from embed.partial import Partial
-from pretrain import build_encoder
-from pretrain.intake.archive import open_npz
-from pretrain.preprocess import Preprocess
-
+BY_ENGINE = (
+    START
+    + """
 write = Partial.write
 def slowly(*arguments):
     write(*arguments)
     time.sleep(0.2)
 
 Partial.write = slowly
-extract(open_npz(Path(sys.argv[1])), build_encoder(sys.argv[2]), Path(sys.argv[3]),
-        encoder_name="small", preprocess=Preprocess(image_size=16),
-        options=ExtractOptions(batch_size=3, shard_rows=4, engine=sys.argv[4]))
+embed(images, build_encoder(sys.argv[3]), out, preprocess=Preprocess(image_size=16), batch_size=3,
+      shard_rows=4, engine=sys.argv[4])
 """
+)
 
 
 @pytest.mark.slow
@@ -105,13 +89,13 @@ def test_kills_change_nothing_with_any_engine(
 ) -> None:
     if engine in COMPILERS and (why := refusal(engine, "auto")):
         pytest.skip(why)
-    program = [sys.executable, "-c", BY_ENGINE, str(archive), str(checkpoint)]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     out, moments, kept = tmp_path / "out", random.Random(1), 0
     marks = out.with_name("out.partial") / "finished"
     for kill in range(4):
         # The first are killed while they import and convert, the others once they have gone on.
-        child = subprocess.Popen([*program, str(out), engine], cwd=ROOT, env=environment)
+        words = command(BY_ENGINE, archive, out, checkpoint, engine)
+        child = subprocess.Popen(words, cwd=ROOT, env=environment)
         if kill < 2:
             time.sleep(moments.uniform(1.0, 4.0))
         else:
@@ -122,12 +106,11 @@ def test_kills_change_nothing_with_any_engine(
         child.wait()
         kept = _count(marks) if marks.exists() else 0
     assert 0 < kept < 25
-    subprocess.run([*program, str(out), "auto"], cwd=ROOT, env=environment, check=True)
     whole = tmp_path / "whole"
-    subprocess.run([*program, str(whole), engine], cwd=ROOT, env=environment, check=True)
-    names = {path.name for path in out.iterdir()}
-    assert names == {path.name for path in whole.iterdir()}
-    assert all((out / n).read_bytes() == (whole / n).read_bytes() for n in names)
+    for place, named in ((out, "auto"), (whole, engine)):
+        words = command(BY_ENGINE, archive, place, checkpoint, named)
+        subprocess.run(words, cwd=ROOT, env=environment, check=True)
+    assert_same_files(out, whole)
     assert f'"engine": "{engine}"' in (out / "meta.json").read_text()
 
 
@@ -135,14 +118,10 @@ def _count(marks: Path) -> int:
     return len([mark for mark in marks.iterdir() if mark.name.isdigit()])
 
 
-MEMORY = """
-import resource, sys
-from pathlib import Path
-import torch
-from embed.extract import extract
-from embed.options import ExtractOptions
-from pretrain.intake.archive import open_npz
-from pretrain.preprocess import Preprocess
+MEMORY = (
+    START
+    + """
+import resource
 
 class Wide(torch.nn.Module):
     embedding_dim = 2048
@@ -152,10 +131,10 @@ class Wide(torch.nn.Module):
     def forward(self, images):
         return self.layer(images.mean((2, 3)))
 
-extract(open_npz(Path(sys.argv[1])), Wide(), Path(sys.argv[2]), encoder_name="wide",
-        preprocess=Preprocess(), options=ExtractOptions(batch_size=256, shard_rows=1024))
+embed(images, Wide(), out, batch_size=256, shard_rows=1024)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
+)
 
 
 @pytest.mark.slow
@@ -168,8 +147,8 @@ def test_memory_does_not_follow_the_number_of_images(tmp_path: Path) -> None:
             x_train=np.zeros((rows, 32, 32, 3), np.uint8),
             y_train=np.zeros(rows, np.int64),
         )
-        command = [sys.executable, "-c", MEMORY, str(path), str(tmp_path / f"out{rows}")]
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        words = command(MEMORY, path, tmp_path / f"out{rows}")
+        done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
         peaks.append(int(done.stdout))
     print(f"peak MiB at 4,000 and 40,000 images: {peaks}")  # 31 and 313 MiB of embeddings
     assert peaks[1] < peaks[0] + 32

@@ -1,7 +1,6 @@
 """Damaged pictures among good ones: the run stops and names them, or skips and counts them."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -150,26 +149,11 @@ def test_interruptions_change_nothing(
 
 
 CHILD = """
-import sys, time
-import torch
+import sys
 from pathlib import Path
-from embed.extract import extract
-from embed.options import ExtractOptions
-from pretrain.preprocess import Preprocess
-from pretrain.sources import open_images
-
-class Slow(torch.nn.Module):
-    embedding_dim = 2
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(2))
-    def forward(self, images):
-        time.sleep(0.05)
-        return (images[:, 0, 0, 0] * 255).round()[:, None] * self.weight
-
-extract(open_images(sys.argv[1], classes=("x", "y"), max_pixels=1 << 17), Slow(), Path(sys.argv[2]),
-        encoder_name="test", preprocess=Preprocess(),
-        options=ExtractOptions(batch_size=3, shard_rows=7, skip_unreadable=True))
+from tests.embed.conftest import Slow
+from tests.embed.test_unreadable import run
+run(sys.argv[1], Slow(), Path(sys.argv[2]))
 """
 
 
@@ -177,7 +161,7 @@ extract(open_images(sys.argv[1], classes=("x", "y"), max_pixels=1 << 17), Slow()
 def test_kills_change_nothing(table: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", CHILD, table, str(out)]
-    child = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    child = subprocess.Popen(command, cwd=ROOT)
     finished = tmp_path / "out.partial" / "finished"
     while child.poll() is None and len(list(finished.glob("*"))) < 3:
         time.sleep(0.01)

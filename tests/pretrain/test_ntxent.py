@@ -1,5 +1,4 @@
 import math
-import os
 import socket
 from pathlib import Path
 
@@ -73,9 +72,9 @@ def test_bad_shapes() -> None:
 
 
 def gathered(rank: int, port: int, directory: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    place = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
     z1, z2 = (z.chunk(2)[rank].clone().requires_grad_() for z in views(8, 5))
     loss = nt_xent(z1, z2, 0.2)
     loss.backward()
@@ -87,7 +86,10 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spawn(gathered, (port, str(tmp_path)), nprocs=2)
+    other = spawn(gathered, (port, str(tmp_path)), nprocs=1, join=False)
+    gathered(1, port, str(tmp_path))
+    assert other is not None
+    other.join()
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     z1, z2 = (z.requires_grad_() for z in views(8, 5))
     loss = nt_xent(z1, z2, 0.2)

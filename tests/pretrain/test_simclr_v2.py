@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pretrain import build_encoder
-from pretrain.convert import from_variables, is_left_out, variable_map, variable_shapes
+from pretrain.convert import from_variables, variable_map, variable_shapes
 from pretrain.simclr_v2 import build_simclr_v2
 
 
@@ -105,10 +105,7 @@ def test_every_original_variable_is_mapped_exactly_once(reference_data: Path, ar
 def test_parameter_counts_are_those_published(depth: int, millions: tuple[int, ...]) -> None:
     names = [f"r{depth}_{width}x_sk{sk}" for width in (1, 2) for sk in (0, 1)]
     assert [count(name) for name in names] == list(millions)
-
-
-def test_the_largest_network_has_795_million_parameters() -> None:
-    assert count("r152_3x_sk1") == 795
+    assert depth < 152 or count("r152_3x_sk1") == 795
 
 
 def count(name: str) -> int:
@@ -119,65 +116,36 @@ def count(name: str) -> int:
     return round(sum(t.numel() for t in tensors) / 1e6)  # the published counts include statistics
 
 
-@pytest.fixture(scope="module")
-def variables() -> dict[str, np.ndarray]:
-    return rule_weights(variable_shapes("r50_1x_sk1"))
-
-
-def test_a_missing_variable_is_an_error(variables: dict[str, np.ndarray]) -> None:
-    short = {k: v for k, v in variables.items() if k != "base_model/conv2d_17/kernel"}
-    with pytest.raises(ValueError, match=r"1 missing \['base_model/conv2d_17/kernel'\]"):
-        from_variables("r50_1x_sk1", short)
-
-
-def test_an_unused_variable_is_an_error(variables: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ValueError, match=r"1 unknown \['base_model/dense/kernel'\]"):
-        from_variables("r50_1x_sk1", variables | {"base_model/dense/kernel": np.zeros(1)})
-
-
-def test_a_misshapen_variable_is_an_error(variables: dict[str, np.ndarray]) -> None:
-    name = "base_model/conv2d_4/kernel"
-    turned = {name: variables[name].reshape(64, 64, 1, 1)}
-    with pytest.raises(ValueError, match=rf"{name} must have shape \(1, 1, 64, 64\)"):
-        from_variables("r50_1x_sk1", variables | turned)
-
-
-def test_a_nan_is_an_error(variables: dict[str, np.ndarray]) -> None:
-    name = "base_model/batch_normalization_2/beta"
-    with pytest.raises(ValueError, match=f"{name} must be finite"):
-        from_variables("r50_1x_sk1", variables | {name: variables[name] * np.nan})
-
-
-def test_another_architecture_is_an_error(variables: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ValueError, match="variables must be exactly those of r101_1x_sk1"):
-        from_variables("r101_1x_sk1", variables)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "head_contrastive/nl_0/dense/kernel",
-        "head_supervised/linear_layer/dense/bias",
-        "base_model/conv2d/kernel/Momentum",
-        "global_step",
-    ],
-)
-def test_heads_and_optimiser_slots_are_left_out(
-    variables: dict[str, np.ndarray], name: str
-) -> None:
-    assert is_left_out(name)
-    network = from_variables("r50_1x_sk1", variables | {name: np.zeros(3)})
-    assert network.embedding_dim == 2048
-
-
 @pytest.mark.parametrize("name", ["r18_1x_sk1", "r50_1x", "r50_0x_sk0", "resnet50"])
 def test_unknown_names(name: str) -> None:
     with pytest.raises(ValueError, match="SimCLRv2 name must be"):
         build_encoder(f"simclrv2:{name}", weights="random")
 
 
-@pytest.mark.parametrize("size", [32, 33, 64, 65])
-def test_odd_and_even_sizes(size: int) -> None:
-    network = build_encoder("simclrv2:r50_1x_sk1", weights="random")
-    with torch.inference_mode():
-        assert network(torch.rand(1, 3, size, size)).shape == (1, 2048)
+LEFT_OUT = (
+    *("head_contrastive/nl_0/dense/kernel", "head_supervised/linear_layer/dense/bias"),
+    *("base_model/conv2d/kernel/Momentum", "global_step"),
+)
+
+
+def test_every_variable_must_be_there_and_fit() -> None:
+    variables = rule_weights(variable_shapes("r50_1x_sk1"))
+    kernel, beta = "base_model/conv2d_4/kernel", "base_model/batch_normalization_2/beta"
+    for changed, rule in (
+        ({kernel: None}, rf"1 missing \['{kernel}'\]"),
+        ({"base_model/dense/kernel": np.zeros(1)}, r"1 unknown \['base_model/dense/kernel'\]"),
+        (
+            {kernel: variables[kernel].reshape(64, 64, 1, 1)},
+            rf"{kernel} must have shape \(1",
+        ),
+        ({beta: variables[beta] * np.nan}, f"{beta} must be finite"),
+    ):
+        given = {name: v for name, v in (variables | changed).items() if v is not None}
+        with pytest.raises(ValueError, match=rule):
+            from_variables("r50_1x_sk1", given)
+    with pytest.raises(ValueError, match="variables must be exactly those of r101_1x_sk1"):
+        from_variables("r101_1x_sk1", variables)
+    network = from_variables("r50_1x_sk1", variables | {name: np.zeros(3) for name in LEFT_OUT})
+    for size in (32, 33, 64, 65):
+        with torch.inference_mode():
+            assert network(torch.rand(1, 3, size, size)).shape == (1, 2048)

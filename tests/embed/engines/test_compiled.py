@@ -68,11 +68,10 @@ def assert_agree(found: EmbeddingSet, expected: EmbeddingSet) -> None:
     assert np.abs(lengths[0] / lengths[1] - 1).max() < 1e-5
 
 
-@pytest.mark.parametrize("prefix", ["", "mirrored:"])
 def test_embeddings_are_those_of_torch(
-    tmp_path: Path, archive: Path, checkpoint: Path, engine: str, prefix: str
+    tmp_path: Path, archive: Path, checkpoint: Path, engine: str
 ) -> None:
-    images, name = open_npz(archive), f"{prefix}{checkpoint}"
+    images, name = open_npz(archive), str(checkpoint)
     found = embed(images, name, tmp_path / engine, engine=engine)
     expected = embed(images, name, tmp_path / "torch", engine="torch")
     assert_agree(found, expected)
@@ -81,9 +80,6 @@ def test_embeddings_are_those_of_torch(
     assert Encoding.of(found.meta) == Encoding.of(expected.meta)  # they may meet
     half = embed(images, name, tmp_path / "half", engine=engine, dtype="float16")
     assert np.array_equal(half.embeddings, np.asarray(found.embeddings).astype(np.float16))
-    # A row is the same whatever else is in its batch, however few.
-    three = embed(images.take(slice(0, 3)), name, tmp_path / "three", engine=engine)
-    assert np.array_equal(three.embeddings, found.embeddings[:3])
 
 
 NAMES = [
@@ -139,6 +135,7 @@ def test_sets_of_before_there_were_engines_are_of_torch(
     assert "engine" not in embed(images, str(checkpoint), out).meta
 
 
+@pytest.mark.parametrize("engine", ["openvino"], indirect=True)  # the cache is of all engines
 def test_a_cached_network_of_other_weights_is_converted_anew(
     tmp_path: Path, archive: Path, checkpoint: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

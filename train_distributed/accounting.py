@@ -21,6 +21,8 @@ from functools import cache
 import numpy as np
 from scipy.special import erfc, erfcx
 
+from pretrain import check
+
 SMALLEST_DELTA = 1e-290  # the curve's own numbers keep all their digits down to there
 DISCRETISED_ERROR = 1e-15  # of δ a composition; against the exact curve it is below 4e-17
 _ULP = 2.0**-52
@@ -43,7 +45,7 @@ def delta(epsilon: float, noise_multiplier: float, compositions: int = 1) -> flo
         '1.00e-05'
     """
     _check_epsilon(epsilon)
-    _check_noise_multiplier(noise_multiplier)
+    check.at_least(0, noise_multiplier=noise_multiplier)
     _check_compositions(compositions)
     return _delta_above(epsilon, _mu(noise_multiplier, compositions))
 
@@ -72,7 +74,7 @@ def epsilon(delta: float, noise_multiplier: float, compositions: int = 1) -> flo
         inf
     """
     _check_delta(delta)
-    _check_noise_multiplier(noise_multiplier)
+    check.at_least(0, noise_multiplier=noise_multiplier)
     _check_compositions(compositions)
     mu = _mu(noise_multiplier, compositions)
     if _delta_above(0.0, mu) <= delta:
@@ -191,15 +193,8 @@ def _check_epsilon(epsilon: float) -> None:
 
 
 def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta}")
-    if delta < SMALLEST_DELTA:
-        raise ValueError(f"delta must be >= {SMALLEST_DELTA}, all that doubles hold, got {delta}")
-
-
-def _check_noise_multiplier(noise_multiplier: float) -> None:
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier must be >= 0, got {noise_multiplier}")
+    check.within("(0, 1)", delta=delta)
+    check.at_least(SMALLEST_DELTA, delta=delta)
 
 
 def _check_compositions(compositions: int) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from train_distributed.proofs import field
+from train_distributed.proofs.linear_proof import forgery_log2
 from train_distributed.proofs.pine import NONCE_BYTES, Pine
-from train_distributed.proofs.soundness import forgery_log2
 
 DIMENSION, NORM_BOUND, REPORTS = 9546, 2**30, 200
 CLOCKS = ("milliseconds", "milliseconds of processor")  # the same but for other programs

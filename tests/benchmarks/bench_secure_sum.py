@@ -53,12 +53,10 @@ def like_the_first(users: int) -> Iterator[list[float]]:
     sets: dict[bytes, frozenset[int]] = {}
     check, read = SurvivorCheck._check_signatures, Session.users_of
 
-    def first(
-        self: SurvivorCheck, signatures: list[bytes], signers: list[int], witnesses: list[int]
-    ) -> None:
+    def first(self: SurvivorCheck, signed: dict[int, bytes], shown: dict[int, bytes]) -> None:
         if len(seconds) < users:
             start = time.process_time()
-            check(self, signatures, signers, witnesses)
+            check(self, signed, shown)
             seconds.append(time.process_time() - start)
 
     def once(self: Session, bitmap: bytes) -> frozenset[int]:

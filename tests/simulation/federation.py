@@ -8,7 +8,7 @@ come late, and at which commit of a transaction an aggregator is killed, just be
 
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -118,15 +118,23 @@ def machine(
 
 
 class Federation:
-    """One run."""
+    """One run.
 
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+    Args:
+        draw: decides all that happens.
+        chances: aggregator -> what becomes of it at each commit (default: `draw` decides).
+    """
+
+    def __init__(
+        self, draw: random.Random, chances: Mapping[int, Callable[[], float]] | None = None
+    ) -> None:
+        self._random = draw
         self._window, self._keys, self._reports = parties()
         self.log: list[str] = []
         self._now = 0.0
-        self._draws = dict.fromkeys(self._keys, 0)
-        self._disks = {number: Disk(self._random.random) for number in self._keys}
+        self.draws = dict.fromkeys(self._keys, 0)
+        chances = chances or dict.fromkeys(self._keys, draw.random)
+        self._disks = {number: Disk(chance) for number, chance in chances.items()}
         self._machines: dict[int, Aggregator] = {}
         self._late: list[bytes] = []  # jobs that are still somewhere on their way
         self._acknowledged: set[int] = set()
@@ -163,8 +171,9 @@ class Federation:
                 self._disks[number].boot()
                 store = ReportStore(self._disks[number], self._window, number)
             except Killed:
+                self.log.append("start: killed")
                 continue
-            self._machines[number] = machine(number, store, self._draws, lambda: self._now)
+            self._machines[number] = machine(number, store, self.draws, lambda: self._now)
             return
 
     def _asked(self, number: int, what: str, work: Callable[[Aggregator], Any]) -> Any:

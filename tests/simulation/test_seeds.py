@@ -4,6 +4,7 @@ A failing seed: `python -c "from tests.simulation.test_seeds import run; run(SEE
 """
 
 import os
+import random
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ SEEDS, MANY = 60, int(os.environ.get("SEEDS", 10_000))
 
 def run(seed: int) -> list[str]:
     """Runs one federation; raises Wrong with its number, and how it came to it."""
-    federation = Federation(seed)
+    federation = Federation(random.Random(seed))
     try:
         federation.run()
     except (Wrong, ProtocolError) as error:

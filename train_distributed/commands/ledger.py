@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -127,26 +127,15 @@ class Reserve(Place):
         """
         from train_distributed.ledger.entry import Entry
 
-        entry = Entry(
-            **self._rows(),  # pyright: ignore[reportArgumentType]
-            kind=self.kind,
-            method=self.method,
-            noise="not stated",
-            unit=self.unit,
-            group_size=self.group_size,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            noise_by=self.noise_by,
-            sigma=self.sigma,
-            sensitivity=self.sensitivity,
-            compositions=self.compositions,
-            result=self.result,
-        )
+        given = {each.name: getattr(self, each.name) for each in fields(Reserve)}
+        for name in ("embeddings", "ledger", "data", "part"):
+            del given[name]
+        entry = Entry(**given, **self._rows(), noise="not stated")
         kept = self.open().reserve(entry)
         print(kept)
         return kept
 
-    def _rows(self) -> dict[str, str]:
+    def _rows(self) -> dict[str, Any]:
         check.exactly_one(embeddings=self.embeddings, data=self.data)
         if self.embeddings is None:
             assert self.data is not None
@@ -154,7 +143,7 @@ class Reserve(Place):
         from embed.store import EmbeddingSet
         from train_distributed.ledger.entry import row_fields
 
-        return row_fields(EmbeddingSet.open(self.embeddings), self.part or "")
+        return dict(row_fields(EmbeddingSet.open(self.embeddings), self.part or ""))
 
 
 @dataclass(frozen=True, kw_only=True)

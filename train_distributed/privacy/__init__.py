@@ -1,7 +1,8 @@
 """From a promise to noise on integers: promises, guarantees, fixed point, discrete Gaussian."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pretrain.public import public_names
 
 if TYPE_CHECKING:
     from train_distributed.privacy.guarantee import Guarantee
@@ -9,11 +10,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Guarantee", "Privacy"]
 
-_HOMES = {"Guarantee": "guarantee", "Privacy": "promise"}
-
-
-def __getattr__(name: str) -> Any:
-    """Loads a name with its module when it is asked for: a promise is read without torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # a promise is read without torch
+    homes = {"Guarantee": "guarantee", "Privacy": "promise"}
+    __getattr__, __dir__ = public_names(__name__, homes)

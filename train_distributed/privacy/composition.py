@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
+from pretrain import check
 from train_distributed import accounting
 
 # Relative margin of costs that add up, and of noise that is planned: covers the float64 rounding of
@@ -47,8 +48,7 @@ class Cost:
         Raises:
             ValueError: δ outside (0, 1).
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {delta}")
+        check.within("(0, 1)", delta=delta)
         if self.squared_mu == 0:
             return self.epsilon if delta >= self.delta else math.inf
         left = (delta / COST_ROUND_UP - self.delta) * math.exp(-self.zeta) / COST_ROUND_UP

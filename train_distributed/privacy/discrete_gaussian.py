@@ -32,26 +32,20 @@ noise, but for the one draw in 2^36 or rarer that needed more bits.
 
 import math
 import os
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-LARGEST_STD = 2.0**53  # P[|z| >= 2^63] < 2 exp(-2^19); it would wrap around, as a sum does
+from pretrain import check
+
 BLOCK_PER_STD = 1.1775  # > sqrt(2 ln 2)
 LN2 = 0.6931471805599453
 PROPOSALS = 2**14  # at a time: what they need stays in the second-level cache
 UNIFORM_BITS = 53
 UNDECIDED = 2.0**-40  # > 2^-42, and the 2^-53 by which U may exceed its first bits
-
-
-class NoiseSampler(Protocol):
-    """Source of a party's noise; a test passes a recorded one."""
-
-    def __call__(self, std: float, count: int) -> NDArray[np.int64]:
-        """Returns `count` independent draws from N_Z(0, std²), std in steps."""
-        ...
+NoiseSampler = Callable[[float, int], NDArray[np.int64]]  # (std in steps, count) -> (count,) draws
 
 
 def discrete_gaussian(std: float, count: int) -> NDArray[np.int64]:
@@ -62,10 +56,8 @@ def discrete_gaussian(std: float, count: int) -> NDArray[np.int64]:
     Raises:
         ValueError: std not in (0, 2^53], or count < 0.
     """
-    if not 0 < std <= LARGEST_STD:
-        raise ValueError(f"std must be in (0, 2^53] steps, got {std}")
-    if count < 0:
-        raise ValueError(f"count must be >= 0, got {count}")
+    check.within("(0, 2^53]", std=std)  # so |z| >= 2^63, which wraps, is rarer than 2 exp(-2^19)
+    check.at_least(0, count=count)
     std = float(std)
     k = max(0, math.frexp(BLOCK_PER_STD * std)[1])
     rate = max(1.0, math.sqrt(2 * math.pi) * std) / 2.0 ** (k + 2)  # accepted, all but exactly

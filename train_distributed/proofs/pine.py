@@ -12,7 +12,7 @@ verifiable distributed aggregation functions that it builds on (draft-irtf-cfrg-
     collector      unshard          both aggregate shares -> the sum
 
 An aggregator learns nothing of a vector while the other one is honest. A vector that is too long
-passes with a probability of at most 2^-80 a try (`soundness.py`); users must not know the verify
+passes with a probability of at most 2^-80 a try (`forgery_log2`); users must not know the verify
 key, which both aggregators share.
 """
 
@@ -30,10 +30,14 @@ from pretrain import check
 from train_distributed.proofs import field, linear_proof
 from train_distributed.proofs.circuits import Layout, Measurement, NormBound, NormEquality, to_bits
 from train_distributed.proofs.field import ELEMENT_BYTES, MODULUS, Elements, InvalidShare
-from train_distributed.proofs.linear_proof import Circuit
-from train_distributed.proofs.soundness import forgery_log2
-from train_distributed.proofs.streams import SEED_BYTES, Stream, Usage, derive_seed
-from train_distributed.proofs.wraparound import sign_products
+from train_distributed.proofs.linear_proof import Circuit, forgery_log2
+from train_distributed.proofs.streams import (
+    SEED_BYTES,
+    Stream,
+    Usage,
+    derive_seed,
+    sign_products,
+)
 
 SHARES = 2
 NONCE_BYTES = 16

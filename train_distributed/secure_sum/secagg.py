@@ -190,17 +190,3 @@ def unpack_entries(payload: bytes, size: int) -> dict[int, bytes]:
     entries = read_entries(payload, size)
     values = [value.tobytes() for value in entries["value"]]
     return dict(zip(entries["user"].tolist(), values, strict=True))
-
-
-def cut(payload: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
-    """Splits what was joined by rising user, the length of each user's part being known.
-
-    Raises:
-        MalformedMessage: a length that does not fit.
-    """
-    check_bytes(sum(sizes.values()), parts=payload)
-    parts, start = {}, 0
-    for user in sorted(sizes):
-        parts[user] = payload[start : start + sizes[user]]
-        start += sizes[user]
-    return parts

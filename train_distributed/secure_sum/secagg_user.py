@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Callable, Collection
+from io import BytesIO
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -175,9 +176,11 @@ class SecAggUser:
                 f"users on its list must have advertised, got {sorted(unknown)[:10]}"
             )
         partners = sharing & self._peers.keys()
-        packets = secagg.cut(payload[sets:], {p: packet_bytes(p in self._lists) for p in partners})
-        shares = {}
-        for peer, packet in packets.items():
+        sizes = {peer: packet_bytes(peer in self._lists) for peer in sorted(partners)}
+        errors.check_bytes(sets + sum(sizes.values()), INBOX=payload)
+        inbox, shares = BytesIO(payload[sets:]), {}
+        for peer, size in sizes.items():
+            packet = inbox.read(size)
             try:
                 shares[peer] = self._open(peer, packet)
             except errors.ProtocolError:

@@ -14,7 +14,6 @@ from pretrain import check
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.secagg_server import SecAggServer
@@ -67,10 +66,10 @@ class Meter:
             total=opened.total,
             survivors=tuple(sorted(opened.users)),
             bytes_per_client=max(self._bytes[i] for i in range(users)),
-            bytes_server=max(b for i, b in self._bytes.items() if i >= FIRST_SERVER),
+            bytes_server=self._bytes[SERVER],
             seconds_per_client=sum(self._seconds[i] for i in range(users)) / users,
-            seconds_server=max(s for i, s in self._seconds.items() if i >= FIRST_SERVER),
-            elapsed_server=max(s for i, s in self._elapsed.items() if i >= FIRST_SERVER),
+            seconds_server=self._seconds[SERVER],
+            elapsed_server=self._elapsed[SERVER],
         )
 
 

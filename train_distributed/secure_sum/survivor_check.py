@@ -7,13 +7,13 @@ from train_distributed.secure_sum.errors import (
     ContradictoryRequest,
     SetMismatch,
     TooFewUsers,
+    check_bytes,
     check_enough,
 )
 from train_distributed.secure_sum.keys import SIGNATURE_BYTES
-from train_distributed.secure_sum.parties import EVERYONE
-from train_distributed.secure_sum.secagg import AGREED_BYTES, SecAgg, cut
+from train_distributed.secure_sum.secagg import SecAgg
 from train_distributed.secure_sum.session import set_bytes
-from train_distributed.secure_sum.wire import WITNESS_BYTES, Kind, check_statement, read, reassemble
+from train_distributed.secure_sum.wire import WITNESS_BYTES, Kind, check_statement
 
 
 @dataclass
@@ -61,10 +61,9 @@ class SurvivorCheck:
         if alive != self.survivors or dropped != self.sharing - alive:
             raise SetMismatch("request must name the survivors and the dropped that were agreed on")
         self._check_sets(alive, signers, witnesses)
-        parts = dict.fromkeys(range(len(signers)), SIGNATURE_BYTES)
-        parts |= {len(parts) + i: WITNESS_BYTES for i in range(len(witnesses))}
-        signatures = cut(request[4 * size :], parts)
-        self._check_signatures(list(signatures.values()), sorted(signers), sorted(witnesses))
+        signed, end = request[4 * size :], len(signers) * SIGNATURE_BYTES
+        check_bytes(end + len(witnesses) * WITNESS_BYTES, signatures=signed)
+        self._check_signatures(_each(signed[:end], signers), _each(signed[end:], witnesses))
         return alive
 
     def _check_sets(
@@ -80,14 +79,17 @@ class SurvivorCheck:
             kept = sum(user in alive for user in self.owners[owner])
             check_enough(kept, graph.threshold, f"survivors of user {owner}'s list")
 
-    def _check_signatures(
-        self, signatures: list[bytes], signers: list[int], witnesses: list[int]
-    ) -> None:
+    def _check_signatures(self, signed: dict[int, bytes], shown: dict[int, bytes]) -> None:
         session, sharing = self.setup.session, self.setup.session.bitmap(self.sharing)
-        statement = self.setup.agreed(sharing, session.bitmap(self.survivors or ()))
+        story = self.setup.agreed(sharing, session.bitmap(self.survivors or ()))
+        for user, signature in signed.items():
+            check_statement(session, Kind.AGREED, user, story, signature)
         told = self.setup.told(sharing)
-        for user, signature in zip(signers, signatures, strict=False):
-            message = reassemble(session, Kind.AGREED, user, EVERYONE, statement, signature)
-            read(session, message, EVERYONE, {Kind.AGREED: AGREED_BYTES})
-        for user, witness in zip(witnesses, signatures[len(signers) :], strict=True):
-            check_statement(session, user, told, witness)
+        for user, witness in shown.items():
+            check_statement(session, Kind.MASKED, user, told, witness)
+
+
+def _each(joined: bytes, users: frozenset[int]) -> dict[int, bytes]:
+    """User -> its part of what was joined by rising user, all parts of one length."""
+    size = len(joined) // max(1, len(users))
+    return {user: joined[i * size : (i + 1) * size] for i, user in enumerate(sorted(users))}

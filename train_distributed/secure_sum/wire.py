@@ -152,14 +152,6 @@ def check_summary(
     return sender
 
 
-def reassemble(
-    session: Session, kind: Kind, sender: int, receiver: int, payload: bytes, signature: bytes
-) -> bytes:
-    """A message of which only the signature had to travel; `read` checks it as any other."""
-    header = _HEADER.pack(MAGIC, VERSION, kind, session.digest, sender, receiver, len(payload))
-    return b"".join((header, payload, signature))
-
-
 def split_messages(joined: bytes, size: int) -> list[bytes]:
     """Splits messages that were joined, each with a payload of `size` bytes.
 
@@ -249,17 +241,20 @@ def check_vector(vector: NDArray[np.uint64], dimension: int) -> None:
         raise ValueError(f"vector must be ({dimension},) uint64, got {vector.shape} {vector.dtype}")
 
 
-def check_statement(session: Session, sender: int, statement: bytes, witness: bytes) -> None:
-    """Checks that a user signed this statement (32 bytes) in its MASKED message.
+def check_statement(
+    session: Session, kind: Kind, sender: int, statement: bytes, witness: bytes
+) -> None:
+    """Checks that a user signed this statement (32 bytes) in its AGREED or MASKED message.
 
-    The witness is the SHA-256 of the rest, and the message's signature.
+    The witness is the SHA-256 of what follows the statement in MASKED, and the signature.
 
     Raises:
         BadSignature: it did not.
     """
-    length = STATEMENT_BYTES + WORD.itemsize * session.dimension
-    server = min(session.servers)
-    header = _HEADER.pack(MAGIC, VERSION, Kind.MASKED, session.digest, sender, server, length)
+    receiver, length = EVERYONE, STATEMENT_BYTES
+    if kind is Kind.MASKED:
+        receiver, length = min(session.servers), length + WORD.itemsize * session.dimension
+    header = _HEADER.pack(MAGIC, VERSION, kind, session.digest, sender, receiver, length)
     rest, signature = witness[:-SIGNATURE_BYTES], witness[-SIGNATURE_BYTES:]
     verify(session.users[sender], signature, _signed(header, statement, rest))
 

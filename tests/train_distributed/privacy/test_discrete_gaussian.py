@@ -203,7 +203,7 @@ def test_a_submission_is_its_integers_plus_the_recorded_noise() -> None:
 
 @pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf, 2.0**54])
 def test_a_standard_deviation_out_of_range_is_refused(std: float) -> None:
-    with pytest.raises(ValueError, match=r"std must be in \(0, 2\^53\] steps, got"):
+    with pytest.raises(ValueError, match=r"std must be in \(0, 2\^53\], got"):
         discrete_gaussian(std, 1)
 
 

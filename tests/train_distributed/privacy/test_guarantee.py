@@ -98,21 +98,6 @@ def test_no_promise_asks_for_no_noise() -> None:
     assert guarantee.report()["private"] is False
 
 
-@pytest.mark.parametrize(
-    ("promise", "least", "message"),
-    [
-        (Privacy(0.0, 1e-5), None, "epsilon must be > 0, got 0.0"),
-        (Privacy(1.0, 1e-5), 7, r"min_survivors must be in \[1, 6\], .*got 7"),
-        (Privacy(1.0, 1e-5), 3, "one certainly honest user, got 0"),
-    ],
-)
-def test_a_promise_that_is_none_is_refused(
-    promise: Privacy, least: int | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Guarantee.of(SIZES, Submission(), promise, least)
-
-
 def test_the_report_says_what_the_noise_is_made_of() -> None:
     promise = Privacy(1.0, 1e-5, honest_fraction=0.7)
     guarantee = Guarantee.of(SIZES, Submission(4), promise, 5)

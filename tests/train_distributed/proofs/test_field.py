@@ -7,8 +7,7 @@ import pytest
 
 from train_distributed.proofs import field, transforms
 from train_distributed.proofs.field import MODULUS, InvalidShare
-from train_distributed.proofs.streams import SEED_BYTES, Stream, Usage
-from train_distributed.proofs.wraparound import COLUMNS, sign_products
+from train_distributed.proofs.streams import COLUMNS, SEED_BYTES, Stream, Usage, sign_products
 
 EDGES = [0, 1, 2, 2**31, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 2**63, MODULUS // 2]
 EDGES += [MODULUS - edge for edge in EDGES[1:]] + [2**64 - 2**33, 0xFFFFFFFE00000001]

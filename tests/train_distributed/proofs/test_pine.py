@@ -10,8 +10,8 @@ import pytest
 from train_distributed.proofs import field, linear_proof
 from train_distributed.proofs.circuits import Layout, Measurement, to_bits
 from train_distributed.proofs.field import MODULUS, InvalidShare
+from train_distributed.proofs.linear_proof import forgery_log2
 from train_distributed.proofs.pine import NONCE_BYTES, RAND_BYTES, Pine
-from train_distributed.proofs.soundness import forgery_log2
 from train_distributed.proofs.transforms import root_of_unity
 
 KEY = bytes(range(32))

@@ -1,7 +1,6 @@
 """A step is taken once, across restarts, races and crashes."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,18 +62,6 @@ def test_a_damaged_journal_is_refused_and_forgets_nothing(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match=rf"{FILE}|once per session"):
             journal.claim(SESSION, "open", b"another set")
     assert refused > 5
-
-
-def test_of_many_racing_claims_one_wins(tmp_path: Path) -> None:
-    def claim(i: int) -> bool:
-        try:
-            DurableJournal(tmp_path).claim(SESSION, "open", bytes([i]))
-        except AlreadyOpened:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(claim, range(32))) == 1
 
 
 def test_a_journal_is_the_same_from_every_directory(

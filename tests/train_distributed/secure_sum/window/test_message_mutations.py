@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
+from tests.changed_bytes import changed
 from tests.train_distributed.secure_sum.window.conftest import Service
 from train_distributed.flower.aggregator_app import application
 from train_distributed.flower.aggregator_limits import Credit
@@ -35,7 +36,8 @@ from train_distributed.secure_sum.reports import (
 from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.secure_sum.wire import Kind, payload_of, summary, write
 
-MANY, HEADER = int(os.environ.get("MUTATIONS", 100_000)), 54
+MANY = int(os.environ.get("MUTATIONS", 100_000))
+SLOW = pytest.mark.slow
 MOST_GROWTH = 16 * 2**20  # bytes of resident memory over the long run
 
 
@@ -45,31 +47,6 @@ class Message:
 
     valid: bytes
     attempt: Callable[[bytes], Any]
-
-
-def changed(message: bytes, others: list[bytes], draw: random.Random) -> bytes:
-    """One of many ways to change a message."""
-    at, other = draw.randrange(len(message)), draw.choice(others)
-    length = draw.choice([1, 1, 2, 4, 8, 32, 64])
-    kind = draw.randrange(9)
-    if kind == 0:
-        return message[:at] + bytes([message[at] ^ 1 << draw.randrange(8)]) + message[at + 1 :]
-    if kind == 1:
-        return message[:at] + draw.randbytes(length) + message[at + length :]
-    if kind == 2:
-        return message[:at] + message[at + length :]
-    if kind == 3:
-        return message[:at] + draw.randbytes(length) + message[at:]
-    if kind == 4:
-        return message[:at]
-    if kind == 5:
-        return message + draw.randbytes(length)
-    if kind == 6:  # a field of the header
-        at = draw.randrange(HEADER)
-        return message[:at] + bytes([draw.choice([0, 1, 127, 128, 255])]) + message[at + 1 :]
-    if kind == 7:
-        return message[:at] + other[at:]
-    return message[at:] + message[:at]
 
 
 def recorded(service: Service, vector: Callable[..., Any]) -> dict[str, Message]:
@@ -153,7 +130,7 @@ def refuse(messages: dict[str, Message], count: int, draw: random.Random) -> Non
     kinds = list(messages.items())
     for number in range(count):
         name, message = kinds[number % len(kinds)]
-        while (altered := changed(message.valid, others, draw)) in others:
+        while (altered := changed(message.valid, draw, others)) in others:
             pass
         try:
             message.attempt(altered)
@@ -193,13 +170,9 @@ def whole(service: Service, vector: Callable[..., Any], count: int, seed: int) -
     np.testing.assert_array_equal(total, sum(vector(user) for user in range(4)))
 
 
-def test_changed_messages_are_refused(make_service, vector) -> None:
-    whole(make_service(6), vector, 2000, 0)
-
-
-@pytest.mark.slow
-def test_many_changed_messages_are_refused(make_service, vector) -> None:
-    whole(make_service(6), vector, MANY, 1)
+@pytest.mark.parametrize(("count", "seed"), [(2000, 0), pytest.param(MANY, 1, marks=SLOW)])
+def test_changed_messages_are_refused(count: int, seed: int, make_service, vector) -> None:
+    whole(make_service(6), vector, count, seed)
 
 
 def resigned(service: Service, vector: Callable[..., Any], count: int) -> None:
@@ -216,7 +189,7 @@ def resigned(service: Service, vector: Callable[..., Any], count: int) -> None:
     for number in range(count):
         kind = number % 3
         if kind == 0:  # the leader's job about a user that the helper does not know
-            payload = changed(item, others, draw)
+            payload = changed(item, draw, others)
             message = write(window, Kind.JOB, LEADER, HELPER, payload, keys[LEADER].signing)
             added = list[Any]()
             with pytest.MonkeyPatch.context() as patch:
@@ -225,7 +198,7 @@ def resigned(service: Service, vector: Callable[..., Any], count: int) -> None:
             for _, total in added:
                 assert item in payload or not total.any()
         elif kind == 1:  # the helper's verdicts
-            payload = changed(payload_of(verdicts), others, draw)
+            payload = changed(payload_of(verdicts), draw, others)
             message = write(window, Kind.VERDICTS, HELPER, LEADER, payload, keys[HELPER].signing)
             added = list[Any]()
             with pytest.MonkeyPatch.context() as patch:
@@ -236,7 +209,7 @@ def resigned(service: Service, vector: Callable[..., Any], count: int) -> None:
             for reasons, total in added:
                 assert bool(total.any()) == (not any(reasons.values()))
         else:  # the operator's order
-            payload = changed(b"s" + draw.randbytes(draw.randrange(40)), others, draw)
+            payload = changed(b"s" + draw.randbytes(draw.randrange(40)), draw, others)
             if payload[:1] == b"s" or payload in (b"c", b"o"):
                 continue
             message = write(window, Kind.ORDER, LEADER, EVERYONE, payload, keys[LEADER].signing)
@@ -251,13 +224,9 @@ def attempt(work: Callable[[], Any]) -> None:
         work()
 
 
-def test_what_an_insider_changes_and_signs_adds_nothing(make_service, vector) -> None:
-    resigned(make_service(6), vector, 600)
-
-
-@pytest.mark.slow
-def test_much_that_an_insider_changes_and_signs_adds_nothing(make_service, vector) -> None:
-    resigned(make_service(6), vector, MANY // 5)
+@pytest.mark.parametrize("count", [600, pytest.param(MANY // 5, marks=SLOW)])
+def test_what_an_insider_changes_and_signs_adds_nothing(count: int, make_service, vector) -> None:
+    resigned(make_service(6), vector, count)
 
 
 async def asked(app: Starlette, method: str, path: str, body: bytes, shown: bytes) -> int:
@@ -296,9 +265,9 @@ def through_the_service(service: Service, vector: Callable[..., Any], count: int
         for number in range(count):
             name = list(places)[number % len(places)]
             aggregator, method, path = places[name]
-            while (body := changed(messages[name].valid, others, draw)) in others:
+            while (body := changed(messages[name].valid, draw, others)) in others:
                 pass
-            shown = changed(messages["summary of a report"].valid, others, draw)
+            shown = changed(messages["summary of a report"].valid, draw, others)
             got = await asked(apps[aggregator], method, f"/tasks/{task}{path}", body, shown)
             assert got in (400, 409, 413), (name, got, body.hex())
 
@@ -306,10 +275,6 @@ def through_the_service(service: Service, vector: Callable[..., Any], count: int
     assert state(service) == before
 
 
-def test_changed_messages_have_a_status(make_service, vector) -> None:
-    through_the_service(make_service(6), vector, 400)
-
-
-@pytest.mark.slow
-def test_many_changed_messages_have_a_status(make_service, vector) -> None:
-    through_the_service(make_service(6), vector, MANY // 5)
+@pytest.mark.parametrize("count", [400, pytest.param(MANY // 5, marks=SLOW)])
+def test_changed_messages_have_a_status(count: int, make_service, vector) -> None:
+    through_the_service(make_service(6), vector, count)

@@ -15,6 +15,7 @@ from embed.run import Run
 from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
 from pretrain.probe import embed_all
+from pretrain.sources import open_images
 from tests.embed import conftest
 from tests.embed.conftest import rows_in
 
@@ -84,7 +85,7 @@ def test_test_records_are_drawn_once_all_are_embedded(
     tmp_path: Path, archive: Path, row_numbers: Any
 ) -> None:
     """By the operating system, whichever process is last, and never again for a finished set."""
-    images = open_npz(archive, ["train"])
+    images = open_images(str(archive), splits=["train"])
     done = [
         embed(images, row_numbers, tmp_path / "out", shard=f"{index}/3", test_share=0.25)
         for index in (2, 0, 1, 0)

@@ -15,14 +15,10 @@ from pretrain.encoder import (
     without_directory,
 )
 from pretrain.preprocess import Preprocess
-from pretrain.resnet import ResNetConfig, SmallResNet
+from pretrain.recipes import ResNetConfig
+from tests.pretrain.encoders.conftest import assert_saved_and_read, small
 
 TWINS = ("efficientnet_b0.ra_in1k", "tf_efficientnet_b0.aa_in1k")  # padded differently
-SMALL = ResNetConfig((4, 8), (1, 2), stem_stride=2, pool=2)
-
-
-def small(seed: int = 0) -> SmallResNet:
-    return SmallResNet(SMALL, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -40,15 +36,7 @@ def test_a_saved_encoder_is_the_same(tmp_path: Path, half: bool) -> None:
 @pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "resnet50-v1", "simclrv2:r50_1x_sk1"])
 def test_every_kind_of_encoder_is_saved_and_read(tmp_path: Path, name: str) -> None:
     encoder = build_encoder(name, weights="random", seed=5)
-    save_encoder(encoder, tmp_path / "e.safetensors", note="five")
-    loaded = load_encoder(tmp_path / "e.safetensors")
-    assert encoder_hash(loaded) == encoder_hash(encoder)
-    assert loaded.architecture() == encoder.architecture()
-    assert not loaded.training
-    pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        assert torch.equal(loaded(pixels), encoder(pixels))
-    assert loaded.embedding_dim == encoder(pixels).shape[1]
+    assert_saved_and_read(encoder, tmp_path / "e.safetensors", torch.rand(1, 3, 32, 32))
 
 
 def test_weights_alone_do_not_make_an_encoder() -> None:

@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from pretrain.encoder import encoder_hash, load_encoder, save_encoder
+from pretrain.encoders.base import Encoder
+from pretrain.recipes import ResNetConfig
+from pretrain.resnet import SmallResNet
+
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -16,6 +21,7 @@ SMALL = {
     "image_size": 28,
     "patch_size": 7,
 }
+PIXELS = torch.rand(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 CUT = {
     "image_processor_type": "BitImageProcessor",
     "size": {"shortest_edge": 32},
@@ -24,6 +30,26 @@ CUT = {
     "image_std": [0.229, 0.224, 0.225],
 }
 SQUASHED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 28, "width": 28}}
+
+
+def small(seed: int = 0) -> SmallResNet:
+    """A tiny untrained encoder of our own."""
+    config = ResNetConfig((4, 8), (1, 2), stem_stride=2, pool=2)
+    return SmallResNet(config, torch.Generator().manual_seed(seed)).eval()
+
+
+def assert_saved_and_read(encoder: Encoder, path: Path, pixels: torch.Tensor = PIXELS) -> Encoder:
+    """A file holds all of an encoder: hash, preprocessing, description, embeddings."""
+    save_encoder(encoder, path)
+    read = load_encoder(path)
+    assert encoder_hash(read) == encoder_hash(encoder)
+    assert read.preprocess == encoder.preprocess
+    assert read.architecture() == encoder.architecture()
+    assert not read.training
+    with torch.inference_mode():
+        assert torch.equal(read(pixels), encoder(pixels))
+        assert read(pixels).shape == (len(pixels), read.embedding_dim)
+    return read
 
 
 @pytest.fixture(autouse=True)

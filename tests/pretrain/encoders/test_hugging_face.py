@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pretrain import build_encoder
-from pretrain.encoder import encoder_hash, load_encoder, origin, save_encoder, without_directory
+from pretrain.encoder import encoder_hash, load_encoder, origin, without_directory
 from pretrain.preprocess import Preprocess
+from tests.pretrain.encoders.conftest import assert_saved_and_read
 
 Written = Callable[..., Path]
 PICTURES = torch.randint(0, 256, (2, 3, 60, 84), generator=torch.Generator().manual_seed(0))
@@ -83,14 +84,7 @@ def test_architectures_are_saved_and_read(
     encoder = build_encoder(f"hf:{written(kind, **options)}")
     if pooling is not None:
         assert encoder.architecture()["pooling"] == pooling
-    save_encoder(encoder, tmp_path / "e.safetensors")
-    read = load_encoder(tmp_path / "e.safetensors")
-    assert encoder_hash(read) == encoder_hash(encoder)
-    assert read.preprocess == encoder.preprocess
-    pixels = torch.rand(2, 3, 28, 28)
-    with torch.inference_mode():
-        assert torch.equal(read(pixels), encoder(pixels))
-        assert encoder(pixels).shape == (2, encoder.embedding_dim)
+    assert_saved_and_read(encoder, tmp_path / "e.safetensors", torch.rand(2, 3, 28, 28))
 
 
 def test_weights(dinov2: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torchvision.transforms.functional import to_pil_image
 
 from pretrain import build_encoder
-from pretrain.encoder import encoder_hash, load_encoder, origin, save_encoder
+from pretrain.encoder import encoder_hash, origin
 from pretrain.preprocess import Preprocess
+from tests.pretrain.encoders.conftest import assert_saved_and_read
 
 PICTURE = torch.randint(0, 256, (3, 60, 84), generator=torch.Generator().manual_seed(0)).byte()
 
@@ -57,13 +58,8 @@ def test_pictures_are_prepared_as_open_clip_does(
 def test_it_is_saved_and_read(tmp_path: Path, tower: Path) -> None:
     for size in (None, 42):
         encoder = build_encoder(f"open_clip:{tower}", image_size=size)
-        save_encoder(encoder, tmp_path / "e.safetensors")
-        read = load_encoder(tmp_path / "e.safetensors")
-        assert encoder_hash(read) == encoder_hash(encoder)
-        assert read.preprocess == encoder.preprocess
         pixels = torch.rand(1, 3, size or 28, size or 28)
-        with torch.inference_mode():
-            assert torch.equal(read(pixels), encoder(pixels))
+        assert_saved_and_read(encoder, tmp_path / "e.safetensors", pixels)
 
 
 def test_weights(tmp_path: Path, tower: Path) -> None:

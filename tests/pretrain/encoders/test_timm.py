@@ -11,9 +11,9 @@ from timm.data.transforms_factory import create_transform
 from torchvision.transforms.functional import to_pil_image
 
 from pretrain import build_encoder
-from pretrain.encoder import encoder_hash, load_encoder, save_encoder
 from pretrain.encoders.timm_models import _preprocess
 from pretrain.preprocess import Preprocess
+from tests.pretrain.encoders.conftest import assert_saved_and_read
 
 DINOV2 = "timm:vit_small_patch14_dinov2.lvd142m"
 SHAPES = [(300, 420), (420, 300), (256, 256), (64, 65)]
@@ -97,10 +97,7 @@ def test_widths_are_those_of_the_output() -> None:
 
 def test_a_size_is_saved_and_read(tmp_path: Path) -> None:
     encoder = build_encoder("timm:vit_tiny_patch16_224", weights="random", image_size=32)
-    save_encoder(encoder, tmp_path / "e.safetensors")
-    read = load_encoder(tmp_path / "e.safetensors")
-    assert encoder_hash(read) == encoder_hash(encoder)
-    assert read.preprocess == encoder.preprocess
+    assert_saved_and_read(encoder, tmp_path / "e.safetensors", torch.rand(2, 3, 32, 32))
 
 
 def test_without_network() -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def test_columns_by_their_usual_names(write_csv, pictures, tmp_path: Path, endin
 @pytest.mark.parametrize("header", ["file;finding;clinic;part", "file\tfinding\tclinic\tpart"])
 def test_columns_by_other_names(write_csv, pictures, header: str) -> None:
     names = {"path": "file", "label": "finding", "user": "clinic", "split": "part"}
-    columns = {f"{part}_column": name for part, name in names.items()}
+    columns: dict[str, Any] = {f"{part}_column": name for part, name in names.items()}
     images = open_images(write_csv(header), **columns)
     assert images.class_names == ("cat", "dog", "owl")
     assert images.inferred  # nobody declared them
@@ -102,9 +103,10 @@ def test_damaged_tables(tmp_path: Path, text: str | bytes, rule: str) -> None:
 
 def test_a_column_that_was_named_must_be_there(write_csv) -> None:
     for part in ("path", "label", "user", "split"):
+        columns: dict[str, Any] = {f"{part}_column": "nowhere"}
         rule = f"{part}_column must be one of path, label, user, split, got 'nowhere'"
         with pytest.raises(ValueError, match=rule):
-            open_images(write_csv(), **{f"{part}_column": "nowhere"})
+            open_images(write_csv(), **columns)
 
 
 def test_a_missing_file_is_unreadable_and_named(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+"""Encoders made of others: of a picture and its mirror image, of several side by side."""
+
 import json
 from pathlib import Path
 
@@ -10,16 +12,9 @@ from pretrain.encoder import encoder_hash, load_encoder, origin, save_encoder, w
 from pretrain.encoders.concat import Concat
 from pretrain.encoders.mirrored import Mirrored
 from pretrain.preprocess import Preprocess
-from pretrain.recipes import ResNetConfig
-from pretrain.resnet import SmallResNet
+from tests.pretrain.encoders.conftest import PIXELS, assert_saved_and_read, small
 
-PIXELS = torch.rand(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 NAME = "concat:timm:resnet10t@32+mirrored:simclr-small"
-
-
-def small(seed: int) -> SmallResNet:
-    config = ResNetConfig((4, 8), (1, 2), stem_stride=2, pool=2)
-    return SmallResNet(config, torch.Generator().manual_seed(seed)).eval()
 
 
 @pytest.fixture
@@ -29,8 +24,14 @@ def both() -> Concat:
     ).eval()
 
 
+def test_one_that_is_saved_is_the_same(tmp_path: Path, both: Concat) -> None:
+    assert_saved_and_read(both, tmp_path / "joined.safetensors")
+    read = assert_saved_and_read(Mirrored(small()).eval(), tmp_path / "mirrored.safetensors")
+    assert isinstance(read, Mirrored)
+
+
 @torch.inference_mode()
-def test_it_is_the_parts_side_by_side_each_of_its_own_size(both: Concat) -> None:
+def test_a_joined_one_is_the_parts_side_by_side_each_of_its_own_size(both: Concat) -> None:
     pictures = (PIXELS * 255).round().to(torch.uint8)
     first, second = small(0), Mirrored(small(1)).eval()
     expected = [first(pictures / 255), second(Preprocess(image_size=16)(pictures))]
@@ -38,7 +39,7 @@ def test_it_is_the_parts_side_by_side_each_of_its_own_size(both: Concat) -> None
     assert both.embedding_dim == sum(both.widths) == expected[0].shape[1] + expected[1].shape[1]
 
 
-def test_its_hash_is_that_of_all_parts_and_their_preprocessing(both: Concat) -> None:
+def test_the_hash_of_a_joined_one_is_that_of_its_parts(both: Concat) -> None:
     parts = [(small(0), Preprocess()), (Mirrored(small(1)), Preprocess(image_size=16))]
     assert encoder_hash(Concat(parts)) == encoder_hash(both)
     others = [
@@ -47,14 +48,6 @@ def test_its_hash_is_that_of_all_parts_and_their_preprocessing(both: Concat) -> 
         [(small(2), Preprocess()), parts[1]],
     ]
     assert len({encoder_hash(Concat(each)) for each in [parts, *others]}) == 4
-
-
-@torch.inference_mode()
-def test_one_that_is_saved_is_the_same(tmp_path: Path, both: Concat) -> None:
-    save_encoder(both, tmp_path / "encoder.safetensors")
-    loaded = load_encoder(tmp_path / "encoder.safetensors")
-    assert encoder_hash(loaded) == encoder_hash(both)
-    assert torch.equal(loaded(PIXELS), both(PIXELS))
 
 
 @torch.inference_mode()
@@ -96,7 +89,7 @@ def test_sizes_are_those_of_the_parts() -> None:
         build_encoder(NAME, weights="random", image_size=32)
 
 
-def test_a_file_cannot_nest_them(tmp_path: Path, both: Concat) -> None:
+def test_a_file_cannot_nest_joined_ones(tmp_path: Path, both: Concat) -> None:
     tensors = {k: v.contiguous() for k, v in both.state_dict().items()}
     described = both.architecture()
     nested = {"encoder": described, "preprocess": Preprocess().to_json()}
@@ -104,5 +97,65 @@ def test_a_file_cannot_nest_them(tmp_path: Path, both: Concat) -> None:
     for other in ({"kind": "concat", "parts": [nested, nested]}, within, {"kind": "concat"}):
         metadata = {"architecture": json.dumps(other)}
         save_file(tensors, path := tmp_path / "e.safetensors", metadata)
+        with pytest.raises(ValueError, match="architecture must be"):
+            load_encoder(path)
+
+
+@torch.inference_mode()
+def test_a_mirrored_one_is_the_mean_of_a_picture_and_its_mirror_image() -> None:
+    found = Mirrored(small()).eval()(PIXELS)
+    expected = torch.stack([(small()(p[None]) + small()(p.flip(2)[None]))[0] / 2 for p in PIXELS])
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+@torch.inference_mode()
+def test_left_and_right_make_no_difference() -> None:
+    mirrored = Mirrored(small()).eval()
+    assert torch.allclose(mirrored(PIXELS), mirrored(PIXELS.flip(3)), atol=1e-6)
+    assert not torch.allclose(mirrored(PIXELS), mirrored(PIXELS.flip(2)), atol=1e-6)  # upside down
+
+
+def test_a_mirrored_one_is_another_encoder_of_the_same_weights() -> None:
+    mirrored = Mirrored(small())
+    assert encoder_hash(mirrored) != encoder_hash(small())
+    assert mirrored.embedding_dim == small().embedding_dim
+    assert mirrored.preprocess == small().preprocess
+
+
+@torch.inference_mode()
+def test_any_encoder_can_be_mirrored_by_name(tmp_path: Path) -> None:
+    save_encoder(small(), path := tmp_path / "encoder.safetensors")
+    assert torch.equal(build_encoder(f"mirrored:{path}")(PIXELS), Mirrored(small())(PIXELS))
+    named = build_encoder("mirrored:timm:resnet10t", weights="random", seed=3)
+    inner = build_encoder("timm:resnet10t", weights="random", seed=3)
+    assert named.preprocess == inner.preprocess
+    assert encoder_hash(named) == encoder_hash(Mirrored(inner))
+    assert origin("mirrored:simclr-small", None) == "shipped"
+    assert origin(f"mirrored:{path}", None) == "file encoder.safetensors"
+    assert origin("mirrored:timm:resnet10t", "random") == "random"
+    assert without_directory(f"mirrored:{path}") == "mirrored:encoder.safetensors"
+    assert without_directory("mirrored:timm:resnet10t") == "mirrored:timm:resnet10t"
+
+
+def test_what_cannot_be_mirrored_is_named(tmp_path: Path) -> None:
+    for name, rule in {
+        "mirrored:mirrored:simclr-small": "mirrored once",
+        "mirrored:timm:resnet10t": "weights must be given for timm:resnet10t",
+        "mirrored:": "encoder must be one of",
+        f"mirrored:{tmp_path}/none": "encoder must be one of",
+    }.items():
+        with pytest.raises(ValueError, match=rule):
+            build_encoder(name)
+
+
+def test_a_file_cannot_nest_mirrored_ones(tmp_path: Path) -> None:
+    tensors = {k: v.contiguous() for k, v in Mirrored(small()).state_dict().items()}
+    for depth in (2, 400, 100_000):
+        described = (
+            '{"kind": "mirrored", "encoder": ' * depth
+            + json.dumps(small().architecture())
+            + "}" * depth
+        )
+        save_file(tensors, path := tmp_path / "e.safetensors", {"architecture": described})
         with pytest.raises(ValueError, match="architecture must be"):
             load_encoder(path)

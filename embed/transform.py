@@ -120,6 +120,7 @@ class PublicTransform:
         whiten: bool = True,
         shrinkage: float = 0.01,
         directions: Directions = "principal",
+        mixed_share: float = 0.25,
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,
@@ -134,8 +135,9 @@ class PublicTransform:
             whiten: divide each principal direction by its (shrunk) standard deviation.
             shrinkage: share of the mean variance mixed into every direction's, in [0, 1].
             directions: "principal": largest variance; "tempered": the same, not fully whitened;
-                "discriminant": best separation of the public classes; "mixed": between principal
-                and discriminant ones. See `embed.directions`.
+                "discriminant": best separation of the public classes; "mixed": between the two;
+                "hedge": principal, stretched along mixed ones.
+            mixed_share: of a row's squared length, in [0, 1), for a hedge's mixed directions.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.
@@ -159,14 +161,14 @@ class PublicTransform:
         q = p if components is None else components
         check.within(f"[1, {p}]", components=q)
         check.within("[0, 1]", shrinkage=shrinkage, clip_quantile=clip_quantile)
+        check.within("[0, 1)", mixed_share=mixed_share)
         check_bounds(clip_norm, constant)
         check.one_of(get_args(Directions), directions=directions)
         if directions != "principal" and not whiten:
             raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
         found = moments or PublicMoments(public, blocks)
-        mean, basis, scale = found.directions(
-            q, kind=directions, whiten=whiten, shrinkage=shrinkage
-        )
+        how: dict[str, Any] = {"whiten": whiten, "shrinkage": shrinkage, "mixed_share": mixed_share}
+        mean, basis, scale = found.directions(q, kind=directions, **how)
         features = found.projected(mean, basis / scale)
         if not found.exact:
             features = list(features)
@@ -187,9 +189,8 @@ class PublicTransform:
             dropped=public.dropped_rows if isinstance(public, EmbeddingSet) else 0,
             encoding=public.encoding if isinstance(public, EmbeddingSet) else None,
             options={
-                **{"components": q, "directions": directions, "whiten": whiten},
-                **{"shrinkage": shrinkage, "clip_quantile": clip_quantile},
-                **{"clip_norm": clip_norm, "constant": constant},
+                **{"components": q, "directions": directions, "clip_quantile": clip_quantile},
+                **(how | {"clip_norm": clip_norm, "constant": constant}),
             },
         )
         if found.exact:

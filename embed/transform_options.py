@@ -17,11 +17,14 @@ class TransformOptions:
     components: int | None = None
     """Number of public directions to keep (default: in `run` as many as a public rule allows for
     the noise; elsewhere all)."""
-    directions: Literal["principal", "tempered", "mixed", "discriminant"] | None = None
+    directions: Literal["principal", "tempered", "mixed", "discriminant", "hedge"] | None = None
     """principal: largest variance; tempered: the same, but not brought to equal variance, so that
     noise hides the leading ones less; discriminant: best separation of labelled public classes;
-    mixed: between principal and discriminant (default: in `run` tempered for method discriminant,
+    mixed: between principal and discriminant; hedge: principal, stretched along 64 mixed ones, for
+    private pictures of any kind (default: in `run` tempered for method discriminant and for heads,
     otherwise principal)."""
+    mixed_share: float | None = None
+    """hedge: share of a row's squared length that goes to the mixed directions (default: 0.25)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1
@@ -45,7 +48,8 @@ class TransformOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `PublicTransform.fit`."""
-        return {
+        share = {} if self.mixed_share is None else {"mixed_share": self.mixed_share}
+        return share | {
             "components": self.components,
             "directions": self.directions or "principal",
             "whiten": self.whiten,

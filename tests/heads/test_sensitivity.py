@@ -8,7 +8,7 @@ model which the other records push away from both.
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import pytest
@@ -97,6 +97,7 @@ def scenarios(n: int) -> list[tuple[Tensor, int, Tensor, int, Tensor, Tensor]]:
     return cases
 
 
+@cache
 def neighbours(n: int, clip_norm: float) -> Pairs:
     """Every scenario at every record index."""
     x, y = [], []
@@ -165,9 +166,8 @@ def test_every_size_with_a_batch_that_does_not_divide_it(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_padded_users_never_exceed(name: str) -> None:
     """Users of all sizes in one call, padded with rows that must not matter."""
-    data = {clip_norm: padded(clip_norm) for clip_norm in (1.0, 34.854)}
     for _, head, batch_size, epochs, method in itertools.islice(schedules(name), 3, None, 29):
-        x, y, counts = data[head.clip_norm]
+        x, y, counts = padded(head.clip_norm)
         train = partial(fit_sgd, epochs=min(epochs, 4), batch_size=batch_size, method=method)
         weights = train(head, x.flatten(0, 1), y.flatten(0, 1), counts=counts.repeat(2))
         moved = movement(head, weights.unflatten(0, x.shape[:2]))
@@ -175,6 +175,7 @@ def test_padded_users_never_exceed(name: str) -> None:
         assert (moved / stated).max().item() <= ROUNDING
 
 
+@cache
 def padded(clip_norm: float) -> tuple[Tensor, Tensor, Tensor]:
     """Neighbours of every size in one batch: x (2, pairs, 25, d), y, counts (pairs,)."""
     x, y, counts = [], [], []

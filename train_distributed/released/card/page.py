@@ -7,7 +7,8 @@ values of a report are text on it, never markup.
 import math
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,9 +68,8 @@ def card(
     report.need(*NEEDED)
     promised: dict[str, Any] = {}
     if report.private:
-        curve = Figure(figsize=(6.4, 3.8), layout="constrained")
-        draw_attack(report, curve.add_subplot())
         caught = float(true_positives(report, np.array([ACCUSED]))[0])
+        curve = partial(_attack_figure, report)
         promised = {"guess": best_guess(report), "curve": curve, "caught": caught}
         promised |= {"mu": gaussian_mu(report), "accused": ACCUSED}
     template = _environment(markup).get_template("card.jinja")
@@ -125,10 +125,16 @@ def _environment(markup: str) -> Environment:
     return environment
 
 
-def _data_uri(figure: Figure) -> str:
+def _attack_figure(report: Report) -> Figure:
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    draw_attack(report, figure.add_subplot())
+    return figure
+
+
+def _data_uri(draw: Callable[[], Figure]) -> str:
     """A PNG without the version of matplotlib: the same numbers give the same bytes."""
     held = BytesIO()
-    figure.savefig(held, format="png", dpi=150, metadata={"Software": None})
+    draw().savefig(held, format="png", dpi=150, metadata={"Software": None})
     return "data:image/png;base64," + b64encode(held.getvalue()).decode("ascii")
 
 
@@ -137,7 +143,7 @@ def _measured(report: Report) -> dict[str, Any]:
         return {}
     counts, drawn, diagonal = metrics.confusion, None, None
     if counts is not None:
-        drawn = confusion_figure(counts, list(metrics.per_class))
+        drawn = partial(confusion_figure, counts, list(metrics.per_class))
         diagonal = sum(row[k] for k, row in enumerate(counts)) / max(1, sum(map(sum, counts)))
     return {
         "intervals": shown_intervals(metrics),

@@ -215,6 +215,18 @@ CASES = table(
         r"out must not exist, got old",
         head(),
     ),
+    *(
+        (f"{FIT} 2 {option}", says, head())
+        for option, says in (
+            ("--l2-reg 0", r"l2_reg must be finite and > 0, got 0"),
+            ("--radius 1", r"head must have radius None for an exact solution, got 1"),
+            ("--solver sgd --epochs 0", r"epochs must be >= 1, got 0"),
+            ("--method forest", r"forest"),
+            ("--l2-reg much", r"much"),
+        )
+    ),
+    (f"{FIT} 2", r"\(n,\), got \(4, 1\) and \(3,\)", head(y=np.zeros(3, int))),
+    (f"{FIT} 2", r"data must hold a readable labels\.npy", head(y=np.array([{}] * 4, object))),
     (f"{FIT} 2 --noise-multiplier 0", r"noise_multiplier must be finite and > 0, got 0", head()),
     (f"{FIT} 2 --data unlabelled", r"must have labels to learn from, got unlabelled"),
     (f"{FIT} 2", r"must .* got|n must be", head(x=np.zeros((0, 1)), y=np.zeros(0, int))),

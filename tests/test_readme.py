@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
+import train_distributed.__main__ as menu
 from train_distributed.one_shot.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -26,26 +27,8 @@ PAGES = [
 ]
 MOST_WORDS = 700
 ROOMS = ("embed", "heads", "pretrain")
-FEDERATION = (
-    *("join", "init", "start", "status", "renew"),
-    *("window", "aggregator", "report", "collect"),
-)
-LEDGER = ("show", "reserve", "spend", "limit")
-SIMULATION = (
-    "run",
-    "predict",
-    "export",
-    "evaluate",
-    "card",
-    "sweep",
-    "plot",
-    "select",
-    "account",
-    "audit",
-    "protect",
-    "ledger",
-    "federation",
-)
+FEDERATION = [entry.name for entry in menu.FEDERATION.entries]
+SIMULATION = [entry.name for entry in menu.MENU.entries if entry.name != "demo"]
 OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

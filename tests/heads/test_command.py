@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +13,11 @@ from safetensors.torch import load_file
 
 from heads import SoftmaxHead
 from heads.__main__ import main
+from tests.command_lines import Said, typed
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"--num-classes": "3", "--l2-reg": "0.1", "--clip-norm": "2.0"}
-Ended = tuple[int, str, str]  # exit code, stdout, stderr
-Call = Callable[..., Ended]
+Call = Callable[..., Said]
 
 
 @pytest.fixture
@@ -35,22 +34,11 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
     """Runs a command line in this process."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["heads", *arguments])
-        try:
-            code = main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+    with typed("heads", main, monkeypatch, capsys) as run:
+        yield run
 
 
-def in_its_own_process(*arguments: str) -> Ended:
+def in_its_own_process(*arguments: str) -> Said:
     command = [sys.executable, "-m", "heads", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr

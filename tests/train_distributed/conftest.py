@@ -4,8 +4,6 @@ import functools
 import math
 import random
 import re
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pretrain.cli.command import run_command
+from tests.command_lines import Said, typed
 from train_distributed.__main__ import _parse
 from train_distributed.simulation import digits
 
@@ -104,16 +103,8 @@ def or_refused() -> Callable[[Callable[[], Any]], Any]:
 @pytest.fixture
 def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Callable[..., tuple[int, str, str]]]:
+) -> Iterator[Callable[..., Said]]:
     """Runs a command line in this process, in `tmp_path`: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["train_distributed", *arguments])
-        code = run_command(_parse)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+    with typed("train_distributed", lambda: run_command(_parse), monkeypatch, capsys) as run:
+        yield run

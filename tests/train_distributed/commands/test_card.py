@@ -9,26 +9,14 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
+from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
 from train_distributed import Privacy, release
 from train_distributed.__main__ import MENU
 from train_distributed.commands.card import _command
 from train_distributed.commands.configuration import jsonable
 from train_distributed.commands.run import Run
-from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.released.card.numbers import rounded_up
-
-ENTRY = Entry(
-    kind="release",
-    data="rows",
-    method="least-squares",
-    noise="discrete",
-    unit="record",
-    epsilon=1.0,
-    delta=1e-5,
-    sigma=3.7307,
-    sensitivity=1.0,
-)
 
 
 @pytest.fixture
@@ -67,8 +55,8 @@ def test_a_card_that_exists_is_kept(call, model) -> None:
 
 def test_the_ledger_is_shown_with_its_total(call, model, tmp_path) -> None:
     ledger = Ledger.open(tmp_path / "other.ledger")
-    ledger.spend(ledger.reserve(ENTRY))
-    ledger.reserve(ENTRY)
+    ledger.spend(ledger.reserve(GAUSSIAN))
+    ledger.reserve(GAUSSIAN)
     assert call("card", "--model", "model", "--ledger", "other.ledger")[0] == 0
     text = (model / "card.md").read_text()
     assert "holds 2 entries" in text
@@ -79,7 +67,7 @@ def test_the_ledger_is_shown_with_its_total(call, model, tmp_path) -> None:
 
 
 def test_a_ledger_in_which_the_release_is_not_is_refused(call, model, tmp_path) -> None:
-    Ledger.open(tmp_path / "other.ledger").reserve(ENTRY)
+    Ledger.open(tmp_path / "other.ledger").reserve(GAUSSIAN)
     path = model / "report.json"
     noted = {"length": 1, "head": "00" * 32, "file": "x", "entry": "y", "unit": "record"}
     totals = {"epsilon_total": 1.0, "delta_total": 1e-5}

@@ -54,7 +54,7 @@ def test_baselines_run_by_the_same_command(call, sets, tmp_path, method, epsilon
 
 
 @pytest.mark.parametrize("method", ["least-squares", "softmax"])
-def test_a_prior_from_a_file_is_in_report_and_model(call, sets, tmp_path, method):
+def test_a_prior_from_a_file_is_in_report_and_model(call, sets, tmp_path, method, no_pictures):
     (tmp_path / "prior.json").write_text('{"c": 0.5, "a": 0.2, "b": 0.3}')
     out = tmp_path / "out"
     common = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", method]
@@ -68,13 +68,13 @@ def test_a_prior_from_a_file_is_in_report_and_model(call, sets, tmp_path, method
         assert json.loads(file.metadata()["class_prior"]) == wanted
 
 
-def test_infinite_epsilon_says_not_private(call, sets):
+def test_infinite_epsilon_says_not_private(call, sets, no_pictures):
     code, printed, _ = call("run", "--embeddings", sets[0], "--public", sets[1], "--epsilon", "inf")
     assert code == 0
     assert "not private" in printed
 
 
-def test_simulated_partition_and_seed(call, sets, tmp_path):
+def test_simulated_partition_and_seed(call, sets, tmp_path, no_pictures):
     common = ["run", "--embeddings", sets[0], "--public", sets[1], "--scheme", "one-class"]
     common += ["--users", "9", "--seed", "5", "--method", "softmax"]
     for name in ("one", "two"):
@@ -86,7 +86,9 @@ def test_simulated_partition_and_seed(call, sets, tmp_path):
 
 
 @pytest.mark.parametrize(("scheme", "suits"), [("iid", True), ("one-class", False)])
-def test_users_made_by_label_are_a_simulation(call, sets, tmp_path, scheme: str, suits: bool):
+def test_users_made_by_label_are_a_simulation(
+    call, sets, tmp_path, scheme: str, suits: bool, no_pictures
+):
     """A replaced record moves other records from user to user there: no promise covers that."""
     out = tmp_path / "out"
     common = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", str(out)]
@@ -124,7 +126,7 @@ def test_a_transform_that_has_seen_private_rows_is_refused(call, sets, tmp_path,
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_transform_of_unknown_origin_must_be_vouched_for(call, sets, tmp_path):
+def test_a_transform_of_unknown_origin_must_be_vouched_for(call, sets, tmp_path, no_pictures):
     fitted = PublicTransform.fit(EmbeddingSet.open(sets[1]))
     PublicTransform.from_tensors(fitted.tensors()).save(tmp_path / "t.safetensors")
     arguments = ["run", "--embeddings", sets[0], "--transform", str(tmp_path / "t.safetensors")]
@@ -137,7 +139,7 @@ def test_a_transform_of_unknown_origin_must_be_vouched_for(call, sets, tmp_path)
     assert report["configuration"]["vouch_for_transform"] is True
 
 
-def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path):
+def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path, no_pictures):
     meta = json.loads((tmp_path / "private" / "meta.json").read_text())
     counted = meta | {"class_names": ["0", "1", "2"], "classes": "inferred"}
     (tmp_path / "private" / "meta.json").write_text(json.dumps(counted))

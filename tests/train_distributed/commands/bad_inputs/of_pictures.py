@@ -10,10 +10,7 @@ from PIL import Image
 from tests.train_distributed.commands.bad_inputs.case import Spoil, arrays, cut, put, table
 
 RUN = "embed run --encoder network.safetensors --data"
-NAMED = "embed run --data pictures --encoder"
 PREDICT = "predict --model model --data"
-SIMCLR = "pretrain simclr --data"
-OVER = r"out must not hold what the command reads, \S+, got \S+"
 HEADER = "path,label,user,split\n"
 ROW = "pictures/red/0.png,red,user0,train\n"
 

@@ -22,10 +22,6 @@ RUN = "run --embeddings private --public public"
 FITTED = "run --embeddings private --transform"
 SELECT = "select --users 4 --rows-per-user 12 --num-classes 2 --public"
 SWEEP = "sweep accuracy --seeds 1 --users 4 --public public --embeddings"
-HOLD = "embed hold-out --embeddings train_only --share"
-FIT = "embed fit-transform --components 3 --public"
-PLOT = "embed plot --method pca --embeddings"
-IMPORT = "embed import-reference --source"
 NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
 
 

@@ -16,8 +16,9 @@ from embed import EmbeddingSet, PublicTransform
 from embed.run import Run as EmbedRun
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
+from tests.train_distributed.ledger.ledger_entries import STATED
 from train_distributed import Privacy, release
-from train_distributed.ledger.ledger import Entry, Ledger, Limit
+from train_distributed.ledger.ledger import Ledger, Limit
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 50), "red": (220, 30, 20)}
 SIZE, TRAIN, EVALUATION, TEST = 8, 48, 24, 24
@@ -112,17 +113,7 @@ def _models(root: Path) -> None:
 def _ledgers(root: Path) -> None:
     ledger = Ledger(root / "spent.ledger")
     for result in ("one", "two"):
-        entry = Entry(
-            data="rows",
-            kind="release",
-            method="other",
-            noise="discrete",
-            unit="record",
-            epsilon=1.0,
-            delta=1e-5,
-            result=result,
-        )
-        kept = ledger.reserve(entry)
+        kept = ledger.reserve(replace(STATED, epsilon=1.0, delta=1e-5, result=result))
     ledger.spend(kept)
     (root / "spent.id").write_text(kept)
     limited = Ledger(root / "limited.ledger")

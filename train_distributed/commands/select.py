@@ -1,10 +1,12 @@
 """`python -m train_distributed select`: choose the settings of a run on public data alone."""
 
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from embed.knowledge import Knowledge
+from embed.knowledge import NONE, Knowledge
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
@@ -12,8 +14,10 @@ from train_distributed.commands.configuration import RunConfig
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
+    from embed import EmbeddingSet
+    from train_distributed.research.experiments.checkpoint import Checkpoint
     from train_distributed.simulation.plan import Choice
-    from train_distributed.simulation.rehearsal import Sizes
+    from train_distributed.simulation.rehearsal import Candidates, Sizes
 
 SHOWN = 10
 
@@ -55,12 +59,17 @@ class Select:
     like: Path | None = None
     """Labelled public embedding set of the private kind, of the same encoder: tasks are made of it
     (default: of the public set, which says little about pictures of another kind)."""
+    shifted: tuple[Path, ...] = ()
+    """Labelled public embedding sets of other kinds, of the same encoder, such as letters: tasks
+    are made of each of them and of the public set, and the candidate is chosen that is least behind
+    the best one where it is farthest behind."""
     tasks: int = 6
     """Number of public tasks to simulate."""
     seeds: int = 2
     """Simulations per task, each with its own partition and noise."""
     out: Path | None = None
-    """Directory to write (default: a new one under runs/)."""
+    """Directory to write (default: a new one under runs/). The same command with the same directory
+    continues where it was interrupted."""
     overwrite: bool = False
     """Replace the directory if it exists."""
 
@@ -78,23 +87,24 @@ class Select:
             self.knowledge.examples,
             self.knowledge.alike,
             self.like,
+            *self.shifted,
         )
         out = output_directory(self.out, "select", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
-            self._into(partial, sizes)
+            journal = self._into(partial, out, sizes)
+        journal.path.unlink(missing_ok=True)
         print(f"written: {out}")
         return out
 
-    def _into(self, partial: Path, sizes: "Sizes") -> None:
+    def _into(self, partial: Path, out: Path, sizes: "Sizes") -> "Checkpoint":
         import numpy as np
-        from tqdm import tqdm
 
         from embed import EmbeddingSet
         from train_distributed.one_shot.class_prior import read_shares
+        from train_distributed.research.experiments.checkpoint import Checkpoint
         from train_distributed.simulation.clip_candidates import clipped
         from train_distributed.simulation.known_before import KnownBefore
-        from train_distributed.simulation.plan import ranking
-        from train_distributed.simulation.rehearsal import Candidates, rehearse
+        from train_distributed.simulation.rehearsal import Candidates
 
         public = EmbeddingSet.open(self.public)
         candidates = Candidates.default(public.dim, moments=self.moments, rounds=self.rounds)
@@ -111,25 +121,26 @@ class Select:
                     "balance must be left out where new_classes leaves too few of the public "
                     f"classes for tasks of {self.num_classes}, got {self.balance}"
                 )
-        like = None if self.like is None else EmbeddingSet.open(self.like)
-        cells, kept = [], candidates
-        for task in tqdm(range(self.tasks), unit="task", disable=None, leave=False):
-            for _, found in rehearse(
-                public,
-                [sizes],
-                [self.privacy],
-                kept,
-                tasks=[task],
-                seeds=self.seeds,
-                balance=balance,
-                before=known,
-                like=like,
-            ):
-                cells += found
-            kept = kept.still_close(cells)
-        names = {(setting.transform, str(setting.options)) for setting in kept.settings}
-        ended = [cell for cell in cells if (cell.transform, str(cell.options)) in names]
-        (best,) = ranking(ended).values()
+        kinds: dict[str, EmbeddingSet | None] = {"public": None}
+        if self.like is not None:
+            kinds = {"like": EmbeddingSet.open(self.like)}
+        kinds |= {f"shifted {path}": EmbeddingSet.open(path) for path in self.shifted}
+        hashes = {
+            name: None if each is None else each.content_hash() for name, each in kinds.items()
+        }
+        settings = {k: v for k, v in asdict(self).items() if k not in ("out", "overwrite")}
+        shown = self.knowledge.examples
+        identity = {
+            "select": str(settings),
+            "public": public.content_hash(),
+            "played": hashes,
+            "examples": None if shown in (None, NONE) else EmbeddingSet.open(shown).content_hash(),
+            "balance": list(balance),
+        }
+        journal = Checkpoint.beside(out, identity)
+        best = self._played(
+            public, candidates, sizes, kinds, journal, balance=balance, before=known
+        )
         setting = best[0].setting
         chosen = RunConfig(
             setting.method,
@@ -144,9 +155,10 @@ class Select:
             "federation": asdict(sizes),
             "public_hash": public.content_hash(),
             "private_data_read": False,
-            "played_on": "public" if like is None else "like",
-            "like_hash": None if like is None else like.content_hash(),
-            "given_up": len(candidates.settings) - len(kept.settings),
+            "played_on": list(kinds),
+            "played_hashes": hashes,
+            "criterion": "largest regret" if self.shifted else "mean balanced accuracy",
+            "given_up": len(candidates.settings) - len(best),
             "known_before": {
                 "names": known is not None and known.sources.encoder is not None,
                 "examples_of_each_class": 0 if known is None else known.examples,
@@ -154,14 +166,70 @@ class Select:
             "candidates": [_described(choice) for choice in best],
         }
         write_json(partial / "report.json", report)
-        played = "the public set" if like is None else f"{self.like}, not {self.public}"
-        print(f"balanced accuracy of the best candidates on tasks of {played}:")
+        names = [f"the public set {self.public}" if n == "public" else n for n in kinds]
+        print(f"balanced accuracy of the best candidates on tasks of {', '.join(names)}:")
+        if kinds.keys() == {"public"}:
+            print("for pictures of another kind than the public ones, give --like or --shifted")
         for choice in best[:SHOWN]:
             setting = choice.setting
             options = ", ".join(f"{k} {v}" for k, v in setting.options.items())
+            regret = f", at most {100 * choice.regret:.2f} below the best" if self.shifted else ""
             print(
-                f"{100 * choice.accuracy:6.2f} %  {setting.method}, {setting.transform}, {options}"
+                f"{100 * choice.accuracy:6.2f} %{regret}  {setting.method}, {setting.transform}, "
+                f"{options}"
             )
+        return journal
+
+    def _played(
+        self,
+        public: "EmbeddingSet",
+        candidates: "Candidates",
+        sizes: "Sizes",
+        kinds: "Mapping[str, EmbeddingSet | None]",
+        journal: "Checkpoint",
+        **known: Any,
+    ) -> "list[Choice]":
+        """Candidates that came to the last task, best first; finished jobs are in the journal."""
+        import numpy as np
+        from tqdm import tqdm
+
+        from train_distributed.simulation.plan import Result, by_regret, place
+        from train_distributed.simulation.rehearsal import rehearse
+
+        done, best = journal.read(), []
+        if done:
+            print(f"continues: {len(done)} simulations are kept", file=sys.stderr)
+        for task in tqdm(range(self.tasks), unit="task", disable=None, leave=False):
+            candidates = candidates.better_half(best) if best else candidates
+            left = set(map(place, candidates.settings))
+            cells = {}
+            for name, like in kinds.items():
+                own, here = f"{name}: ", known
+                of_kind = sizes
+                if like is not None and name != "like":
+                    of_kind = sizes.of_classes(len(np.unique(like.labels)))
+                if of_kind.num_classes < sizes.num_classes:
+                    here = {**known, "balance": ()}
+                for key, found in rehearse(
+                    public,
+                    [of_kind],
+                    [self.privacy],
+                    candidates,
+                    tasks=[task],
+                    seeds=self.seeds,
+                    like=like,
+                    finished={key.removeprefix(own) for key in done if key.startswith(own)},
+                    **here,
+                ):
+                    done[own + key] = [cell.as_dict() for cell in found]
+                    journal.append(own + key, done[own + key])
+                played = (Result(**r) for k in sorted(done) if k.startswith(own) for r in done[k])
+                so_far = (
+                    task + 1
+                ) * self.seeds  # what was played before an interruption may be more
+                cells[name] = [c for c in played if c.seed < so_far and place(c) in left]
+            best = by_regret(cells)
+        return best
 
     def _checked(self) -> "Sizes":
         from train_distributed.one_shot.further_rounds import MOST_ROUNDS
@@ -170,6 +238,11 @@ class Select:
         self.privacy.validate()
         if self.like is not None and self.knowledge != Knowledge():
             raise ValueError(f"like must be left out where classes are known, got {self.like}")
+        if self.shifted and (self.like is not None or self.knowledge != Knowledge()):
+            raise ValueError(
+                "shifted must be left out beside like, and where classes are known, "
+                f"got {', '.join(map(str, self.shifted))}"
+            )
         check.at_least(1, tasks=self.tasks, seeds=self.seeds)
         check.within(f"[0, {MOST_ROUNDS}]", rounds=self.rounds)
         if self.rounds and self.privacy.unit == "user":
@@ -189,6 +262,7 @@ def _described(choice: "Choice") -> dict[str, Any]:
     setting = choice.setting
     return {
         "accuracy": choice.accuracy,
+        "regret": choice.regret,
         "method": setting.method,
         "transform": setting.transform,
         "options": dict(setting.options),

@@ -140,12 +140,26 @@ def sums_rows(method: str) -> bool:
     return method in METHODS and METHODS[method].sums_rows
 
 
+Place = tuple[str, str, tuple[tuple[str, Any], ...]]
+
+
+def place(of: "MethodConfig | Result") -> Place:
+    """Method, transform and options: equal for one candidate's setting and its results."""
+    return of.method, of.transform, tuple(sorted(of.options.items()))
+
+
 @dataclass(frozen=True)
 class Choice:
-    """The candidate with the best mean accuracy in a rehearsal, for one ε."""
+    """A candidate's mean accuracy in a rehearsal, for one ε."""
 
     setting: MethodConfig
     accuracy: float  # balanced, in the rehearsal, not of the private run
+    regret: float = 0.0  # how far it is below the best candidate, where it is farthest
+
+    @property
+    def place(self) -> Place:
+        """Equal for equal settings, whatever their labels."""
+        return place(self.setting)
 
     @property
     def twin(self) -> tuple[object, ...]:
@@ -168,12 +182,11 @@ def ranking(cells: Iterable[Result]) -> dict[float | None, list[Choice]]:
         >>> [(choice.setting.method, round(choice.accuracy, 2)) for choice in best[1.0]]
         [('softmax', 0.65), ('class-sums', 0.6)]
     """
-    values: dict[float | None, dict[str, tuple[MethodConfig, list[float]]]] = {}
+    values: dict[float | None, dict[Place, tuple[MethodConfig, list[float]]]] = {}
     for cell in cells:
         setting = MethodConfig(cell.label, cell.method, cell.transform, cell.options)
-        name = f"{cell.method} {cell.transform} {sorted(cell.options.items())}"
         of_epsilon = values.setdefault(cell.epsilon, {})
-        of_epsilon.setdefault(name, (setting, []))[1].append(
+        of_epsilon.setdefault(place(cell), (setting, []))[1].append(
             cell.accuracy if cell.balanced is None else cell.balanced
         )
     return {
@@ -185,6 +198,40 @@ def ranking(cells: Iterable[Result]) -> dict[float | None, list[Choice]]:
         )
         for epsilon, of_epsilon in values.items()
     }
+
+
+def by_regret(cells: Mapping[str, Iterable[Result]]) -> list[Choice]:
+    """Candidates by their largest regret over kinds of tasks, the least first; of one ε.
+
+    The regret of a candidate on a kind is how far its mean accuracy is below the best one's. On one
+    kind alone the order is that of `ranking`.
+
+    Args:
+        cells: of each kind, from the same candidates.
+
+    Examples:
+        >>> def cell(name: str, accuracy: float) -> Result:
+        ...     return Result(name, name, "iid", 1.0, 0, accuracy, {}, "default")
+        >>> photographs = [cell("a", 0.9), cell("b", 0.85), cell("c", 0.5)]
+        >>> letters = [cell("a", 0.2), cell("b", 0.5), cell("c", 0.6)]
+        >>> best = by_regret({"photographs": photographs, "letters": letters})
+        >>> [(choice.setting.method, round(choice.regret, 2)) for choice in best]
+        [('b', 0.1), ('a', 0.4), ('c', 0.4)]
+    """
+    ranked = [each for kind in cells.values() for each in ranking(kind).values()]
+    regrets: dict[Place, list[float]] = {}
+    for of_kind in ranked:
+        top = max(choice.accuracy for choice in of_kind)
+        for choice in of_kind:
+            regrets.setdefault(choice.place, []).append(top - choice.accuracy)
+    means = dict.fromkeys(regrets, 0.0)
+    for choice in (choice for of_kind in ranked for choice in of_kind):
+        means[choice.place] += choice.accuracy / len(ranked)
+    found = [
+        Choice(choice.setting, means[choice.place], max(regrets[choice.place]))
+        for choice in ranked[0]
+    ]
+    return found if len(ranked) == 1 else sorted(found, key=lambda c: (c.regret, -c.accuracy))
 
 
 def _heaviest_first(ranked: list[Choice]) -> list[Choice]:

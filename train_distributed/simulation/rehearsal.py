@@ -10,13 +10,14 @@ import numpy as np
 from embed import EmbeddingSet
 from embed.compress import Compression
 from embed.directions import Directions
+from embed.encoding import refuse_other
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.known_before import KnownBefore
-from train_distributed.simulation.plan import Grid, MethodConfig, Result
+from train_distributed.simulation.plan import Choice, Grid, MethodConfig, Result, place
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, task_shares
@@ -24,8 +25,7 @@ from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, tas
 TEST_SHARE = 0.25  # of the public rows
 COMPONENTS = (64, 128, 256, 512)
 KINDS: tuple[Directions, ...] = ("principal", "tempered", "mixed", "discriminant")
-BEHIND = 0.02  # of accuracy, beyond two standard errors, with which a candidate is given up
-SPREAD = 0.02  # least deviation of a difference, where few show it
+FEW = 8  # candidates that are played through in all tasks
 MANY = 256  # components from which on the noise of the moments matters
 HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
 
@@ -46,12 +46,16 @@ class Sizes:
         check.at_least(2, num_classes=self.num_classes)
 
     def of_new_classes(self, public: int) -> "Sizes":
-        """Sizes of so few classes, each with as many rows, that half of the public ones are left.
+        """Sizes of so few classes that half of the public ones are left.
 
         For private classes that are none of the `public` ones: transforms are fitted on what a task
         leaves over, or what separates its own labels would look better than it is.
         """
-        classes = min(self.num_classes, max(2, public // 2))
+        return self.of_classes(max(2, public // 2))
+
+    def of_classes(self, most: int) -> "Sizes":
+        """Sizes of at most so many classes, each with as many rows."""
+        classes = min(self.num_classes, most)
         rows = round(self.rows_per_user * classes / self.num_classes)
         return replace(self, num_classes=classes, rows_per_user=max(1, rows))
 
@@ -108,29 +112,13 @@ class Candidates:
         ]
         return replace(self, settings=tuple(balanced))
 
-    def still_close(self, cells: Sequence[Result]) -> "Candidates":
-        """Candidates without those that are behind the best one so far.
-
-        By mean balanced accuracy over equal tasks, partitions and noises: behind by more than
-        `BEHIND` and two standard errors of the difference.
-        """
-        places = [(cell.transform, tuple(sorted(cell.options.items()))) for cell in cells]
-        scores: dict[object, list[float]] = {place: [] for place in places}
-        for place, cell in zip(places, cells, strict=True):
-            scores[place].append(cell.accuracy if cell.balanced is None else cell.balanced)
-        longest = max(map(len, scores.values()))
-        found = {place: np.array(each) for place, each in scores.items() if len(each) == longest}
-        best = max(found.values(), key=lambda each: float(each.mean()))
-        unsure = {k: max((best - v).std(), SPREAD) / len(v) ** 0.5 for k, v in found.items()}
-        kept = [
-            setting
-            for setting in self.settings
-            if (place := (setting.transform, tuple(sorted(setting.options.items())))) in found
-            and (best - found[place]).mean() <= BEHIND + 2 * unsure[place]
-        ]
+    def better_half(self, ranked: Sequence[Choice]) -> "Candidates":
+        """The first half of a ranking, or the first `FEW`: the others are given up."""
+        first = {choice.place for choice in ranked[: max(FEW, (len(ranked) + 1) // 2)]}
+        kept = tuple(setting for setting in self.settings if place(setting) in first)
         names = {setting.transform for setting in kept}
         transforms = {name: each for name, each in self.transforms.items() if name in names}
-        return Candidates(tuple(kept), transforms)
+        return Candidates(kept, transforms)
 
 
 def rehearse(
@@ -182,6 +170,9 @@ def rehearse(
     if like is not None:
         like.need_labels("like")
         like.check_finite("like")
+        refuse_other(public.encoding, like.encoding, ("public", "like"))
+        if like.dim != public.dim:
+            raise ValueError(f"like must have {public.dim} columns as public, got {like.dim}")
     source = public if like is None else like
     for task in range(tasks) if isinstance(tasks, int) else tasks:
         shares = None if balance is None else task_shares(classes, task, balance or None)

@@ -16,8 +16,9 @@ from train_distributed.commands.run import Run
 from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import TIE, MethodConfig, Result, ranking
-from train_distributed.simulation.rehearsal import Candidates, Sizes
+from train_distributed.research.experiments.checkpoint import Checkpoint
+from train_distributed.simulation.plan import TIE, Choice, MethodConfig, Result, by_regret, ranking
+from train_distributed.simulation.rehearsal import FEW, Candidates, Sizes
 from train_distributed.simulation.tasks import balanced_groups, pose_task
 
 PROMISE = Privacy(2.0, 1e-5, 0.5)
@@ -225,9 +226,9 @@ def test_the_set_that_is_like_the_private_one_is_played_on(public, tmp_path, cap
     select = Select(public, 10, 16, 4, PROMISE, like=tmp_path / "like", tasks=2, seeds=1)
     replace(select, out=tmp_path / "out").run()
     report = json.loads((tmp_path / "out/report.json").read_text())
-    assert report["played_on"] == "like"
-    assert report["like_hash"] == like.content_hash()
-    assert f"tasks of {tmp_path / 'like'}, not" in capsys.readouterr().out
+    assert report["played_on"] == ["like"]
+    assert report["played_hashes"] == {"like": like.content_hash()}
+    assert "on tasks of like" in capsys.readouterr().out
     assert RunConfig.read(tmp_path / "out/configuration.json").public_hash == report["public_hash"]
     with pytest.raises(ValueError, match="like must hold at least num_classes = 7 classes, got 6"):
         replace(select, num_classes=7, out=tmp_path / "more").run()
@@ -236,24 +237,82 @@ def test_the_set_that_is_like_the_private_one_is_played_on(public, tmp_path, cap
         known.run()
 
 
-def test_candidates_far_behind_are_given_up_and_close_ones_are_not():
-    def cell(transform: str, balanced: float) -> Result:
-        return Result("a", "discriminant", "iid", 1.0, 0, 0.0, {}, transform, balanced=balanced)
+def test_after_each_task_the_worse_half_of_many_candidates_is_given_up():
+    settings = tuple(MethodConfig("a", "discriminant", str(number)) for number in range(20))
+    candidates = Candidates(settings, {str(number): TransformOptions(8) for number in range(20)})
+    ranked = [Choice(setting, 0.5) for setting in reversed(settings)]
+    kept = candidates.better_half(ranked)
+    assert [setting.transform for setting in kept.settings] == [str(n) for n in range(10, 20)]
+    assert set(kept.transforms) == {setting.transform for setting in kept.settings}
+    assert len(kept.better_half(ranked[:10]).settings) == FEW
 
-    kinds = {"best": 0.8, "close": 0.77, "far": 0.7}
-    candidates = Candidates(
-        tuple(MethodConfig("a", "discriminant", name) for name in kinds),
-        {name: TransformOptions(8) for name in kinds},
-    )
-    cells = [
-        cell(name, value)
-        for value_of in (0.0, 0.01)
-        for name, value in ((n, v + value_of) for n, v in kinds.items())
-    ]
-    kept = candidates.still_close(cells)
-    assert [setting.transform for setting in kept.settings] == ["best", "close"]
-    assert set(kept.transforms) == {"best", "close"}
-    torn = [cell("far", 0.95), cell("far", 0.45), cell("best", 0.8), cell("best", 0.8)]
-    assert len(candidates.still_close(torn).settings) == 2  # tasks disagree: nothing is sure
-    # what was given up before is not compared over fewer tasks
-    assert "far" not in candidates.still_close([*cells, cell("best", 0.8)]).transforms
+
+def cell(transform: str, balanced: float) -> Result:
+    return Result("a", "discriminant", "iid", 1.0, 0, 0.0, {}, transform, balanced=balanced)
+
+
+def test_of_several_kinds_the_largest_regret_decides():
+    """The best mean is not chosen: it is far behind on one kind."""
+    photographs = {"narrow": 0.9, "wide": 0.5, "between": 0.8}
+    letters = {"narrow": 0.3, "wide": 0.6, "between": 0.5}
+    kinds = {"public": photographs, "letters": letters}
+    cells = {name: [cell(*each) for each in kind.items()] for name, kind in kinds.items()}
+    best = by_regret(cells)
+    assert [choice.setting.transform for choice in best] == ["between", "narrow", "wide"]
+    assert [choice.regret for choice in best] == pytest.approx([0.1, 0.3, 0.4])
+    assert [choice.accuracy for choice in best] == pytest.approx([0.65, 0.6, 0.55])
+    (alone,) = ranking(cells["public"]).values()
+    assert [c.setting for c in by_regret({"public": cells["public"]})] == [c.setting for c in alone]
+
+
+def test_sets_of_other_kinds_are_played_on_too(public, tmp_path, capsys):
+    """One of them has fewer classes than the run."""
+    paths = []
+    for classes in (6, 3):
+        other = blobs(300, classes, classes)
+        turned = np.roll(other.embeddings, 3, axis=1)
+        paths.append(tmp_path / f"of {classes}")
+        EmbeddingSet(
+            embeddings=turned, labels=other.labels, split=other.split, meta=other.meta
+        ).save(paths[-1])
+    select = Select(public, 10, 16, 4, PROMISE, shifted=tuple(paths), tasks=2, seeds=1)
+    replace(select, out=tmp_path / "out").run()
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["played_on"] == ["public", *(f"shifted {path}" for path in paths)]
+    assert report["criterion"] == "largest regret"
+    assert report["private_data_read"] is False
+    regrets = [candidate["regret"] for candidate in report["candidates"]]
+    assert regrets == sorted(regrets)
+    assert f"the public set {public}, shifted {paths[0]}" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="shifted must be left out beside like"):
+        replace(select, like=public).run()
+    narrow = EmbeddingSet(embeddings=np.ones((8, 3), np.float32), labels=np.arange(8) % 4)
+    narrow.save(tmp_path / "narrow")
+    with pytest.raises(ValueError, match="like must have 12 columns as public, got 3"):
+        replace(select, shifted=(tmp_path / "narrow",), out=tmp_path / "none").run()
+
+
+@pytest.mark.parametrize("jobs", [1, 7])
+def test_an_interrupted_choice_goes_on_where_it_was(public, tmp_path, monkeypatch, jobs):
+    """It chooses as one that was not interrupted, and plays no finished job again."""
+    select = Select(public, 10, 16, 4, PROMISE, tasks=2, seeds=1, out=tmp_path / "out")
+    replace(select, out=tmp_path / "whole").run()
+    append, played = Checkpoint.append, []
+
+    def recorded(journal, key, rows):
+        if len(played) == jobs:
+            raise KeyboardInterrupt
+        played.append(key)
+        append(journal, key, rows)
+
+    monkeypatch.setattr(Checkpoint, "append", recorded)
+    with pytest.raises(KeyboardInterrupt):
+        select.run()
+    assert not (tmp_path / "out").exists()
+    first, played[:] = list(played), []
+    jobs = 10_000
+    select.run()
+    assert set(first).isdisjoint(played)
+    assert not list(tmp_path.glob(".*unfinished*"))
+    reports = [json.loads((tmp_path / n / "report.json").read_text()) for n in ("out", "whole")]
+    assert reports[0]["candidates"] == reports[1]["candidates"]

@@ -25,6 +25,7 @@ from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, tas
 TEST_SHARE = 0.25  # of the public rows
 COMPONENTS = (64, 128, 256, 512)
 KINDS: tuple[Directions, ...] = ("principal", "tempered", "mixed", "discriminant")
+HEDGES = (0.1, 0.3)  # shares of mixed directions, of `MANY` components or more
 FEW = 8  # candidates that are played through in all tasks
 MANY = 256  # components from which on the noise of the moments matters
 HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
@@ -85,7 +86,7 @@ class Candidates:
 
     @classmethod
     def default(cls, dim: int, *, moments: Moments = "all", rounds: int = 0) -> "Candidates":
-        """The discriminant on every kind of public directions of (p,) embeddings; at most 32.
+        """The discriminant on every kind of public directions of (p,) embeddings; at most 36.
 
         `rounds` are T further sums, an alternative to none; 0: one sum only.
         """
@@ -93,11 +94,15 @@ class Candidates:
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
         }
+        grid |= {
+            f"q={q} hedge {h:g}": TransformOptions(components=q, directions="hedge", mixed_share=h)
+            for q, h in product(sorted({min(q, dim) for q in COMPONENTS if q >= MANY}), HEDGES)
+        }
         settings = []
         for name, options in grid.items():
             given: dict[str, Any] = {} if moments == "all" else {"moments": moments}
             settings.append(MethodConfig("discriminant", "discriminant", name, given))
-            if (options.components or dim) < MANY:
+            if (options.components or dim) < MANY or options.directions == "hedge":
                 continue
             more = [{"alpha": HEAVY}] if moments == "all" else []
             more += [{**given, "rounds": rounds}] if rounds else []

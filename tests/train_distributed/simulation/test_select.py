@@ -61,7 +61,7 @@ def test_run_takes_the_chosen_file(public, chosen, tmp_path, capsys):
     best = json.loads((chosen.parent / "report.json").read_text())["candidates"]
     assert best[0]["method"] == written["method"]
     assert best[0]["accuracy"] == max(c["accuracy"] for c in best)
-    assert 1 <= len(best) <= 32
+    assert 1 <= len(best) <= 36
 
 
 def test_run_refuses_a_file_for_another_promise_public_set_or_beside_options(
@@ -170,10 +170,10 @@ def test_ranking_takes_the_best_mean_per_epsilon():
 def test_candidates_name_only_transforms_that_exist():
     candidates = Candidates.default(1280)
     assert {setting.transform for setting in candidates.settings} == set(candidates.transforms)
-    assert len(candidates.settings) <= 24
+    assert len(candidates.settings) <= 28
     assert {o.components for o in Candidates.default(40).transforms.values()} == {40}
     more = Candidates.default(1280, rounds=8).settings
-    assert len(more) <= 32
+    assert len(more) <= 36
     assert {s.options.get("rounds") for s in more} == {None, 8}
     assert not any(s.options.get("alpha") for s in Candidates.default(40, moments="none").settings)
 

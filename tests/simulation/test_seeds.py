@@ -15,7 +15,7 @@ from train_distributed.secure_sum.aggregator import Helper
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.report_store import ADDED, ReportStore
 
-SEEDS, MANY = 60, int(os.environ.get("SEEDS", 10_000))
+SEEDS, MANY = 40, int(os.environ.get("SEEDS", 10_000))
 
 
 def run(seed: int) -> list[str]:

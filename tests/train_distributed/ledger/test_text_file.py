@@ -162,7 +162,7 @@ def test_wherever_a_writer_was_killed_the_ledger_goes_on(ledger) -> None:
     """Every prefix of the last line: nothing that was reserved before is lost."""
     kept, line = text_of(GAUSSIAN, replace(GAUSSIAN, sigma=3.731))
     counted = []
-    for size in (*range(0, len(line), 19), *range(len(line) - 3, len(line))):
+    for size in (*range(0, len(line), 37), *range(len(line) - 3, len(line))):
         ledger.path.write_bytes(kept + line[:size])
         before = spent(ledger)
         assert before >= 1 - 1e-4

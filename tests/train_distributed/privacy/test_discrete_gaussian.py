@@ -121,14 +121,14 @@ def test_what_doubles_decide_integers_decide_alike(
             return source.integers(0, 2**64, count, np.uint64)
 
         monkeypatch.setattr(module, "_words", words)
-        return discrete_gaussian(std, 500)
+        return discrete_gaussian(std, 150)
 
     doubles = drawn()
     decide = module._decide
     monkeypatch.setattr(module, "UNDECIDED", 2.0)
     monkeypatch.setattr(module, "_decide", lambda *of: asked.append(of) or decide(*of))
     assert np.array_equal(drawn(), doubles)
-    assert len(asked) >= 900
+    assert len(asked) >= 250
 
 
 @pytest.mark.parametrize("std", [0.3, 2.5])

@@ -26,7 +26,7 @@ def _pmf(std: float, reach: int) -> np.ndarray:
     return mass / mass.sum()
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(
     epsilon=st.floats(0.05, 10),
     log_delta=st.floats(-12, -4),

@@ -77,7 +77,7 @@ def test_without_a_partners_seed_nothing_is_released(make_secagg: Callable, driv
     ("users", "liars", "minimum", "recalls"),
     [
         (W, 1, 2, False),  # the server kept no messages
-        (40, MOST_CONVICTED + 1, 2, True),  # too many liars
+        (20, MOST_CONVICTED + 1, 2, True),  # too many liars
         (W, 1, W, True),  # fewer than the minimum would be left
     ],
 )

@@ -26,7 +26,7 @@ W, D, J = 5, 3, 3
 PICK = st.integers(0, 10**6)
 KEYS = {n: PrivateKeys.generate() for n in [*range(W), *range(FIRST_SERVER, FIRST_SERVER + J)]}
 VECTORS = np.array([[2**63 + 2**i, i, 2**64 - 1] for i in range(W)], np.uint64)
-SETTINGS = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=40, stateful_step_count=40)
 DAMAGE = st.one_of(
     st.tuples(st.just("flip"), PICK),
     st.tuples(st.just("cut"), st.integers(1, 400)),
@@ -153,4 +153,4 @@ class SecAggNetwork(RuleBasedStateMachine):
 
 def test_no_network_makes_a_wrong_sum() -> None:
     run_state_machine_as_test(SecAggNetwork, settings=SETTINGS)
-    assert SecAggNetwork.completed >= 10  # of 60 examples
+    assert SecAggNetwork.completed >= 8  # of 40 examples

@@ -12,7 +12,7 @@ from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.graph import whole_users
 
-SIZES = [(2, 100_000), (3, 1), (7, 8193), (40, 61_450)]
+SIZES = [(2, 100_000), (3, 1), (7, 8193), (12, 61_450)]
 Vectors = Callable[[int, int], NDArray[np.uint64]]
 
 
@@ -34,7 +34,7 @@ def test_the_total_is_the_plain_sum(w: int, d: int, vectors: Vectors) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
-    st.integers(2, 20),
+    st.integers(2, 12),
     st.integers(1, 50),
     st.data(),
 )
@@ -52,13 +52,10 @@ def test_the_survivors_total_is_exact_whoever_drops_out(
 
 
 @pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize("w", [10, 60])
-def test_secagg_survives_the_stated_fraction_at_every_stage(
-    stage: int, w: int, vectors: Vectors
-) -> None:
-    sent, dropped = vectors(w, 40), range(0, w, 5)  # a fifth
+def test_secagg_survives_the_stated_fraction_at_every_stage(stage: int, vectors: Vectors) -> None:
+    sent, dropped = vectors(15, 40), range(0, 15, 5)  # a fifth
     result = simulate_sum(sent, drop={stage: dropped})
-    left = [u for u in range(w) if stage == 3 or u not in dropped]
+    left = [u for u in range(15) if stage == 3 or u not in dropped]
     assert list(result.survivors) == left
     assert np.array_equal(result.total, sent[left].sum(0))
 

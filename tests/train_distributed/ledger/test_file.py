@@ -15,11 +15,6 @@ from train_distributed.ledger.ledger import Ledger
 BROKEN = r"must be an unbroken chain|cannot be read|must be as it was written|of layout"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger.open(tmp_path / "rows.ledger")
-
-
 def change(path: Path, *statements: str) -> None:
     """Alters the file by hand."""
     file = sqlite3.connect(path)

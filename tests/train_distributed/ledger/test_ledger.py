@@ -18,11 +18,6 @@ from train_distributed.ledger.ledger import Ledger
 LIMIT = Limit(epsilon=1.5, delta=1e-5)
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger.open(tmp_path / "rows.ledger")
-
-
 def spent(ledger: Ledger) -> float:
     return Ledger.open(ledger.path).total().epsilon(1e-5)
 

@@ -21,11 +21,6 @@ TOLD = {  # what it put into a report
 }
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "rows.ledger")
-
-
 def text_of(*entries) -> list[bytes]:
     """Whole lines of such a file, each a reservation."""
     lines, previous = [], GENESIS

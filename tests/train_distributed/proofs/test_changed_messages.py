@@ -19,7 +19,7 @@ def take(sent: list[bytes], honest: list | None, nonce: bytes, message: bytes | 
         SMALL.prepare_init(KEY, j, nonce, sent[0], sent[1 + j]) for j in range(SHARES)
     ]
     prepare_shares = sent[3:5] if honest else [share for _, share in made]
-    message = message or SMALL.prepare_message(*prepare_shares)
+    message = SMALL.prepare_message(*prepare_shares) if message is None else message
     for state, _ in made:
         SMALL.prepare_next(state, message)
 
@@ -41,9 +41,11 @@ def attack(count: int, seed: int) -> None:
             take(bad, honest if which >= 3 else None, nonce, bad[5] if which == 5 else None)
 
 
-@pytest.mark.parametrize(
-    ("count", "seed"),
-    [(200, 0), *(pytest.param(25_000, seed, marks=pytest.mark.slow) for seed in range(1, 5))],
-)
-def test_a_report_changed_anywhere_is_refused(count: int, seed: int):
-    attack(count, seed)
+def test_a_report_changed_anywhere_is_refused():
+    attack(200, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_100_000_changed_reports_are_refused(seed: int):
+    attack(25_000, seed)

@@ -56,7 +56,7 @@ class WindowTarget:
 
         service.noise = noise
         for user, vector in enumerate(words):
-            service.send(user, vector)
+            service.taken(user, service.report(user, vector))
         total = service.opened().total.view(np.int64) - drawn[0]  # the leader opens first
         for store in service.stores.values():
             store.close()

@@ -50,6 +50,10 @@ def no_noise(std: float, d: int) -> NDArray[np.int64]:
     return np.zeros(d, np.int64)
 
 
+def vector_of(user: int, d: int = 5) -> NDArray[np.int64]:
+    return np.random.default_rng(user).integers(-200, 200, d)
+
+
 @dataclass
 class Service:
     """All parties of one window; `now` is the aggregators' clock."""
@@ -91,9 +95,12 @@ class Service:
         assert isinstance(machine, Helper)
         return machine
 
-    def report(self, user: int, vector: NDArray[np.int64], bound: int | None = None) -> bytes:
+    def report(
+        self, user: int, vector: NDArray[np.int64] | None = None, bound: int | None = None
+    ) -> bytes:
+        sent = self.vector(user) if vector is None else vector
         longest = self.enrolled.norm_bound(user) if bound is None else bound
-        return make_report(self.window, user, self.users[user], vector, longest)
+        return make_report(self.window, user, self.users[user], sent, longest)
 
     def taken(self, user: int, report: bytes) -> None:
         (answer,) = self.leader.take([report])
@@ -105,8 +112,20 @@ class Service:
         assert isinstance(answer, ProtocolError), answer
         return f"{type(answer).__name__}: {answer}"
 
-    def send(self, user: int, vector: NDArray[np.int64]) -> None:
-        self.taken(user, self.report(user, vector))
+    def vector(self, user: int) -> NDArray[np.int64]:
+        return vector_of(user, self.window.dimension)
+
+    def send(self, *users: int) -> None:
+        """Reports of these users' vectors, which are acknowledged."""
+        for user in users:
+            self.taken(user, self.report(user))
+
+    def check_sum(self, *users: int) -> None:
+        """What is opened are these users' vectors."""
+        opened = self.opened()
+        assert opened.users == set(users)
+        expected = sum(self.vector(user) for user in users)
+        np.testing.assert_array_equal(opened.total.view(np.int64), expected)
 
     def work(self) -> None:
         while self.leader.work(self.helper.prepare):
@@ -144,7 +163,4 @@ def make_service(tmp_path: Path) -> Callable[..., Service]:
 
 @pytest.fixture
 def vector() -> Callable[..., NDArray[np.int64]]:
-    def draw(user: int, d: int = 5) -> NDArray[np.int64]:
-        return np.random.default_rng(user).integers(-200, 200, d)
-
-    return draw
+    return vector_of

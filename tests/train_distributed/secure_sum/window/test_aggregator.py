@@ -30,13 +30,12 @@ from train_distributed.secure_sum.wire import Kind, write
 
 
 @pytest.mark.parametrize("d", [1, 5, 300])
-def test_the_opened_sum_is_the_plain_sum_and_both_noises(make_service, vector, d) -> None:
+def test_the_opened_sum_is_the_plain_sum_and_both_noises(make_service, d) -> None:
     service = make_service(4, d)
     service.noise = lambda std, d: np.arange(d) - 3
-    for user in (3, 0, 1):
-        service.send(user, vector(user, d))
+    service.send(3, 0, 1)
     opened = service.opened()
-    expected = vector(3, d) + vector(0, d) + vector(1, d) + 2 * (np.arange(d) - 3)
+    expected = sum(map(service.vector, (3, 0, 1))) + 2 * (np.arange(d) - 3)
     np.testing.assert_array_equal(opened.total.view(np.int64), expected)
     assert opened.users == {0, 1, 3}
 
@@ -46,8 +45,8 @@ def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(
 ) -> None:
     service = make_service(3)
     edge = np.array([BOUND, 0, 0, 0, 0])
-    service.send(0, edge)
-    service.send(1, np.array([0, BOUND + 7, 0, 0, 0]))
+    service.taken(0, service.report(0, edge))
+    service.taken(1, service.report(1, np.array([0, BOUND + 7, 0, 0, 0])))
     with pytest.raises(ValueError, match="squared_norm must be <="):
         service.report(2, 10 * edge)
     service.taken(2, service.report(2, np.array([BOUND + 15, 0, 0, 0, 0]), bound=BOUND + 15))
@@ -58,48 +57,51 @@ def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(
 
 
 def test_a_proof_that_lies_is_refused_and_the_sum_is_that_of_the_others(
-    make_service, vector, monkeypatch
+    make_service, monkeypatch
 ) -> None:
     """Ten times too long, with the bits of a short vector's norm."""
     service = make_service(4)
-    for user in (0, 1):
-        service.send(user, vector(user))
+    service.send(0, 1)
     bits = Pine._norm_bits
     with monkeypatch.context() as patched:
         patched.setattr(Pine, "_norm_bits", lambda self, v: bits(self, v // 100))
-        service.send(2, 10 * np.array([BOUND, 0, 0, 0, 0]))
+        service.taken(2, service.report(2, 10 * np.array([BOUND, 0, 0, 0, 0])))
     service.work()
     (why,) = service.stores[HELPER].refused().values()
     assert "proof of Norm" in why
-    np.testing.assert_array_equal(service.opened().total.view(np.int64), vector(0) + vector(1))
+    service.check_sum(0, 1)
 
 
-def test_a_report_that_is_sent_again_counts_once(make_service, vector) -> None:
+def test_a_report_that_is_sent_again_counts_once(make_service) -> None:
     service = make_service()
-    report = service.report(0, vector(0))
+    report = service.report(0)
     for _ in range(2):
         service.taken(0, report)
     first, second = service.leader.take([report, report])
     assert first == second
     service.work()
     service.taken(0, report)
-    service.send(1, vector(1))
-    np.testing.assert_array_equal(service.opened().total.view(np.int64), vector(0) + vector(1))
+    service.send(1)
+    service.check_sum(0, 1)
     service.taken(0, report)  # also when it is over
 
 
-def test_another_report_of_the_same_user_is_refused(make_service, vector) -> None:
+def test_another_report_of_the_same_user_is_refused(make_service) -> None:
     service = make_service()
-    service.send(0, vector(0))
-    assert service.refused(service.report(0, vector(5))).startswith("ReplayedMessage: user 0")
-    two = [service.report(1, vector(1)), service.report(1, vector(6))]
+    service.send(0)
+    assert service.refused(service.report(0, service.vector(5))).startswith(
+        "ReplayedMessage: user 0"
+    )
+    two = [service.report(1), service.report(1, service.vector(6))]
     assert [isinstance(answer, bytes) for answer in service.leader.take(two)] == [True, False]
     service.work()
-    assert service.refused(service.report(0, vector(5))).startswith("ReplayedMessage: user 0")
-    np.testing.assert_array_equal(service.opened().total.view(np.int64), vector(0) + vector(1))
+    assert service.refused(service.report(0, service.vector(5))).startswith(
+        "ReplayedMessage: user 0"
+    )
+    service.check_sum(0, 1)
 
 
-def test_a_job_is_answered_again_as_before_and_adds_nothing(make_service, vector) -> None:
+def test_a_job_is_answered_again_as_before_and_adds_nothing(make_service) -> None:
     service = make_service()
     jobs = []
 
@@ -107,24 +109,20 @@ def test_a_job_is_answered_again_as_before_and_adds_nothing(make_service, vector
         jobs.append((message, service.helper.prepare(message)))
         raise OSError("the answer is lost")
 
-    for user in (0, 1):
-        service.send(user, vector(user))
+    service.send(0, 1)
     for _ in range(2):
         with pytest.raises(OSError, match="lost"):
             service.leader.work(lost)
         service.start(HELPER)
     assert len({answer for _, answer in jobs}) == 1
     service.work()
-    np.testing.assert_array_equal(service.opened().total.view(np.int64), vector(0) + vector(1))
+    service.check_sum(0, 1)
 
 
-def test_a_report_that_the_leader_alone_refuses_is_taken_back(
-    make_service, vector, monkeypatch
-) -> None:
+def test_a_report_that_the_leader_alone_refuses_is_taken_back(make_service, monkeypatch) -> None:
     """As where a user names other randomness to the helper than its share to the leader gives."""
     service = make_service()
-    for user in (0, 1, 2):
-        service.send(user, vector(user))
+    service.send(0, 1, 2)
     finish, shares = reports.Prepared.finish, []
 
     def refuse(self: reports.Prepared, message: bytes):
@@ -139,31 +137,29 @@ def test_a_report_that_the_leader_alone_refuses_is_taken_back(
     service.work()
     assert service.stores[HELPER].counts()[ADDED] == 3
     assert service.stores[LEADER].counts()[ADDED] == 2
-    opened = service.opened()
-    assert opened.users == {0, 2}
-    np.testing.assert_array_equal(opened.total.view(np.int64), vector(0) + vector(2))
+    service.check_sum(0, 2)
 
 
 def altered(message: bytes) -> bytes:
     return message[:-1] + bytes([message[-1] ^ 1])
 
 
-def test_an_altered_answer_of_the_helper_is_not_believed(make_service, vector) -> None:
+def test_an_altered_answer_of_the_helper_is_not_believed(make_service) -> None:
     service = make_service()
-    service.send(0, vector(0))
+    service.send(0)
     with pytest.raises(BadSignature):
         service.leader.work(lambda job: altered(service.helper.prepare(job)))
     stale = service.helper.prepare
-    service.send(1, vector(1))
+    service.send(1)
     before: list[bytes] = []
     service.leader.work(lambda job: before.append(stale(job)) or before[0])
     for user in (2, 3):  # as many as before
-        service.send(user, vector(user))
+        service.send(user)
     with pytest.raises(ValueError, match="verdicts must be of this job"):
         service.leader.work(lambda job: before[0])
 
 
-def test_noise_is_drawn_once_whatever_is_killed(make_service, vector) -> None:
+def test_noise_is_drawn_once_whatever_is_killed(make_service) -> None:
     service = make_service()
     drawn = []
 
@@ -173,22 +169,20 @@ def test_noise_is_drawn_once_whatever_is_killed(make_service, vector) -> None:
         return drawn[-1]
 
     service.noise = noise
-    for user in (0, 1):
-        service.send(user, vector(user))
+    service.send(0, 1)
     first = service.opened()
     for number in (LEADER, HELPER):
         service.start(number)
     second = service.opened()
     assert len(drawn) == 2
     np.testing.assert_array_equal(first.total, second.total)
-    noise_of_both = first.total.view(np.int64) - vector(0) - vector(1)
+    noise_of_both = first.total.view(np.int64) - service.vector(0) - service.vector(1)
     np.testing.assert_array_equal(noise_of_both, drawn[0] + drawn[1])
 
 
-def test_fewer_than_the_minimum_are_never_opened(make_service, vector) -> None:
+def test_fewer_than_the_minimum_are_never_opened(make_service) -> None:
     service = make_service(4, minimum=3)
-    for user in (0, 1):
-        service.send(user, vector(user))
+    service.send(0, 1)
     service.work()
     with pytest.raises(TooFewUsers, match="must be >= 3, got 2"):
         service.ordered(LEADER, COMMIT)
@@ -197,31 +191,28 @@ def test_fewer_than_the_minimum_are_never_opened(make_service, vector) -> None:
     )
     with pytest.raises(TooFewUsers):
         service.ordered(HELPER, COMMIT, [small])
-    service.send(3, vector(3))  # the window goes on
-    assert service.opened().users == {0, 1, 3}
+    service.send(3)  # the window goes on
+    service.check_sum(0, 1, 3)
 
 
-def test_a_refused_proof_does_not_make_up_the_minimum(make_service, vector) -> None:
+def test_a_refused_proof_does_not_make_up_the_minimum(make_service) -> None:
     service = make_service(4, minimum=2)
-    service.send(0, vector(0))
+    service.send(0)
     service.taken(1, service.report(1, np.array([BOUND + 9, 0, 0, 0, 0]), bound=BOUND + 9))
     with pytest.raises(NotYet, match="2 reports must be decided first"):
         service.ordered(LEADER, COMMIT)
     service.work()
     with pytest.raises(TooFewUsers):
         service.ordered(LEADER, COMMIT)
-    service.send(2, vector(2))  # taken again
-    assert service.opened().users == {0, 2}
+    service.send(2)  # taken again
+    service.check_sum(0, 2)
 
 
-def test_after_the_commitment_nothing_is_taken_and_no_other_set_is_opened(
-    make_service, vector
-) -> None:
+def test_after_the_commitment_nothing_is_taken_and_no_other_set_is_opened(make_service) -> None:
     service = make_service()
-    for user in (0, 1, 2):
-        service.send(user, vector(user))
+    service.send(0, 1, 2)
     service.work()
-    late = service.report(3, vector(3))
+    late = service.report(3)
     commits = service.commits()
     assert service.refused(late).startswith("OutOfOrder")
     assert service.commits() == commits
@@ -239,10 +230,9 @@ def test_after_the_commitment_nothing_is_taken_and_no_other_set_is_opened(
     assert combine(service.window, commits[0], openings).users == {0, 1, 2}
 
 
-def test_the_helper_signs_no_set_of_users_it_does_not_hold(make_service, vector) -> None:
+def test_the_helper_signs_no_set_of_users_it_does_not_hold(make_service) -> None:
     service = make_service()
-    for user in (0, 1):
-        service.send(user, vector(user))
+    service.send(0, 1)
     service.work()
     signing = service.keys[LEADER].signing
     more = write(service.window, Kind.COMMIT, LEADER, EVERYONE, b"\7", signing)
@@ -250,10 +240,9 @@ def test_the_helper_signs_no_set_of_users_it_does_not_hold(make_service, vector)
         service.ordered(HELPER, COMMIT, [more])
 
 
-def test_nothing_is_opened_before_both_have_committed(make_service, vector) -> None:
+def test_nothing_is_opened_before_both_have_committed(make_service) -> None:
     service = make_service()
-    for user in (0, 1):
-        service.send(user, vector(user))
+    service.send(0, 1)
     service.work()
     first = service.ordered(LEADER, COMMIT)
     for number, given in ((LEADER, [first]), (HELPER, [first])):
@@ -277,9 +266,9 @@ def test_orders_are_the_operators_alone(make_service) -> None:
     assert service.ordered(HELPER, STATUS) == b"0 reports, 0 refused, open"
 
 
-def test_jobs_are_the_leaders_alone(make_service, vector) -> None:
+def test_jobs_are_the_leaders_alone(make_service) -> None:
     service = make_service()
-    service.send(0, vector(0))
+    service.send(0)
     sent: list[bytes] = []
     service.leader.work(lambda job: sent.append(job) or service.helper.prepare(job))
     payload = sent[0][54:-64]
@@ -289,14 +278,14 @@ def test_jobs_are_the_leaders_alone(make_service, vector) -> None:
     assert service.stores[HELPER].counts()[ADDED] == 1
 
 
-def test_what_is_not_a_report_of_this_window_is_refused_by_name(make_service, vector) -> None:
+def test_what_is_not_a_report_of_this_window_is_refused_by_name(make_service) -> None:
     service, other = make_service(), make_service(folder="1")
-    report = service.report(0, vector(0))
-    mixed = report[:-HELPER_MESSAGE_BYTES] + service.report(1, vector(1))[-HELPER_MESSAGE_BYTES:]
+    report = service.report(0)
+    mixed = report[:-HELPER_MESSAGE_BYTES] + service.report(1)[-HELPER_MESSAGE_BYTES:]
     for wrong, name in (
         (b"", "TruncatedMessage"),
         (report[:-1], "ProtocolError"),
-        (other.report(0, vector(0)), "WrongSession"),
+        (other.report(0), "WrongSession"),
         (mixed, "WrongSender: report must be of one user, got 0 and 1"),
         (report[:100] + bytes([report[100] ^ 1]) + report[101:], "BadSignature"),
     ):
@@ -304,13 +293,11 @@ def test_what_is_not_a_report_of_this_window_is_refused_by_name(make_service, ve
         assert name in found or name == "ProtocolError", found
     stranger = PrivateKeys.generate()
     service.users[2] = stranger
-    assert service.refused(service.report(2, vector(2))).startswith("BadSignature")
+    assert service.refused(service.report(2)).startswith("BadSignature")
     assert sum(service.stores[LEADER].counts().values()) == 0
 
 
-def test_a_signed_report_that_is_nonsense_is_refused_when_it_is_decided(
-    make_service, vector
-) -> None:
+def test_a_signed_report_that_is_nonsense_is_refused_when_it_is_decided(make_service) -> None:
     """Only its user can make one; it costs the aggregators a job and that user its report."""
     service = make_service()
     message = {}
@@ -318,31 +305,28 @@ def test_a_signed_report_that_is_nonsense_is_refused_when_it_is_decided(
         signing = service.users[0].signing
         message[number] = write(service.window, Kind.SHARE, 0, number, bytes(size), signing)
     service.taken(0, message[LEADER] + message[HELPER])
-    for user in (1, 2):
-        service.send(user, vector(user))
+    service.send(1, 2)
     service.work()
     assert service.stores[LEADER].counts() == {0: 0, ADDED: 2, REFUSED: 1}
-    assert service.opened().users == {1, 2}
+    service.check_sum(1, 2)
 
 
-def test_reports_are_taken_from_opening_to_closing_whatever_the_clock_said(
-    make_service, vector
-) -> None:
+def test_reports_are_taken_from_opening_to_closing_whatever_the_clock_said(make_service) -> None:
     service = make_service()
     for now in (OPENS - 1, CLOSES, 10 * CLOSES):
         service.now = now
-        assert "report must come from 1000 to 2000" in service.refused(service.report(0, vector(0)))
+        assert "report must come from 1000 to 2000" in service.refused(service.report(0))
     service.now = OPENS
-    service.send(0, vector(0))
+    service.send(0)
     service.now = CLOSES - 1
-    service.send(1, vector(1))
+    service.send(1)
     service.now = CLOSES + 5
-    assert service.opened().users == {0, 1}
+    service.check_sum(0, 1)
 
 
-def test_an_acknowledgement_is_of_this_leader_user_and_report(make_service, vector) -> None:
+def test_an_acknowledgement_is_of_this_leader_user_and_report(make_service) -> None:
     service = make_service()
-    report = service.report(0, vector(0))
+    report = service.report(0)
     (answer,) = service.leader.take([report])
     assert isinstance(answer, bytes)
     for user, given, signed in ((1, report, answer), (0, report + b"0", answer), (0, report, b"")):

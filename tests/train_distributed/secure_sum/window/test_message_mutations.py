@@ -49,7 +49,7 @@ class Message:
     attempt: Callable[[bytes], Any]
 
 
-def recorded(service: Service, vector: Callable[..., Any]) -> dict[str, Message]:
+def recorded(service: Service) -> dict[str, Message]:
     """All messages of a window with reports of users 0 to 3, the last of which still waits."""
     leader, helper, keys = service.leader, service.helper, service.keys
     cached = functools.cache(leader._preparer.prepare)
@@ -69,18 +69,17 @@ def recorded(service: Service, vector: Callable[..., Any]) -> dict[str, Message]
         jobs.append(job)
         raise OSError
 
-    for user in (0, 1, 2):
-        service.send(user, vector(user))
+    service.send(0, 1, 2)
     leader.work(heard)
-    service.send(3, vector(3))
+    service.send(3)
     with pytest.raises(OSError):  # noqa: PT011
         leader.work(lost)
     job = jobs[-1]
     verdicts = helper.prepare(job)
-    fresh = service.report(4, vector(4))
+    fresh = service.report(4)
     status = write_order(service.window, STATUS, (), keys[LEADER])
     commit = write_order(service.window, COMMIT, (), keys[LEADER])
-    held = service.report(0, vector(0))
+    held = service.report(0)
     digest = hashlib.sha256(held).digest()
     signed = acknowledge(service.window, 0, digest, keys[LEADER])
     found = {
@@ -153,10 +152,10 @@ def state(service: Service) -> list[Any]:
     return rows
 
 
-def whole(service: Service, vector: Callable[..., Any], count: int, seed: int) -> None:
+def whole(service: Service, count: int, seed: int) -> None:
     """Mutations in the window and at its end; the sum is that of its users, memory is flat."""
     draw = random.Random(seed)
-    messages = recorded(service, vector)
+    messages = recorded(service)
     before = state(service)
     refuse(messages, count // 20, draw)
     memory = resident()
@@ -167,20 +166,20 @@ def whole(service: Service, vector: Callable[..., Any], count: int, seed: int) -
     refuse(messages, count - count // 20 - count // 2, draw)
     assert state(service) == before
     assert resident() - memory < MOST_GROWTH
-    np.testing.assert_array_equal(total, sum(vector(user) for user in range(4)))
+    np.testing.assert_array_equal(total, sum(service.vector(user) for user in range(4)))
 
 
 @pytest.mark.parametrize(("count", "seed"), [(2000, 0), pytest.param(MANY, 1, marks=SLOW)])
-def test_changed_messages_are_refused(count: int, seed: int, make_service, vector) -> None:
-    whole(make_service(6), vector, count, seed)
+def test_changed_messages_are_refused(count: int, seed: int, make_service) -> None:
+    whole(make_service(6), count, seed)
 
 
-def resigned(service: Service, vector: Callable[..., Any], count: int) -> None:
+def resigned(service: Service, count: int) -> None:
     """Payloads that an insider changed and signed: nothing wrong is added, nothing crashes."""
-    draw, messages = random.Random(2), recorded(service, vector)
+    draw, messages = random.Random(2), recorded(service)
     keys, window = service.keys, service.enrolled
     job, verdicts = messages["job"].valid, messages["verdicts"].valid
-    fresh = service.report(4, vector(4))
+    fresh = service.report(4)
     mine, other = fresh[:-HELPER_MESSAGE_BYTES], fresh[-HELPER_MESSAGE_BYTES:]
     share = service.leader._preparer.prepare(4, mine).share
     item = write_job([(other, share)])
@@ -225,8 +224,8 @@ def attempt(work: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("count", [600, pytest.param(MANY // 5, marks=SLOW)])
-def test_what_an_insider_changes_and_signs_adds_nothing(count: int, make_service, vector) -> None:
-    resigned(make_service(6), vector, count)
+def test_what_an_insider_changes_and_signs_adds_nothing(count: int, make_service) -> None:
+    resigned(make_service(6), count)
 
 
 async def asked(app: Starlette, method: str, path: str, body: bytes, shown: bytes) -> int:
@@ -246,9 +245,9 @@ async def asked(app: Starlette, method: str, path: str, body: bytes, shown: byte
     return sent[0]["status"]
 
 
-def through_the_service(service: Service, vector: Callable[..., Any], count: int) -> None:
+def through_the_service(service: Service, count: int) -> None:
     """The same over HTTP's application: refused with a status, none is 500."""
-    messages, draw, task = recorded(service, vector), random.Random(3), service.window.digest.hex()
+    messages, draw, task = recorded(service), random.Random(3), service.window.digest.hex()
     apps = {number: application(machine) for number, machine in service.machines.items()}
     for app in apps.values():
         app.state.service._limits._credit = app.state.service._limits._all = Credit(10**9, 0.0)
@@ -276,5 +275,5 @@ def through_the_service(service: Service, vector: Callable[..., Any], count: int
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(MANY // 5, marks=SLOW)])
-def test_changed_messages_have_a_status(count: int, make_service, vector) -> None:
-    through_the_service(make_service(6), vector, count)
+def test_changed_messages_have_a_status(count: int, make_service) -> None:
+    through_the_service(make_service(6), count)

@@ -14,7 +14,6 @@ from tests.train_distributed.secure_sum.randomness import REAL_STREAM, Recorded,
 from train_distributed.secure_sum import keys, prg, secagg_user
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.masks import pair_seed
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg import SERVER
 
 D = 6
@@ -30,15 +29,8 @@ def _words(seed: bytes) -> Words:
 
 @pytest.fixture
 def fixed_keys() -> dict[int, PrivateKeys]:
-    names = [*range(7), *range(FIRST_SERVER, FIRST_SERVER + 4)]
+    names = [*range(6), SERVER]
     return {n: PrivateKeys(prg.derive(b"%d" % n, b"s"), prg.derive(b"%d" % n, b"o")) for n in names}
-
-
-def _two_inputs(w: int) -> tuple[Words, Words]:
-    draw = np.random.default_rng(1).integers(0, 2**64, (2, w, D), np.uint64)
-    draw[1, -1] += draw[0].sum(0) - draw[1].sum(0)
-    assert np.array_equal(draw[0].sum(0), draw[1].sum(0))
-    return draw[0], draw[1]
 
 
 def _secagg_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, dropped: int):
@@ -73,7 +65,6 @@ def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(
 ) -> None:
     """6 users: 5 drops out after sharing keys, 4 colludes with the server, 0 to 3 are honest."""
     corrupt, dropped, honest = 4, 5, range(4)
-    parties = {p: k for p, k in fixed_keys.items() if p < 6 or p == SERVER}
     first = np.random.default_rng(2).integers(0, 2**64, (6, D), np.uint64)
     second = first.copy()
     second[:3] = np.random.default_rng(3).integers(0, 2**64, (3, D), np.uint64)
@@ -82,7 +73,7 @@ def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(
     def view(inputs: Words, recorded: Recorded):
         with pytest.MonkeyPatch.context() as patch:
             recorded.install(patch)
-            return _secagg_run(make_secagg, parties, inputs, dropped)
+            return _secagg_run(make_secagg, fixed_keys, inputs, dropped)
 
     plain, total, pairs = view(first, recorded())
     # Along the path 0 - 1 - 2 - 3 of honest survivors, pass the differences on.

@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from train_distributed.flower.transport.places import network
@@ -148,11 +148,11 @@ class Limits:
             self._credit.spend(user, 1 + length / TOKEN_BYTES)
             yield body
 
-    @asynccontextmanager
-    async def aggregator(self, number: int, length: int, seconds: float) -> AsyncIterator[Body]:
+    def aggregator(
+        self, number: int, length: int, seconds: float
+    ) -> AbstractAsyncContextManager[Body]:
         """Place for the body of an aggregator, which has no bucket."""
-        async with self._rooms[1].body(number, length, seconds) as body:
-            yield body
+        return self._rooms[1].body(number, length, seconds)
 
     @asynccontextmanager
     async def stranger(self, host: str, length: int, seconds: float) -> AsyncIterator[Body]:

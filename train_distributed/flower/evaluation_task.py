@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet
 from pretrain.cli.provenance import versions
 from train_distributed.flower.documents.document import load_file
-from train_distributed.flower.documents.evaluation_terms import KIND, EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.transform import transform_hash
+from train_distributed.flower.documents.terms import KIND, EvaluationTerms, check_file
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
@@ -77,11 +76,7 @@ class EvaluationTask(SumTask[EvaluationTerms]):
             ValueError: a field missing or out of range, or another model than was agreed.
         """
         terms = EvaluationTerms.read(federation.task, set(federation.users), Path("federation"))
-        if (found := transform_hash(model)) != terms.model:
-            raise ValueError(
-                f"model must have SHA-256 {terms.model} as the federation says, got {found}: "
-                f"{model}"
-            )
+        check_file("model", model, terms.model)
         release = read_model(model)
         if release.class_names != terms.class_names:
             raise ValueError(f"class_names must be the model's {release.class_names}")

@@ -13,8 +13,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TRAIN
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.terms import Terms
-from train_distributed.flower.documents.transform import check_transform, read_transform
+from train_distributed.flower.documents.terms import Terms, check_file, read_transform
 from train_distributed.flower.endpoint import Submission
 from train_distributed.flower.round_endpoint import WORD, Rounds
 from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
@@ -69,7 +68,7 @@ class ModelTask(SumTask[Terms]):
             ValueError: a field missing or out of range, or another transform than was agreed.
         """
         terms = Terms.read(federation.task, set(federation.users), Path("federation"))
-        check_transform(transform, terms.transform)
+        check_file("transform", transform, terms.transform)
         loaded = read_transform(transform)
         try:
             return _computed(federation, terms, loaded)

@@ -17,9 +17,6 @@ from train_distributed.flower.transport.processes import Child, child
 START_SECONDS = 120.0
 GRACE_SECONDS = 30.0  # for the hub to say who is here
 UNDER_WAY = 2**28  # bytes of answers that may be under way at once
-_ASK, _FORGET, _WHO = b"a", b"f", b"w"
-_READY, _FAILED, _HERE, _ANSWER, _BAD = b"r", b"e", b"h", b"a", b"b"
-_NODE = struct.Struct(">Q")
 
 
 class FlowerRelay:
@@ -43,7 +40,7 @@ class FlowerRelay:
         self._arrived: dict[int, bytes] = {}
         self._here: list[list[int]] = []
         frame = frames.receive(hub.line, 2**24, START_SECONDS)
-        if frame is None or frame[:1] != _READY:
+        if frame is None or frame[:1] != frames.READY:
             words = "nothing" if frame is None else frame[1:].decode(errors="replace")
             raise ConnectionError(f"SuperLink must start, said: {words}")
         ready = json.loads(frame[1:])
@@ -53,7 +50,7 @@ class FlowerRelay:
     def nodes(self) -> dict[int, str]:
         """Node -> fingerprint of its key, of those that are connected now."""
         self._here.clear()
-        frames.send(self._hub.line, _WHO)
+        frames.send(self._hub.line, frames.WHO)
         deadline = time.monotonic() + GRACE_SECONDS
         while not self._here:
             if not self._file(deadline - time.monotonic()):
@@ -91,11 +88,11 @@ class FlowerRelay:
             raise ValueError(f"request must be <= {self._largest} bytes, got {len(request)}")
         self._arrived.pop(node, None)
         self._awaited.add(node)
-        frames.send(self._hub.line, _ASK, _NODE.pack(node), request)
+        frames.send(self._hub.line, frames.ASK, frames.NODE.pack(node), request)
 
     def _forget(self, node: int) -> None:
         self._awaited.discard(node)
-        frames.send(self._hub.line, _FORGET, _NODE.pack(node))
+        frames.send(self._hub.line, frames.FORGET, frames.NODE.pack(node))
 
     def _wait(self, deadlines: dict[int, float]) -> Iterator[tuple[int, bytes]]:
         """Those that have arrived; waits for one, or for the first deadline."""
@@ -119,21 +116,22 @@ class FlowerRelay:
         Raises:
             ConnectionError: the hub has ended, or talks nonsense.
         """
-        frame = frames.receive(self._hub.line, 1 + _NODE.size + self._largest, seconds)
+        frame = frames.receive(self._hub.line, 1 + frames.NODE.size + self._largest, seconds)
         if frame is None:
             return False
         kind, body = frame[:1], frame[1:]
-        if kind == _FAILED:
+        if kind == frames.FAILED:
             raise ConnectionError(f"SuperLink ended: {body.decode(errors='replace')}")
         try:
-            if kind == _HERE:
+            if kind == frames.HERE:
                 self._here.append([node for node in parsed(body) if node in self._keys])
                 return True
-            (node,) = _NODE.unpack_from(body)
+            (node,) = frames.NODE.unpack_from(body)
         except (ValueError, TypeError, struct.error) as error:
             raise ConnectionError(f"hub must speak as agreed, did not: {error}") from error
         if node in self._awaited:
-            self._arrived[node] = (REFUSED if kind == _BAD else b"") + body[_NODE.size :]
+            refused = REFUSED if kind == frames.BAD else b""
+            self._arrived[node] = refused + body[frames.NODE.size :]
         return True
 
 

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from train_distributed.flower.documents.evaluation_terms import EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.terms import Terms
+from train_distributed.flower.documents.terms import EvaluationTerms, Terms
 from train_distributed.one_shot.reachable import unreachable
 from train_distributed.one_shot.rounds import epsilon_if_all_others_collude
 from train_distributed.one_shot.statistic import Submission

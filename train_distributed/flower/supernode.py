@@ -15,16 +15,16 @@ from pathlib import Path
 from train_distributed.flower.documents.party import NODE_KEY
 from train_distributed.flower.endpoint import Endpoint
 from train_distributed.flower.escape import safe
+from train_distributed.flower.orders import REFUSED
 from train_distributed.flower.progress import to_terminal
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.processes import Child, child
 from train_distributed.flower.transport.sandbox import hide_memory
 
+MOST_SAID = 100  # refusals that are shown
 RESTART_SECONDS = 2.0
 LOOK_SECONDS = 1.0
 DELIVER_SECONDS = 30.0  # that a carrier has for the last answer
-_ANSWER, _QUESTION, _STATE = b"a", b"q", b"s"
-_CONNECTED = b"connected"
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,14 @@ class _Contact:
     def __init__(self, patience: float) -> None:
         self._patience, self._last = patience, time.monotonic()
         self.connected = False
+        self._refusals = set[bytes]()
+
+    def refused(self, answer: bytes, say: Callable[[str], None]) -> None:
+        """Says a refusal, once, to the party whose it is."""
+        fresh = answer not in self._refusals and len(self._refusals) < MOST_SAID
+        if answer[:1] == REFUSED and fresh:
+            self._refusals.add(answer)
+            say(f"refused what the operator asked: {safe(answer[1:])}")
 
     def made(self) -> None:
         self._last = time.monotonic()
@@ -111,14 +119,15 @@ def _answer(node: Node, carrier: Child, contact: _Contact) -> None:
         frame = frames.receive(carrier.line, largest, look)
         if frame is None:
             continue
-        if frame[:1] == _STATE:
+        if frame[:1] == frames.STATE:
             contact.ends()
-            contact.connected = frame[1:] == _CONNECTED
+            contact.connected = frame[1:] == frames.CONNECTED
             node.say(safe(frame[1:]))
-        elif frame[:1] == _QUESTION:
+        elif frame[:1] == frames.QUESTION:
             answer = node.endpoint.answer(frame[1:])
+            contact.refused(answer, node.say)
             contact.made()  # after the answer: to make it may take longer than the patience
-            frames.send(carrier.line, _ANSWER, answer)
+            frames.send(carrier.line, frames.ANSWER, answer)
     if node.endpoint.over:
         _delivered(carrier, largest)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.documents.sessions import party_state
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal

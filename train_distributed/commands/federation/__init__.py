@@ -12,7 +12,7 @@ from train_distributed.commands.federation.setup import INVITATION, TLS, Protoco
 from train_distributed.flower.documents import party
 from train_distributed.flower.documents.certificates import CA, renew_certificates
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.ledger import Limits
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 

@@ -13,7 +13,7 @@ from train_distributed.commands.federation.taking_part import authorities
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.documents.sessions import party_state
 from train_distributed.flower.documents.window_file import (
     WINDOW,
     Address,
@@ -64,7 +64,7 @@ class Aggregate:
         from train_distributed.flower.aggregator_client import Aggregators
         from train_distributed.flower.aggregator_server import serve
         from train_distributed.flower.aggregator_watch import Watch, logged
-        from train_distributed.flower.invitation_app import invitation_routes
+        from train_distributed.flower.links import invitation_routes
 
         folder = self.folder.resolve()
         file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)

@@ -11,10 +11,10 @@ from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed
 from train_distributed.commands.federation.taking_part import authorities
-from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.place import ROLL, with_roll
+from train_distributed.flower.documents.terms import agreed_file
 from train_distributed.flower.documents.window_file import (
     WINDOW,
     WindowFile,

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import Account, accepted
+from train_distributed.flower.documents.ledger import Account
+from train_distributed.flower.documents.sessions import accepted
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def terms(
     task: "ModelTask | EvaluationTask", invitation: Invitation, user: int, account: Account
 ) -> Iterator[str]:
     """Lines that say what a user gives away to whom; every ε and δ is rounded up."""
-    from train_distributed.flower.documents.transform import transform_hash
+    from train_distributed.flower.documents.terms import file_hash
     from train_distributed.flower.model_task import ModelTask
     from train_distributed.flower.sum_task import SUMS
     from train_distributed.one_shot.report import class_names
@@ -114,4 +115,4 @@ def terms(
     yield f"  sums of {federation.certain} users and more; {SUMS[federation.protocol]}"
     yield f"  servers: {', '.join(others)}, at {invitation.superlink}"
     yield f"  secret from {task.holds_against}"
-    yield f"  {invitation.agreed.name}: SHA-256 {transform_hash(invitation.agreed)}"
+    yield f"  {invitation.agreed.name}: SHA-256 {file_hash(invitation.agreed)}"

@@ -50,7 +50,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from embed.extract import extract
     from embed.options import ExtractOptions, ImageOptions
     from pretrain.encoder import build_encoder, origin, without_directory
-    from train_distributed.flower.documents.transform import read_transform
+    from train_distributed.flower.documents.terms import read_transform
     from train_distributed.released.encoder import named_encoder
 
     out = folder / EMBEDDINGS

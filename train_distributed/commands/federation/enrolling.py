@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pretrain import check
-from train_distributed.flower.documents.document import DIGITS, Document
+from train_distributed.flower.documents.document import DIGITS, SIGNATURE, Document
 from train_distributed.flower.documents.federation import SERVERS
 from train_distributed.flower.documents.party import SUFFIX, Party
-from train_distributed.flower.documents.signed import SIGNATURE
 from train_distributed.secure_sum.roll import Roll, User
 
 STANDARD_INPUT, TABLE = Path("-"), ".csv"

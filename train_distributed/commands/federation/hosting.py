@@ -11,14 +11,13 @@ from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
 from train_distributed.flower.chain import forget
 from train_distributed.flower.documents.certificates import check_server
 from train_distributed.flower.documents.document import read_document
-from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR
-from train_distributed.flower.documents.ledger import STATE
-from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.ledger import Limits
 from train_distributed.flower.documents.party import public_keys, read_private
 from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.documents.sessions import STATE, party_state
+from train_distributed.flower.documents.terms import agreed_file
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate

@@ -10,8 +10,8 @@ from train_distributed.flower.documents.certificates import SERVER, valid_until
 from train_distributed.flower.documents.document import Document, read_document, shown
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
-from train_distributed.flower.documents.ledger import read_ledger
 from train_distributed.flower.documents.run_log import LOG, RUNS, STATUS
+from train_distributed.flower.documents.sessions import read_ledger
 from train_distributed.flower.documents.window_file import kept_windows
 
 LAST_LINES = 5

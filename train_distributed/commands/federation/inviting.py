@@ -35,7 +35,7 @@ class Invite:
 
         from train_distributed.flower.aggregator_server import serve
         from train_distributed.flower.aggregator_watch import Watch
-        from train_distributed.flower.invitation_app import invitation_routes
+        from train_distributed.flower.links import invitation_routes
 
         invitation = Invitation.read(self.folder / INVITATION, signed=True)
         known = with_roll(invitation.federation, self.folder).known

@@ -11,10 +11,9 @@ from pretrain import check
 from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.embedding import own_set
 from train_distributed.commands.federation.taking_part import OwnRows, authorities, invited
-from train_distributed.flower.documents.ledger import BudgetedJournal, remember, state_of
-from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.ledger import BudgetedJournal, Limits
 from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.sessions import spend_session
+from train_distributed.flower.documents.sessions import remember, spend_session, state_of
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.reports import make_report

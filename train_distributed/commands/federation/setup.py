@@ -18,18 +18,18 @@ from pretrain import check
 from train_distributed.commands.federation.enrolling import enrolled, listed
 from train_distributed.flower.documents.certificates import CA, write_certificates
 from train_distributed.flower.documents.document import LARGE, read_file
-from train_distributed.flower.documents.evaluation_terms import (
-    MODEL,
-    TRANSFORM,
-    EvaluationTerms,
-    agreed_file,
-)
 from train_distributed.flower.documents.federation import ROUNDS, Enrolment, Federation
 from train_distributed.flower.documents.invitation import FEDERATION, Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, public_keys, write_party
 from train_distributed.flower.documents.place import PLACES, ROLL, place_path, write_place
-from train_distributed.flower.documents.terms import Terms
+from train_distributed.flower.documents.terms import (
+    MODEL,
+    TRANSFORM,
+    EvaluationTerms,
+    Terms,
+    agreed_file,
+)
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _agreed(
 def _evaluation(
     folder: Path, init: "Init", sizes: dict[int, int], model: Path
 ) -> tuple[EvaluationTerms, int]:
-    from train_distributed.flower.documents.transform import transform_hash
+    from train_distributed.flower.documents.terms import file_hash
     from train_distributed.flower.evaluation_task import read_model
     from train_distributed.released.evaluation import Evaluation
 
@@ -143,7 +143,7 @@ def _evaluation(
     method = Evaluation(num_classes=len(names), bins=init.bins)
     method.validate()
     terms = EvaluationTerms(
-        model=transform_hash(place),
+        model=file_hash(place),
         bins=init.bins,
         class_names=names,
         sizes=sizes,
@@ -156,7 +156,7 @@ def _evaluation(
 def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None) -> Terms:
     import torch
 
-    from train_distributed.flower.documents.transform import read_transform, transform_hash
+    from train_distributed.flower.documents.terms import file_hash, read_transform
     from train_distributed.flower.sum_task import repeated
     from train_distributed.one_shot.class_prior import with_shares
     from train_distributed.one_shot.defaults import PublicFacts
@@ -180,14 +180,14 @@ def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, in
         num_classes=classes,
         sizes=sizes,
         privacy=init.privacy,
-        transform=transform_hash(folder / TRANSFORM),
+        transform=file_hash(folder / TRANSFORM),
         class_names=init.class_names,
     )
     return Terms.read(terms.as_task(), set(terms.sizes), Path("federation"))
 
 
 def _method(folder: Path, terms: Terms) -> "Method":
-    from train_distributed.flower.documents.transform import read_transform
+    from train_distributed.flower.documents.terms import read_transform
     from train_distributed.one_shot.registry import build_method
 
     transform = read_transform(folder / TRANSFORM)

@@ -11,14 +11,11 @@ from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.embedding import own_set
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import Account, BudgetedJournal, remember
-from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import sessions_used
+from train_distributed.flower.documents.sessions import remember, sessions_used
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
-from train_distributed.flower.escape import safe
-from train_distributed.flower.orders import REFUSED
 from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
@@ -28,7 +25,6 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 CARRIER_LOG = "carrier.log"
-MOST_SAID = 100  # refusals that are shown
 
 if TYPE_CHECKING:
     from embed import EmbeddingSet
@@ -66,7 +62,7 @@ def take_part(start: "Start") -> int:
     journal.check()
     log = RunLog.begin(start.folder, "start")
     with log.told():
-        endpoint = _Told(_endpoint(federation, party, keys, journal, user), log)
+        endpoint = _endpoint(federation, party, keys, journal, user)
         log.say(f"{federation.display_name(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
         address = start.superlink or invitation.superlink
@@ -98,7 +94,7 @@ def invited(
     """
     if isinstance(given, str) and "://" in given:
         check.installed("httpx", "a link", extra="flower")
-        from train_distributed.flower.invitation_client import fetched
+        from train_distributed.flower.links import fetched
 
         given = fetched(given, folder, keys, authorities(ca)).folder
     return Invitation.read(Path(given), accept).placed(keys)
@@ -107,25 +103,6 @@ def invited(
 def authorities(ca: Path | None) -> ssl.SSLContext | None:
     """TLS context that trusts these authorities; None without any."""
     return None if ca is None else ssl.create_default_context(cafile=str(ca))
-
-
-class _Told:
-    """An endpoint that says what it refuses, once, to the party whose it is."""
-
-    def __init__(self, endpoint: Endpoint, log: RunLog) -> None:
-        self._endpoint, self._log = endpoint, log
-        self._said: set[bytes] = set()
-        self.largest_frame, self.poll_seconds = endpoint.largest_frame, endpoint.poll_seconds
-        self.over = endpoint.over
-
-    def answer(self, request: bytes) -> bytes:
-        """The endpoint's answer."""
-        answer = self._endpoint.answer(request)
-        self.over = self._endpoint.over
-        if answer[:1] == REFUSED and answer not in self._said and len(self._said) < MOST_SAID:
-            self._said.add(answer)
-            self._log.say(f"refused what the operator asked: {safe(answer[1:])}")
-        return answer
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,25 @@ Stricter than JSON: UTF-8 only, no name twice, no NaN or infinity, no number of 
 no unknown fields. What is read is bounded before it is parsed.
 """
 
+import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pretrain.cli.json_text import parsed
+from train_distributed.secure_sum.errors import BadSignature
+from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
 
 SMALL, LARGE = 1 << 20, 1 << 28  # bytes of one party's files; of a federation of 100,000 users
 DIGITS = 20  # of a whole number
 SHOWN = 60  # characters of a refused value
 ANY_TEXT = re.compile(r".{1,200}")
 T = TypeVar("T")
+SIGNATURE = "signature"  # of files of one party that others carry
+_SIGNATURE = re.compile(f"[0-9a-f]{{{2 * SIGNATURE_BYTES}}}")
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,30 @@ def load_file(path: Path, load: Callable[[Path], T], what: str) -> T:
     except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
         words = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} must be {what}, got: {shown(words)}") from error
+
+
+def with_signature(values: Mapping[str, Any], what: str, signing: bytes) -> dict[str, Any]:
+    """The fields and their signature; `what` names the kind of file, which is signed as well."""
+    return {**values, SIGNATURE: sign(signing, _signed(values, what)).hex()}
+
+
+def check_signature(document: Document, what: str, verifying: str, whose: str) -> None:
+    """Refuses a file that is not signed by this key (hexadecimal).
+
+    Raises:
+        ValueError: naming the file, and whose signature is missing.
+    """
+    given = document.text(SIGNATURE, _SIGNATURE, f"{SIGNATURE_BYTES} bytes in hexadecimal")
+    values = {name: value for name, value in document.values.items() if name != SIGNATURE}
+    try:
+        verify(bytes.fromhex(verifying), bytes.fromhex(given), _signed(values, what))
+    except BadSignature as error:
+        document.refuse(SIGNATURE, whose, str(error))
+
+
+def _signed(values: Mapping[str, Any], what: str) -> bytes:
+    head = f"blind averaging, {what}, version 1\n"
+    return head.encode() + json.dumps(dict(values), sort_keys=True).encode()
 
 
 def shown(text: str) -> str:

@@ -9,13 +9,17 @@ from pathlib import Path
 
 from pretrain.cli.output import new_file
 from train_distributed.flower.documents.certificates import CA, read_authority
-from train_distributed.flower.documents.document import read_document
-from train_distributed.flower.documents.evaluation_terms import agreed_file
+from train_distributed.flower.documents.document import (
+    SIGNATURE,
+    check_signature,
+    read_document,
+    with_signature,
+)
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import KEY, NODE_KEY, node_key
 from train_distributed.flower.documents.place import PLACES, at_place, place_path
-from train_distributed.flower.documents.signed import SIGNATURE, check_signature, with_signature
+from train_distributed.flower.documents.terms import agreed_file
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 

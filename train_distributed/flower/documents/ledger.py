@@ -19,110 +19,43 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from train_distributed.flower.documents.evaluation_terms import read_terms
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.invitation import FEDERATION
-from train_distributed.flower.documents.limits import Limits
-from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.place import PLACE, at_place, write_place
-from train_distributed.flower.documents.sessions import SESSION, sessions_used
-from train_distributed.flower.documents.state import party_state
+from train_distributed.flower.documents.sessions import SESSION, STATE, read_ledger
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import TOLERANCE, Ledger
 from train_distributed.ledger.state import Total
-from train_distributed.privacy.promise import Privacy, Unit
+from train_distributed.privacy.promise import Unit
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
 
-STATE = "state"
 ENTRY = "entry-"  # before a session's step: the step that holds the reference of its entry
 REFERENCE_BYTES = 16  # that the journal draws for one
 
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    """One federation that a party's folder took part in."""
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A user's own limits; a federation beyond one of them is refused before anything is sent."""
 
-    digest: str  # of the federation
-    called: str  # the party in it, as people know it
-    user: bool  # computation servers give nothing away
-    used: int  # sessions in which the party may have revealed its vector
-    sessions: int  # that were agreed
-    privacy: Privacy  # of one session
-    method: str
+    most_epsilon: float = 10.0
+    """A user: largest epsilon of all that its rows and this folder have given away, together with
+    all agreed sums of this federation."""
+    most_delta: float = 1e-4
+    """A user: largest delta of the same."""
+    least_users: int = 2
+    """A user: smallest number of users whose sum may be opened."""
+    most_epsilon_alone: float = math.inf
+    """A user: largest epsilon of all agreed sums if all other users collude with a server."""
 
-    @property
-    def epsilon(self) -> float:
-        """Epsilon of one session."""
-        return self.privacy.epsilon
+    def validate(self) -> None:
+        """Checks the ranges.
 
-    @property
-    def spent(self) -> float:
-        """ε of the sessions used, added up: at least what they come to."""
-        return self.used * self.epsilon if self.user else 0.0
-
-    @property
-    def stated(self) -> Entry:
-        """One session as an entry of a ledger, of which only the promise is known."""
-        data = f"federation {self.digest}"
-        return Entry.of(
-            self.privacy, kind="release", data=data, method=self.method, noise="discrete"
-        )
-
-
-def remember(folder: Path, federation: Federation, party: int) -> Path:
-    """Keeps what was agreed on beside its journal.
-
-    Returns:
-        The party's state directory for this federation: absolute, wherever the command is called.
-
-    Raises:
-        ValueError: another federation has this directory, whose digest begins like this one's:
-            in one directory the sessions of one of them would not be counted.
-    """
-    state = state_of(folder, federation, party)
-    state.mkdir(parents=True, exist_ok=True)
-    path = state / FEDERATION
-    if not path.exists():
-        if party in federation.known:
-            write_place(state / PLACE, party, federation.known[party])
-        federation.save(path)
-    elif (found := Federation.load(path).digest) != federation.digest:
-        raise ValueError(
-            f"{path} must be of federation {federation.digest.hex()}, is of {found.hex()}"
-        )
-    return state
-
-
-def accepted(folder: Path, federation: Federation, party: int) -> bool:
-    """Whether this folder took part in this federation before, with what its party accepted."""
-    return (state_of(folder, federation, party) / FEDERATION).exists()
-
-
-def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """Federations that the folder took part in, by digest.
-
-    Raises:
-        ValueError: naming a file that was changed.
-    """
-    key, found = read_private(folder).public.verifying, []
-    for path in sorted((folder.resolve() / STATE).glob(f"*/{FEDERATION}")):
-        federation = Federation.load(path)
-        terms = read_terms(federation.task, set(federation.users), path)
-        if (place := path.parent / PLACE).exists():
-            federation = at_place(federation, place, key)
-        party = federation.holder(key.hex())
-        if party is None:
-            raise ValueError(f"{path} must list the keys in {folder}, does not")
-        used = sessions_used(path.parent, federation)
-        digest, called = federation.digest.hex(), federation.display_name(party)
-        user = party < FIRST_SERVER
-        found.append(
-            LedgerEntry(
-                digest, called, user, used, federation.sessions, terms.privacy, terms.method
-            )
-        )
-    return found
+        Raises:
+            ValueError: naming the field, its rule and its value.
+        """
+        for name in ("most_epsilon", "most_delta", "least_users", "most_epsilon_alone"):
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if not math.isfinite(self.most_epsilon):
+            raise ValueError(f"most_epsilon must be finite, got {self.most_epsilon}")
 
 
 @dataclass(frozen=True)
@@ -285,10 +218,3 @@ def _locked(folder: Path) -> Iterator[None]:
     with (folder / STATE / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def state_of(folder: Path, federation: Federation, party: int) -> Path:
-    """A party's state directory for this federation; it need not exist yet."""
-    role = "user" if party < FIRST_SERVER else "server"
-    label = f"{role}{party % FIRST_SERVER}"
-    return party_state(federation.digest, label, folder.resolve() / STATE)

@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pretrain.cli.output import new_file
-from train_distributed.flower.documents.document import Document, read_document, read_file
+from train_distributed.flower.documents.document import (
+    SIGNATURE,
+    Document,
+    check_signature,
+    read_document,
+    read_file,
+    with_signature,
+)
 from train_distributed.flower.documents.key_files import (
     fingerprint,
     node_key_of,
     write_node_key,
     write_secret,
 )
-from train_distributed.flower.documents.signed import SIGNATURE, check_signature, with_signature
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,

@@ -1,25 +1,29 @@
 """A federation's `task`: what every user submits and what is promised, read without trust."""
 
+import hashlib
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
-from train_distributed.flower.documents.document import Document
+from train_distributed.flower.documents.document import LARGE, Document, load_file, read_file
 from train_distributed.flower.documents.party import MOST_ROWS
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
+from train_distributed.released.evaluation_bounds import MOST_BINS
+
+if TYPE_CHECKING:
+    from embed import PublicTransform
 
 MOST_CLASSES, MOST_STEPS = 2**20, 2**31
 LONGEST_NAME = 100
 HASH = re.compile("[0-9a-f]{64}")
 _CLASS = re.compile(f".{{1,{LONGEST_NAME}}}")
-_REQUIRED = (
-    *("method", "options", "num_classes", "transform"),
-    *("epsilon", "delta", "unit", "group_size"),
-)
+KIND = "evaluation"  # of a task; a model's states none
+MODEL, TRANSFORM = "model.safetensors", "transform.safetensors"
+_PROMISE = ("epsilon", "delta", "unit", "group_size")
 ASSUMED = ("honest_fraction", "noise_by")  # one of them
 SIZES = "sizes"  # of users who are not on a roll, which states them
 
@@ -62,7 +66,8 @@ class Terms:
             ValueError: naming file, field, rule and value.
         """
         document = Document(path, task, "task.")
-        document.only(_REQUIRED, ["class_names", *ASSUMED, SIZES])
+        required = ("method", "options", "num_classes", "transform", *_PROMISE)
+        document.only(required, ["class_names", *ASSUMED, SIZES])
         classes = document.whole("num_classes", 2, MOST_CLASSES)
         rows = read_sizes(document, users)
         return Terms(
@@ -73,6 +78,94 @@ class Terms:
             privacy=read_privacy(document),
             transform=document.text("transform", HASH, "a SHA-256 in hexadecimal"),
             class_names=read_class_names(document, classes) if "class_names" in task else (),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTerms:
+    """Agreed terms of an evaluation."""
+
+    model: str  # SHA-256 of the released model's file, hexadecimal
+    bins: int  # of confidence
+    class_names: tuple[str, ...]  # of the model
+    sizes: dict[int, int]  # user -> evaluation rows; empty where a roll states them
+    privacy: Privacy
+    method: Literal["confusion-matrix"] = "confusion-matrix"
+
+    @property
+    def num_classes(self) -> int:
+        """The number K of classes."""
+        return len(self.class_names)
+
+    def as_task(self) -> dict[str, Any]:
+        """JSON-ready task of a federation."""
+        return {
+            "kind": KIND,
+            "model": self.model,
+            "bins": self.bins,
+            "num_classes": self.num_classes,
+            "class_names": list(self.class_names),
+            **sizes_field(self.sizes),
+            **privacy_fields(self.privacy, len(self.sizes)),
+        }
+
+    @staticmethod
+    def read(task: dict[str, Any], users: set[int], path: Path) -> "EvaluationTerms":
+        """Reads what `as_task` made; as `Terms.read`.
+
+        Raises:
+            ValueError: naming file, field, rule and value.
+        """
+        document = Document(path, task, "task.")
+        required = ("kind", "model", "bins", "num_classes", "class_names", *_PROMISE)
+        document.only(required, [*ASSUMED, SIZES])
+        document.text("kind", re.compile(KIND), f'"{KIND}"')
+        names = read_class_names(document, document.whole("num_classes", 2, MOST_CLASSES))
+        return EvaluationTerms(
+            model=document.text("model", HASH, "a SHA-256 in hexadecimal"),
+            bins=document.whole("bins", 0, MOST_BINS),
+            class_names=names,
+            sizes=read_sizes(document, users),
+            privacy=read_privacy(document),
+        )
+
+
+def read_terms(task: dict[str, Any], users: set[int], path: Path) -> Terms | EvaluationTerms:
+    """Terms of a federation, of either kind.
+
+    Raises:
+        ValueError: naming file, field, rule and value.
+    """
+    kind = EvaluationTerms if "kind" in task else Terms
+    return kind.read(task, users, path)
+
+
+def agreed_file(task: dict[str, Any]) -> str:
+    """The name of the one file that a task needs, in the operator's folder and invitation."""
+    return MODEL if "kind" in task else TRANSFORM
+
+
+def read_transform(path: Path) -> "PublicTransform":
+    """Reads the file of a public transform.
+
+    Raises:
+        ValueError: naming the file, whatever it holds.
+    """
+    from embed import PublicTransform
+
+    return load_file(path, PublicTransform.load, "a public transform")
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of the file that a task needs, hexadecimal."""
+    return hashlib.sha256(read_file(path, LARGE)).hexdigest()
+
+
+def check_file(what: str, path: Path, agreed: str) -> None:
+    """Raises ValueError unless the file is the one that was agreed on."""
+    if (found := file_hash(path)) != agreed:
+        raise ValueError(
+            f"{what} must have SHA-256 {agreed} as the federation says, got {found}: {path}"
         )
 
 

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.cli.output import new_file
-from train_distributed.flower.documents.document import LARGE, Document, read_document
+from train_distributed.flower.documents.document import (
+    LARGE,
+    SIGNATURE,
+    Document,
+    check_signature,
+    read_document,
+    with_signature,
+)
 from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS
 from train_distributed.flower.documents.place import ROLL
-from train_distributed.flower.documents.signed import SIGNATURE, check_signature, with_signature
 from train_distributed.secure_sum.keys import PrivateKeys, PublicKeys, check_order
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.roll import Roll

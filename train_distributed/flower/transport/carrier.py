@@ -17,14 +17,12 @@ from typing import Any
 
 import httpx
 
-from train_distributed.flower.transport import causes, frames
+from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.envelope import Foreign
-from train_distributed.flower.transport.fleet import Fleet, Refused
+from train_distributed.flower.transport.fleet import Fleet, Refused, of_tls
 from train_distributed.flower.transport.processes import started
 from train_distributed.flower.transport.sandbox import confine
 
-ANSWER, QUESTION, STATE = b"a", b"q", b"s"
-CONNECTED = "connected"
 RETRY_SECONDS = 2.0
 _HEARTBEAT_SECONDS = 3.0  # between looks at the line while the party works on an answer
 
@@ -45,11 +43,11 @@ def main(line: int, parent: int) -> None:
         confined = confine(own, (port,), 2**30 + 64 * largest)
         words = "confined" if confined else "no Landlock here: files of this user are readable"
         try:
-            frames.send(party, STATE, words.encode())
+            frames.send(party, frames.STATE, words.encode())
             carry(
                 config,
                 lambda question, beat: _ask(party, question, beat, largest),
-                lambda words: frames.send(party, STATE, words.encode()),
+                lambda words: frames.send(party, frames.STATE, words.encode()),
                 lambda: not frames.hung_up(party),
             )
         except (ConnectionError, OSError):
@@ -57,7 +55,7 @@ def main(line: int, parent: int) -> None:
 
 
 def _ask(party: socket.socket, question: bytes, beat: Callable[[], None], largest: int) -> bytes:
-    frames.send(party, QUESTION, question)
+    frames.send(party, frames.QUESTION, question)
     while True:
         frame = frames.receive(party, 1 + largest, _HEARTBEAT_SECONDS)
         if frame is not None:
@@ -90,7 +88,7 @@ def carry(
     while wanted():
         try:
             with Fleet(config) as fleet:
-                tell(CONNECTED)
+                tell(frames.CONNECTED.decode())
                 while wanted():
                     _step(fleet, answer, tell, float(config["poll"]))
         except Refused as error:
@@ -110,13 +108,13 @@ def _step(fleet: Fleet, answer: Answer, tell: Callable[[str], None], poll: float
         time.sleep(poll)
         return
     fleet.push(question, answer(question.content, fleet.beat))
-    tell(CONNECTED)
+    tell(frames.CONNECTED.decode())
 
 
 def _cause(error: httpx.HTTPError) -> str:
     text = str(error)
     if "certificate" in text.lower():
-        return causes.of_tls(text)
+        return of_tls(text)
     if isinstance(error, httpx.HTTPStatusError):
         return f"the operator refuses: {error.response.status_code}"
     if isinstance(error, httpx.TimeoutException):

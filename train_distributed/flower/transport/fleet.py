@@ -2,8 +2,10 @@
 
 import contextlib
 import datetime
+import re
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
 import httpx
@@ -11,13 +13,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error
 
-from train_distributed.flower.transport import causes
 from train_distributed.flower.transport import flower_internals as flower
 from train_distributed.flower.transport.envelope import QUERY, Foreign, unwrap, wrap
 from train_distributed.flower.transport.frames import Beat
 
 HEARTBEAT_SECONDS = 10.0  # Flower's least; a node is away after two without
 OBJECT_TRIES = 50
+CLOCK_SECONDS = (
+    290.0  # by which clocks must differ for a signed time to be refused: Flower says 300
+)
+_TLS = {  # words of OpenSSL -> ours
+    "has expired": "the operator's certificate has expired, or this machine's clock is ahead: "
+    "the operator runs `federation renew`",
+    "not yet valid": "the operator's certificate is not valid yet: this machine's clock is behind",
+    "mismatch": "the operator's certificate is not for this address: `federation renew --hosts`",
+}
+_OTHER = "the operator's certificate is not this ca.pem's: another operator, or a new authority"
 
 
 class Refused(Exception):
@@ -71,7 +82,7 @@ class Fleet:
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
                 date = error.response.headers.get("date")
                 now = datetime.datetime.now(datetime.UTC)
-                raise Refused(causes.of_unauthorized(date, now)) from error
+                raise Refused(of_unauthorized(date, now)) from error
             raise Refused("another node with this key is connected, or was until now") from error
         except BaseException:
             self._client.close()
@@ -179,3 +190,26 @@ class Fleet:
                     session_id=response.session_id,
                 )
             )
+
+
+def of_tls(text: str) -> str:
+    """The cause of a failed TLS handshake, from OpenSSL's words."""
+    found = next((ours for theirs, ours in _TLS.items() if re.search(theirs, text)), _OTHER)
+    return f"{found} ({text})"
+
+
+def of_unauthorized(date: str | None, now: datetime.datetime) -> str:
+    """The cause of a refusal of a signed request: the key, or the time that was signed with it.
+
+    Args:
+        date: the answer's Date header, the operator's clock.
+        now: this machine's clock.
+    """
+    try:
+        away = (now - parsedate_to_datetime(date or "")).total_seconds()
+    except (ValueError, TypeError, IndexError):
+        away = 0.0
+    if abs(away) > CLOCK_SECONDS:
+        ahead = "ahead of" if away > 0 else "behind"
+        return f"this machine's clock is {abs(away):.0f} s {ahead} the operator's: set it"
+    return "this node's key is not registered with the operator: it has another invitation, or keys"

@@ -5,7 +5,11 @@ import socket
 import struct
 import time
 
-LENGTH = struct.Struct(">I")
+LENGTH, NODE = struct.Struct(">I"), struct.Struct(">Q")
+# first byte of a frame between an operator and its hub, and between a party and its carrier
+ASK, FORGET, WHO = b"a", b"f", b"w"
+READY, FAILED, HERE, ANSWER, BAD = b"r", b"e", b"h", b"a", b"b"
+QUESTION, STATE, CONNECTED = b"q", b"s", b"connected"
 
 
 def send(line: socket.socket, *parts: bytes) -> None:

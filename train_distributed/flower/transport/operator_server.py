@@ -16,7 +16,6 @@ import os
 import resource
 import socket
 import ssl
-import struct
 import threading
 from functools import partial
 from pathlib import Path
@@ -35,13 +34,10 @@ from train_distributed.flower.transport.places import Places
 from train_distributed.flower.transport.processes import started
 from train_distributed.flower.transport.sandbox import confine
 
-ASK, FORGET, WHO = b"a", b"f", b"w"
-READY, FAILED, HERE, ANSWER, BAD = b"r", b"e", b"h", b"a", b"b"
 STRANGER_SECONDS = 10.0  # from the handshake to a header with a registered key's signature
 LINES_OF_A_KEY = 16
 STRANGERS = 512
 FILES = 2**16  # that may be open, where the system allows it
-_NODE = struct.Struct(">Q")
 
 
 def main(line: int, parent: int) -> None:
@@ -56,7 +52,7 @@ def main(line: int, parent: int) -> None:
             OperatorServer(operator, config).run()
         except (OSError, ValueError, ssl.SSLError) as error:
             with contextlib.suppress(OSError):
-                frames.send(operator, FAILED, f"{type(error).__name__}: {error}".encode())
+                frames.send(operator, frames.FAILED, f"{type(error).__name__}: {error}".encode())
 
 
 class OperatorServer:
@@ -84,7 +80,7 @@ class OperatorServer:
     def run(self) -> None:
         """Serves nodes in this thread, the operator in two others."""
         ready = {"nodes": list(self._nodes.values()), "confined": self._confined}
-        frames.send(self._operator, READY, json.dumps(ready).encode())
+        frames.send(self._operator, frames.READY, json.dumps(ready).encode())
         for work in (self._take, self._bring):
             threading.Thread(target=self._while_wanted, args=(work,), daemon=True).start()
         asyncio.run(self._serve())
@@ -105,25 +101,25 @@ class OperatorServer:
 
     def _take(self) -> None:
         """One frame of the operator's."""
-        frame = frames.receive(self._operator, 1 + _NODE.size + self._largest)
+        frame = frames.receive(self._operator, 1 + frames.NODE.size + self._largest)
         if frame is None:
             return
         kind, body = frame[:1], memoryview(frame)[1:]
-        if kind == WHO:
-            self._tell(HERE, json.dumps(self._queue.here()).encode())
-        elif kind == FORGET:
-            self._queue.forget(*_NODE.unpack(body))
-        elif kind == ASK:
-            (node,) = _NODE.unpack_from(body)
-            self._queue.send(node, bytes(body[_NODE.size :]))
+        if kind == frames.WHO:
+            self._tell(frames.HERE, json.dumps(self._queue.here()).encode())
+        elif kind == frames.FORGET:
+            self._queue.forget(*frames.NODE.unpack(body))
+        elif kind == frames.ASK:
+            (node,) = frames.NODE.unpack_from(body)
+            self._queue.send(node, bytes(body[frames.NODE.size :]))
 
     def _bring(self) -> None:
         """Sends the operator what nodes have answered since."""
         for node, answer, words in self._queue.collect():
             if answer is None:
-                self._tell(BAD, _NODE.pack(node), words.encode())
+                self._tell(frames.BAD, frames.NODE.pack(node), words.encode())
             else:
-                self._tell(ANSWER, _NODE.pack(node), answer)
+                self._tell(frames.ANSWER, frames.NODE.pack(node), answer)
 
     def _tell(self, *parts: bytes) -> None:
         with self._line:

@@ -20,7 +20,7 @@ from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from train_distributed.commands.federation import Start
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.reporting import Report
-from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.ledger import Limits
 from train_distributed.flower.documents.window_file import WINDOW
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy

@@ -12,10 +12,10 @@ from embed.draws import random_keys
 from embed.hold_out import hold_out
 from train_distributed import Privacy, Release, release
 from train_distributed.commands.federation import Init, Join, Start
-from train_distributed.flower.documents.evaluation_terms import EvaluationTerms
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.ledger import Limits
+from train_distributed.flower.documents.terms import EvaluationTerms
 from train_distributed.flower.evaluation_task import EvaluationTask, task_of
 from train_distributed.flower.sum_task import Facts
 from train_distributed.released.evaluate import summed

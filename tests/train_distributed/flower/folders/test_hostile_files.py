@@ -13,7 +13,7 @@ from train_distributed.flower.documents.document import LARGE, read_document
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import Party, node_fingerprint, node_key, read_private
-from train_distributed.flower.documents.transform import read_transform
+from train_distributed.flower.documents.terms import read_transform
 from train_distributed.flower.model_task import ModelTask
 
 CASES = 2_400  # of all readers together

@@ -15,13 +15,8 @@ from train_distributed import accounting
 from train_distributed.commands.federation import Start
 from train_distributed.flower.documents import ledger
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import (
-    Account,
-    BudgetedJournal,
-    read_ledger,
-    remember,
-)
-from train_distributed.flower.documents.limits import Limits
+from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
+from train_distributed.flower.documents.sessions import read_ledger, remember
 from train_distributed.ledger.entry import Entry, Limit
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.ledger.state import Total

@@ -16,13 +16,13 @@ from tests.train_distributed.flower.folders.windows import SETTINGS, Home, runni
 from train_distributed.commands.federation import Init, Renew, Start
 from train_distributed.commands.federation.inviting import Invite
 from train_distributed.commands.federation.taking_part import invited
-from train_distributed.flower import invitation_client
+from train_distributed.flower import links
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.documents.window_file import WINDOW
-from train_distributed.flower.invitation_app import invitation_routes
+from train_distributed.flower.links import invitation_routes
 from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.roll import Roll
 
@@ -156,7 +156,7 @@ def test_a_server_that_sends_without_end_is_left(
 ) -> None:
     home = initiated(**SETTINGS)
     files = served(home)
-    monkeypatch.setattr(invitation_client, "LARGE", 100)
+    monkeypatch.setattr(links, "LARGE", 100)
     line.files = files
     base = next(path for path in files if path.endswith("ca.pem")).rpartition("/")[0]
     with pytest.raises(ValueError, match="must be at most 100 bytes, got more"):

@@ -12,9 +12,9 @@ import pytest
 from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import BudgetedJournal, read_ledger, remember
-from train_distributed.flower.documents.limits import Limits
-from train_distributed.flower.transport import causes
+from train_distributed.flower.documents.ledger import BudgetedJournal, Limits
+from train_distributed.flower.documents.sessions import read_ledger, remember
+from train_distributed.flower.transport.fleet import of_tls, of_unauthorized
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
 
@@ -212,7 +212,7 @@ def test_status_escapes_what_others_wrote(
     ],
 )
 def test_a_failed_handshake_is_named(words: str, cause: str) -> None:
-    assert cause in causes.of_tls(words)
+    assert cause in of_tls(words)
 
 
 @pytest.mark.parametrize(
@@ -227,4 +227,4 @@ def test_a_failed_handshake_is_named(words: str, cause: str) -> None:
 )
 def test_a_refused_signature_is_named(date: str | None, cause: str) -> None:
     now = datetime.datetime(2026, 11, 22, 5, 0, tzinfo=datetime.UTC)
-    assert cause in causes.of_unauthorized(date, now)
+    assert cause in of_unauthorized(date, now)

@@ -14,7 +14,7 @@ from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.tasks import FACTS, ROWS, K, W, embeddings_of
 from train_distributed import accounting
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.transform import transform_hash
+from train_distributed.flower.documents.terms import file_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.one_shot.method_options import MethodOptions
@@ -252,7 +252,7 @@ def _swap(home: Path, transform: PublicTransform) -> ModelTask:
     fed, path = home / "fed", home / "public.safetensors"
     transform.save(path)
     federation = Federation.load(fed / "federation.json")
-    changed = federation.task | {"transform": transform_hash(path)}
+    changed = federation.task | {"transform": file_hash(path)}
     return ModelTask.of(replace(federation, task=changed), path)
 
 

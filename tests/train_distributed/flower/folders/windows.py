@@ -19,8 +19,8 @@ from train_distributed.commands.federation.reporting import Report
 from train_distributed.flower import aggregator_server
 from train_distributed.flower.aggregator_server import serve
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import read_ledger
 from train_distributed.flower.documents.place import with_roll
+from train_distributed.flower.documents.sessions import read_ledger
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.evaluation_task import task_of
 from train_distributed.flower.model_task import ModelTask

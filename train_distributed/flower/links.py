@@ -1,4 +1,12 @@
-"""Fetches an invitation by its link, and believes nothing but its digest."""
+"""An invitation behind a link: its files, and every user's own place, for whoever has the link.
+
+    GET /invitations/{digest}/{file}        one of the invitation's files, or window.json
+    GET /invitations/{digest}/places/{key}  place of the user with this public key
+
+A link is http://HOST:PORT/invitations/{digest of the federation}. Nothing here is secret, and
+nobody need trust the line: what is fetched must have the digest, or be signed with the key of the
+operator that the federation states.
+"""
 
 import os
 import re
@@ -9,18 +17,52 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
 from train_distributed.flower.aggregator_client import SECONDS
 from train_distributed.flower.documents.certificates import CA
 from train_distributed.flower.documents.document import LARGE, SMALL
-from train_distributed.flower.documents.evaluation_terms import agreed_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION, OPERATOR, Invitation
-from train_distributed.flower.documents.place import PLACES, place_path
+from train_distributed.flower.documents.party import KEY
+from train_distributed.flower.documents.place import PLACES, place_path, place_text
+from train_distributed.flower.documents.terms import agreed_file
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.roll import Roll
 
 LINK = re.compile(r"https?://[A-Za-z0-9._\-\[\]:]{1,255}/invitations/([0-9a-f]{64})/?")
+
+
+def invitation_routes(
+    invitation: Invitation, roll: Roll | None, window: Path | None
+) -> list[Route]:
+    """Routes of one invitation.
+
+    Args:
+        invitation: as `init` has made it.
+        roll: of its users, with protocol `shares`.
+        window: window.json of the window that is open; None: there is none.
+    """
+    base = f"/invitations/{invitation.federation.digest.hex()}"
+    names = (FEDERATION, OPERATOR, CA, invitation.agreed.name)
+    files = {name: invitation.folder / name for name in names}
+    files |= {} if window is None else {WINDOW: window}
+
+    async def file(request: Request) -> Response:
+        found = files.get(request.path_params["name"])
+        return Response(status_code=404) if found is None else FileResponse(found)
+
+    def place(request: Request) -> Response:  # no coroutine: another thread reads the roll
+        key = request.path_params["key"]
+        number = roll.find(bytes.fromhex(key)) if roll and KEY.fullmatch(key) else None
+        if number is None or roll is None:
+            return Response(status_code=404)
+        return Response(place_text(number, roll.placed(number)), media_type="application/json")
+
+    return [Route(f"{base}/places/{{key}}", place), Route(f"{base}/{{name}}", file)]
 
 
 def fetched(link: str, folder: Path, keys: PrivateKeys, tls: ssl.SSLContext | None) -> Invitation:

@@ -37,6 +37,7 @@ from flwr.superlink.config_loader import (  # noqa: E402
 )
 
 from train_distributed.flower.transport import envelope  # noqa: E402
+from train_distributed.flower.transport.fleet import of_tls, of_unauthorized  # noqa: E402
 from train_distributed.flower.transport.fleet_api import OVERHEAD, FleetApi  # noqa: E402
 from train_distributed.flower.transport.message_queue import MessageQueue  # noqa: E402
 
@@ -261,3 +262,33 @@ def test_an_envelope_holds_one_byte_string(tmp_path: Path) -> None:
     _, tree, objects = envelope.wrap(flwr.app.Error(1, "no"), group_id="", **fields)
     with pytest.raises(envelope.Foreign, match="one record of one field"):
         envelope.unwrap(tree, objects.get, 100)
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("certificate verify failed: unable to get local issuer", "is not this ca.pem's"),
+        ("certificate verify failed: self-signed certificate in chain", "is not this ca.pem's"),
+        ("certificate verify failed: certificate has expired", "has expired"),
+        ("certificate verify failed: certificate is not yet valid", "clock is behind"),
+        ("Hostname mismatch, certificate is not valid for 'x'", "is not for this address"),
+        ("IP address mismatch, certificate is not valid for '::1'", "is not for this address"),
+    ],
+)
+def test_a_failed_handshake_is_named(words: str, cause: str) -> None:
+    assert cause in of_tls(words)
+
+
+@pytest.mark.parametrize(
+    ("date", "cause"),
+    [
+        ("Sun, 22 Nov 2026 05:00:00 GMT", "key is not registered"),
+        ("Sun, 22 Nov 2026 04:50:00 GMT", "clock is 600 s ahead of the operator's: set it"),
+        ("Sun, 22 Nov 2026 06:00:00 GMT", "clock is 3600 s behind the operator's: set it"),
+        ("nonsense", "key is not registered"),
+        (None, "key is not registered"),
+    ],
+)
+def test_a_refused_signature_is_named(date: str | None, cause: str) -> None:
+    now = datetime.datetime(2026, 11, 22, 5, 0, tzinfo=datetime.UTC)
+    assert cause in of_unauthorized(date, now)

@@ -42,16 +42,18 @@ def _spare(relay: Any) -> None:
     relay.before, relay.after = lambda *_: None, lambda *_: None
 
 
-@pytest.mark.parametrize("answered", [True, False])
 def test_killed_at_every_question_it_opens_the_same_session(
-    answered: bool, fake: ModuleType, tmp_path: Path
+    fake: ModuleType, tmp_path: Path
 ) -> None:
+    """Before the question has arrived, then after its answer was given."""
     for count in range(ANSWERS):
         relay = fake.volatile(fake.agreement())
         state = tmp_path / str(count)
-        _kill_at(relay, count, answered=answered)
-        with pytest.raises(Killed):
-            _operate(fake, relay, state)
+        presence = fake.W  # who is there is asked again
+        for answered, asked in ((False, count), (True, min(count, presence))):
+            _kill_at(relay, asked, answered=answered)
+            with pytest.raises(Killed):
+                _operate(fake, relay, state)
         _spare(relay)
         opened = _operate(fake, relay, state)
         assert opened.users == frozenset(range(fake.W))

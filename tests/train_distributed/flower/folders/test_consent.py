@@ -196,7 +196,7 @@ class Terminal:
         self._leader, follower = pty.openpty()
         self._process = subprocess.Popen(
             _command_line(options, name),
-            env=_environment(),
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=follower,
             stdout=follower,
             stderr=follower,
@@ -236,13 +236,9 @@ def _command_line(options: Start | Report, name: str) -> list[str]:
     return command + (["--window", str(options.window)] if isinstance(options, Report) else [])
 
 
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def test_a_user_at_a_terminal_is_asked(command, federated, listening) -> None:
-    home = federated(command)
-    no = Terminal(_options(command, home), command.__name__.lower())
+def test_a_user_at_a_terminal_is_asked(federated, listening) -> None:
+    home = federated(Start)
+    no = Terminal(_options(Start, home), "start")
     no.until("yes or no: ")
     assert digest_of(home) in no.said
     assert "epsilon 5 at delta 1e-05" in no.said
@@ -266,23 +262,3 @@ def test_with_its_yes_a_user_takes_part(command, federated, listening) -> None:
     line.close()
     yes.kill()
     assert (home / "user0" / "state").exists()
-
-
-def test_without_a_terminal_a_process_is_refused_in_one_line(command, federated, listening) -> None:
-    home = federated(command)
-    done = subprocess.run(
-        _command_line(_options(command, home), command.__name__.lower()),
-        env=_environment(),
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.endswith(
-        f"accept must be given where nobody can be asked: --accept {digest_of(home)}"
-    )
-    assert _nothing_given(home / "user0")
-    with pytest.raises(BlockingIOError):
-        listening.accept()

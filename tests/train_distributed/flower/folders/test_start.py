@@ -1,6 +1,5 @@
 """`start`, `status` and the ledger, with the network cut off: checks come first, logs stay."""
 
-import datetime
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ from train_distributed.commands.federation import Init, Join, Start, Status, hos
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import BudgetedJournal, Limits
 from train_distributed.flower.documents.sessions import read_ledger, remember
-from train_distributed.flower.transport.fleet import of_tls, of_unauthorized
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
 
@@ -198,33 +196,3 @@ def test_status_escapes_what_others_wrote(
     assert "\x1b" not in shown
     assert "refused: \\x1b[2Jgone" in shown
     assert "certificate valid until" in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "cause"),
-    [
-        ("certificate verify failed: unable to get local issuer", "is not this ca.pem's"),
-        ("certificate verify failed: self-signed certificate in chain", "is not this ca.pem's"),
-        ("certificate verify failed: certificate has expired", "has expired"),
-        ("certificate verify failed: certificate is not yet valid", "clock is behind"),
-        ("Hostname mismatch, certificate is not valid for 'x'", "is not for this address"),
-        ("IP address mismatch, certificate is not valid for '::1'", "is not for this address"),
-    ],
-)
-def test_a_failed_handshake_is_named(words: str, cause: str) -> None:
-    assert cause in of_tls(words)
-
-
-@pytest.mark.parametrize(
-    ("date", "cause"),
-    [
-        ("Sun, 22 Nov 2026 05:00:00 GMT", "key is not registered"),
-        ("Sun, 22 Nov 2026 04:50:00 GMT", "clock is 600 s ahead of the operator's: set it"),
-        ("Sun, 22 Nov 2026 06:00:00 GMT", "clock is 3600 s behind the operator's: set it"),
-        ("nonsense", "key is not registered"),
-        (None, "key is not registered"),
-    ],
-)
-def test_a_refused_signature_is_named(date: str | None, cause: str) -> None:
-    now = datetime.datetime(2026, 11, 22, 5, 0, tzinfo=datetime.UTC)
-    assert cause in of_unauthorized(date, now)

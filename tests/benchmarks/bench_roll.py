@@ -31,7 +31,8 @@ from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.federation.enrolling import COLUMNS
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.party import Party, node_key, read_private, write_party
+from train_distributed.flower.documents.key_files import node_key
+from train_distributed.flower.documents.party import Party, read_private, write_party
 from train_distributed.flower.documents.place import place_path, with_roll, write_place
 from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.keys import PrivateKeys

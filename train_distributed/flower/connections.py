@@ -92,7 +92,7 @@ class Connections:
             nodes = self._relay.nodes()
             fresh = nodes.keys() - set(self._node.values()) - self._left_out
             orders = {node: self._who(node) for node in sorted(fresh)}
-            patience = max(PRESENT_SECONDS, 4 * self._federation.longest_poll)
+            patience = max(PRESENT_SECONDS, 4 * self._federation.poll_seconds)
             if (preface := self._operator.preface) is not None:
                 for node, answer in self._relay.ask_each(dict.fromkeys(orders, preface), patience):
                     if answer[:1] != DONE:
@@ -115,7 +115,7 @@ class Connections:
     def end(self, opened: bool) -> None:
         """END to whoever is here; nobody has to answer."""
         order = self._order(Request.END, self._nonce + bytes([opened]))
-        seconds = max(GOODBYE_SECONDS, 4 * self._federation.longest_poll)
+        seconds = max(GOODBYE_SECONDS, 4 * self._federation.poll_seconds)
         for _ in self._relay.ask_each(dict.fromkeys(self._node.values(), order), seconds):
             pass
 

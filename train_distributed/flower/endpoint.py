@@ -100,7 +100,7 @@ class UserEndpoint:
         self._forget(None)
         self.over = False  # nothing more will be asked of this party
         self.largest_frame = federation.largest_frame
-        self.poll_seconds = federation.poll_seconds(party)
+        self.poll_seconds = federation.poll_seconds
 
     def answer(self, request: bytes) -> bytes:
         """The answer to one request; a refusal is an answer."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_distributed.flower.documents.party import NODE_KEY
+from train_distributed.flower.documents.key_files import NODE_KEY
 from train_distributed.flower.endpoint import Endpoint
 from train_distributed.flower.escape import safe
 from train_distributed.flower.orders import REFUSED

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.party import NODE_KEY, read_private
+from train_distributed.flower.documents.key_files import NODE_KEY
+from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.transport.carrier import carry
 from train_distributed.secure_sum.journal import VolatileJournal
@@ -41,7 +42,7 @@ def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
         "ca": (folder / "tls" / "ca.pem").read_text(),
         "key": (party / NODE_KEY).read_text(),
         "largest": federation.largest_frame,
-        "poll": federation.poll_seconds(user),
+        "poll": federation.poll_seconds,
     }
     carry(config, lambda q, _: endpoint.answer(q), lambda _: None, lambda: not endpoint.over)
 

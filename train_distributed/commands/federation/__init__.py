@@ -12,6 +12,7 @@ from train_distributed.commands.federation.setup import INVITATION, TLS, Protoco
 from train_distributed.flower.documents import party
 from train_distributed.flower.documents.certificates import CA, renew_certificates
 from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.key_files import node_key
 from train_distributed.flower.documents.ledger import Limits
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
@@ -55,7 +56,7 @@ class Join:
             rows=rows,
             verifying=public.verifying.hex(),
             sealing=public.sealing.hex(),
-            node=party.node_key(self.folder),
+            node=node_key(self.folder),
         ).write(out, keys)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
         return out

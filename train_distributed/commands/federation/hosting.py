@@ -18,7 +18,6 @@ from train_distributed.flower.documents.party import public_keys, read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.sessions import STATE, party_state
 from train_distributed.flower.documents.terms import agreed_file
-from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate
 from train_distributed.ledger.entry import Entry, gaussian_fields
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from train_distributed.commands.federation import Start
     from train_distributed.flower.evaluation_task import EvaluationTask
     from train_distributed.flower.model_task import ModelTask
-    from train_distributed.flower.sum_task import Facts
 
 SPARE = 1 << 20  # bytes of a model's directory beside its numbers
 MODEL = "model"
@@ -48,28 +46,55 @@ def run_session(start: "Start") -> int:
         ValueError: a file or setting that does not fit, or a session without a sum.
     """
     folder = start.folder.resolve()
-    _check_party_options(start)
+    party = {name: getattr(start, name) for name in ("embeddings", "accept", "superlink")}
+    limits = None if start.limits == Limits() else start.limits
+    check.left_out("without an invitation", **party, limits=limits)
     federation = Federation.load(folder / FEDERATION)
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, make a window and collect")
-    port = _port(folder) if start.port is None else start.port
+    port = start.port
+    if port is None:
+        stated = read_document(folder / INVITATION / OPERATOR)
+        port = int(stated.text("superlink", ADDRESS, "HOST:PORT").rpartition(":")[2])
     check.within("[1, 65535]", port=port)
     keys = own_keys(folder, federation)
     check_server(folder / TLS)
     from train_distributed.flower.evaluation_task import task_of
+    from train_distributed.flower.model_task import ModelTask
+    from train_distributed.flower.sum_task import Facts
 
     agreed = folder / agreed_file(federation.task)
     task = task_of(federation, agreed)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + agreed.stat().st_size + SPARE
-    operation = _operation(start, port, folder, task, keys, log)
+    names = [federation.names[party] for party in sorted(federation.nodes)]
+    operation = Operation(
+        federation=federation,
+        keys=keys,
+        nodes=tuple(folder / NODES / f"{name}.pub" for name in names),
+        certificates=folder / TLS,
+        host=start.host,
+        port=port,
+        seconds=start.timeout,
+        state=party_state(federation.digest, "operator", folder / STATE),
+        run=log.directory,
+        ready=lambda: log.say("parties may connect"),
+        say=log.say,
+        publish=task.publish if isinstance(task, ModelTask) else None,
+    )
     opening = NextSum.of(start.ledger, folder, task)
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opening.reserve()
             (opened, *further), told = operate(operation)
-        released = task.released(opened, _facts(federation, told), further)
+        facts = Facts(
+            session=federation.session(bytes.fromhex(told.session)).digest.hex(),
+            bytes_per_user=max(told.bytes_of.get(user, 0) for user in federation.users),
+            missing=told.missing,
+            bytes_per_round=tuple(b - a for a, b in pairwise((0, *told.sent_after))),
+        )
+        released = task.released(opened, facts, further)
         released = released.with_report(ledger=opening.report())
         released.write(partial)
     opening.spend()
@@ -140,47 +165,6 @@ class NextSum:
         return ledger.reserve(self.entry)  # the same as before: one reference is one entry
 
 
-def _operation(
-    start: "Start",
-    port: int,
-    folder: Path,
-    task: "ModelTask | EvaluationTask",
-    keys: PrivateKeys,
-    log: RunLog,
-) -> Operation:
-    from train_distributed.flower.model_task import ModelTask
-
-    federation = task.federation
-    names = [federation.names[party] for party in sorted(federation.nodes)]
-    return Operation(
-        federation=federation,
-        keys=keys,
-        nodes=tuple(folder / NODES / f"{name}.pub" for name in names),
-        certificates=folder / TLS,
-        host=start.host,
-        port=port,
-        seconds=start.timeout,
-        state=party_state(federation.digest, "operator", root=folder / STATE),
-        run=log.directory,
-        ready=lambda: log.say("parties may connect"),
-        say=log.say,
-        publish=task.publish if isinstance(task, ModelTask) else None,
-    )
-
-
-def _facts(federation: Federation, told: Log) -> "Facts":
-    from train_distributed.flower.sum_task import Facts
-
-    sent = max(told.bytes_of.get(user, 0) for user in federation.users)
-    digest = federation.session(bytes.fromhex(told.session)).digest.hex()
-    return Facts(
-        session=digest,
-        bytes_per_user=sent,
-        missing=told.missing,
-        bytes_per_round=tuple(b - a for a, b in pairwise((0, *told.sent_after))),
-    )
-
-
 def own_keys(folder: Path, federation: Federation) -> PrivateKeys:
     """The operator's, which are those of its computation server.
 
@@ -191,14 +175,3 @@ def own_keys(folder: Path, federation: Federation) -> PrivateKeys:
     if public_keys(keys.public) != federation.servers[0]:
         raise ValueError(f"keys in {folder} must be the operator's in {FEDERATION}, are others")
     return keys
-
-
-def _port(folder: Path) -> int:
-    told = read_document(folder / INVITATION / OPERATOR)
-    return int(told.text("superlink", ADDRESS, "HOST:PORT").rpartition(":")[2])
-
-
-def _check_party_options(start: "Start") -> None:
-    given = {name: getattr(start, name) for name in ("embeddings", "accept", "superlink")}
-    limits = None if start.limits == Limits() else start.limits
-    check.left_out("without an invitation", **given, limits=limits)

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pretrain import check
-from train_distributed.commands.federation.consent import consent
-from train_distributed.commands.federation.embedding import own_set
-from train_distributed.commands.federation.taking_part import OwnRows, authorities, invited
+from train_distributed.commands.federation.taking_part import Participant, authorities
 from train_distributed.flower.documents.ledger import BudgetedJournal, Limits
-from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.sessions import remember, spend_session, state_of
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.journal import DurableJournal
@@ -59,32 +56,29 @@ class Report:
         check.installed("httpx", "a report", extra="flower")
         from train_distributed.flower.aggregator_client import Aggregators
 
-        keys = read_private(self.folder)
-        invitation = invited(self.invitation, self.folder, keys, self.accept, self.ca)
+        me = Participant.of(self, self.invitation, self.ca)
+        invitation, user, task = me.invitation, me.party, me.task
         federation = invitation.federation
-        user = invitation.identify(keys, self.folder)
-        rows = OwnRows.of(own_set(self.folder, self.embeddings), self.ledger, invitation, user)
         beside = invitation.folder / WINDOW
         if self.window is None and not beside.exists():
             raise ValueError(f"window must be given where {invitation.folder} holds none, got none")
         file = WindowFile.load(self.window or beside)
-        window = agreed(file.window, rows.task)
-        account = rows.account(self.folder, federation, self.limits)
+        window = agreed(file.window, task)
         plain = DurableJournal(state_of(self.folder, federation, user))
-        journal = BudgetedJournal(account, plain)
+        journal = BudgetedJournal(me.account, plain)
         with Aggregators(
             window, file.addresses, authorities(self.ca), self.patience
         ) as aggregators:
             if journal.detail(window.digest, KEPT) is None:
                 _check_time(window)
-                consent(rows.task, invitation, user, account, self.accept)
+                me.consent(self.accept)
                 remember(self.folder, federation, user)
                 journal.check()
-                encoded = rows.task.encoded(user, rows.rows)
+                encoded = task.encoded(user, me.rows)
                 aggregators.connect()
                 spend_session(journal, federation, window.digest, resume=True)
-                norm_bound = rows.task.norm_bounds[federation.known[user].rows]
-                made = make_report(window, user, keys, encoded.view(np.int64), norm_bound)
+                norm_bound = task.norm_bounds[federation.known[user].rows]
+                made = make_report(window, user, me.keys, encoded.view(np.int64), norm_bound)
                 journal.claim(window.digest, KEPT, made)
             kept = journal.detail(window.digest, KEPT) or b""
             aggregators.report(user, kept)

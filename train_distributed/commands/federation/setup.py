@@ -29,13 +29,14 @@ from train_distributed.flower.documents.terms import (
     EvaluationTerms,
     Terms,
     agreed_file,
+    file_hash,
+    read_transform,
 )
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
     from train_distributed.flower.sum_task import SumTask
-    from train_distributed.one_shot.method import Method
 
 ProtocolName = Literal["secagg", "shares"]
 TLS, INVITATION, NODES = "tls", "invitation", "nodes"
@@ -50,6 +51,8 @@ def fill(folder: Path, init: "Init") -> "SumTask":
     Raises:
         ValueError: a party file that is bad or given twice, or a setting out of range.
     """
+    from train_distributed.flower.evaluation_task import task_of
+
     roll, users = None, list[Party]()
     if init.protocol == "shares":
         init = replace(init, privacy=replace(init.privacy, noise_by="servers"))
@@ -84,7 +87,11 @@ def fill(folder: Path, init: "Init") -> "SumTask":
         ),
         **dict(zip(ROUNDS, rounds, strict=True)),
     )
-    task = _checked(folder, federation)
+    task = task_of(federation, folder / agreed_file(federation.task))  # what every party will check
+    if roll:
+        task.window(bytes(32), 0, 1)
+    else:
+        federation.session(bytes(32))
     federation.save(folder / FEDERATION)
     (folder / NODES).mkdir()
     for party in nodes.values():
@@ -112,11 +119,18 @@ def _agreed(
     """
     check.exactly_one(transform=init.transform, model=init.model)
     if init.transform is not None:
+        from train_distributed.one_shot.registry import build_method
         from train_distributed.one_shot.rounds import round_dimension
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
         terms = _terms(folder, init, sizes, roll)
-        method = _method(folder, terms)
+        transform = read_transform(folder / TRANSFORM)
+        if transform.seen is None and not transform.is_identity:
+            raise ValueError(
+                "transform must say which rows it has seen, as `embed fit-transform` writes it, or "
+                "all users refuse it; got an older file"
+            )
+        method = build_method(terms.method, transform, terms.num_classes, terms.options)
         return terms, method.statistic.dimension, method.rounds, round_dimension(method)
     assert init.model is not None
     check.left_out(
@@ -132,7 +146,6 @@ def _agreed(
 def _evaluation(
     folder: Path, init: "Init", sizes: dict[int, int], model: Path
 ) -> tuple[EvaluationTerms, int]:
-    from train_distributed.flower.documents.terms import file_hash
     from train_distributed.flower.evaluation_task import read_model
     from train_distributed.released.evaluation import Evaluation
 
@@ -156,7 +169,6 @@ def _evaluation(
 def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None) -> Terms:
     import torch
 
-    from train_distributed.flower.documents.terms import file_hash, read_transform
     from train_distributed.flower.sum_task import repeated
     from train_distributed.one_shot.class_prior import with_shares
     from train_distributed.one_shot.defaults import PublicFacts
@@ -184,28 +196,3 @@ def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, in
         class_names=init.class_names,
     )
     return Terms.read(terms.as_task(), set(terms.sizes), Path("federation"))
-
-
-def _method(folder: Path, terms: Terms) -> "Method":
-    from train_distributed.flower.documents.terms import read_transform
-    from train_distributed.one_shot.registry import build_method
-
-    transform = read_transform(folder / TRANSFORM)
-    if transform.seen is None and not transform.is_identity:
-        raise ValueError(
-            "transform must say which rows it has seen, as `embed fit-transform` writes it, or all "
-            "users refuse it; got an older file"
-        )
-    return build_method(terms.method, transform, terms.num_classes, terms.options)
-
-
-def _checked(folder: Path, federation: Federation) -> "SumTask":
-    """Checks what every party will check, before anything is handed out."""
-    from train_distributed.flower.evaluation_task import task_of
-
-    task = task_of(federation, folder / agreed_file(federation.task))
-    if federation.roll is None:
-        federation.session(bytes(32))
-    else:
-        task.window(bytes(32), 0, 1)
-    return task

@@ -11,7 +11,7 @@ from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.embedding import own_set
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
+from train_distributed.flower.documents.ledger import Account, BudgetedJournal
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.sessions import remember, sessions_used
@@ -29,6 +29,7 @@ CARRIER_LOG = "carrier.log"
 if TYPE_CHECKING:
     from embed import EmbeddingSet
     from train_distributed.commands.federation import Start
+    from train_distributed.commands.federation.reporting import Report
     from train_distributed.flower.evaluation_task import EvaluationTask
     from train_distributed.flower.model_task import ModelTask
 
@@ -43,26 +44,20 @@ def take_part(start: "Start") -> int:
         ValueError: a file or setting that does not fit; nothing was sent.
     """
     assert start.invitation is not None
-    _check_options(start)
-    keys = read_private(start.folder)
-    invitation = invited(start.invitation, start.folder, keys, start.accept)
+    check.left_out("with an invitation", out=start.out, port=start.port)
+    check.within("(0, inf]", patience=start.patience)
+    user = Participant.of(start, start.invitation)
+    invitation, party = user.invitation, user.party
     federation = invitation.federation
     if federation.protocol == "shares":
-        raise ValueError(
-            "start must be of protocol secagg; of shares, a user reports, and a server is an "
-            "aggregator"
-        )
-    party = invitation.identify(keys, start.folder)
-    embeddings = own_set(start.folder, start.embeddings)
-    user = OwnRows.of(embeddings, start.ledger, invitation, party)
-    account = user.account(start.folder, federation, start.limits)
-    consent(user.task, invitation, party, account, start.accept)
+        raise ValueError("start must be of protocol secagg; of shares, a user reports")
+    user.consent(start.accept)
     state = remember(start.folder, federation, party)
-    journal = BudgetedJournal(account, DurableJournal(state))
+    journal = BudgetedJournal(user.account, DurableJournal(state))
     journal.check()
     log = RunLog.begin(start.folder, "start")
     with log.told():
-        endpoint = _endpoint(federation, party, keys, journal, user)
+        endpoint = _endpoint(user, journal)
         log.say(f"{federation.display_name(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
         address = start.superlink or invitation.superlink
@@ -106,69 +101,71 @@ def authorities(ca: Path | None) -> ssl.SSLContext | None:
 
 
 @dataclass(frozen=True)
-class OwnRows:
-    """Task of a user, and the rows that it is computed on."""
+class Participant:
+    """A user that is about to take part: who it is in which federation, its task and its rows."""
 
+    folder: Path
+    keys: PrivateKeys
+    invitation: Invitation
+    party: int
     task: "ModelTask | EvaluationTask"
     rows: "EmbeddingSet"
-    path: Path  # of the rows
-    ledger: Path | None
+    account: Account  # counts ε in the ledger next to the rows, unless another is named
 
     @classmethod
-    def of(
-        cls, embeddings: Path | None, ledger: Path | None, invitation: Invitation, party: int
-    ) -> Self:
-        """Reads the task and opens the rows.
+    def of(cls, options: "Start | Report", invitation: str | Path, ca: Path | None = None) -> Self:
+        """Reads and checks everything; nothing is sent.
 
         Args:
-            embeddings: the user's embedding set.
-            ledger: the file that counts, if one is named.
-            invitation: what is agreed.
-            party: whose rows.
+            options: of the command.
+            invitation: its folder, or the link to it.
+            ca: certificates of the authorities of the link's server.
 
         Raises:
-            ValueError: a server's, which has no rows, or none are named.
+            ValueError: a file or setting that does not fit, or a server, which has no rows.
+            ConnectionError: the link's server is gone.
         """
-        federation, who = invitation.federation, invitation.federation.display_name(party)
+        folder, keys = options.folder, read_private(options.folder)
+        found = invited(invitation, folder, keys, options.accept, ca)
+        federation, party = found.federation, found.identify(keys, folder)
+        who, embeddings = federation.display_name(party), own_set(folder, options.embeddings)
         if party >= FIRST_SERVER:
-            raise ValueError(f"folder must be a user's, is of {who}")
+            raise ValueError(f"folder must be a user's, is of {who}: a server is an aggregator")
         if embeddings is None:
             raise ValueError(f"embeddings must be given for {who}, got none")
         from embed import EmbeddingSet
         from train_distributed.flower.evaluation_task import task_of
 
-        task = task_of(federation, invitation.agreed)
-        return cls(task, EmbeddingSet.open(embeddings), embeddings, ledger)
-
-    def account(self, folder: Path, federation: Federation, limits: Limits) -> Account:
-        """Account that counts ε in the ledger next to the rows, unless another is named."""
+        task, rows = task_of(federation, found.agreed), EmbeddingSet.open(embeddings)
         entry = Entry.of(
-            self.task.guarantee.privacy,
-            row_fields(self.rows, self.task.part),
-            gaussian_fields(*self.task.plans),
+            task.guarantee.privacy,
+            row_fields(rows, task.part),
+            gaussian_fields(*task.plans),
             users="",  # to the others this is one user
-            kind=self.task.kind,
-            method=self.task.terms.method,
+            kind=task.kind,
+            method=task.terms.method,
             result=f"federation {federation.digest.hex()[:16]}",
         )
-        ledger = Ledger.chosen(self.ledger, self.path)
-        return Account(folder, federation, entry, ledger, limits)
+        ledger = Ledger.chosen(options.ledger, embeddings)
+        account = Account(folder, federation, entry, ledger, options.limits)
+        return cls(folder, keys, found, party, task, rows, account)
+
+    def consent(self, accept: str) -> None:
+        """See `consent.consent`."""
+        consent(self.task, self.invitation, self.party, self.account, accept)
 
 
-def _endpoint(
-    federation: Federation, party: int, keys: PrivateKeys, journal: Journal, user: OwnRows
-) -> Endpoint:
-    task, encoded = user.task, user.task.encoded(party, user.rows)
-
-    first = partial(task.noised, encoded)
+def _endpoint(user: Participant, journal: Journal) -> Endpoint:
+    federation, party, task = user.invitation.federation, user.party, user.task
+    first = partial(task.noised, task.encoded(party, user.rows))
     if federation.rounds:
         from train_distributed.flower.model_task import ModelTask
 
         if not isinstance(task, ModelTask):
             raise ValueError("rounds must be of a model, got those of an evaluation")
         rounds = task.rounds_of(party, user.rows)
-        return RoundsEndpoint(federation, party, keys, journal, first, rounds)
-    return UserEndpoint(federation, party, keys, first, journal)
+        return RoundsEndpoint(federation, party, user.keys, journal, first, rounds)
+    return UserEndpoint(federation, party, user.keys, first, journal)
 
 
 def _status(federation: Federation, party: int, state: Path, what: str) -> dict[str, object]:
@@ -179,8 +176,3 @@ def _status(federation: Federation, party: int, state: Path, what: str) -> dict[
         "sessions": federation.sessions,
         "sessions used": sessions_used(state, federation),
     }
-
-
-def _check_options(start: "Start") -> None:
-    check.left_out("with an invitation", out=start.out, port=start.port)
-    check.within("(0, inf]", patience=start.patience)

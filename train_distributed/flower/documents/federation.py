@@ -207,18 +207,10 @@ class Federation:
         """Bytes that one request or answer may have: a vector, and what names users."""
         return 2**16 + 2**10 * len(self.users) + 16 * self.dimension
 
-    def poll_seconds(self, party: int) -> float:
-        """Between a node's looks for a question: all users look 50 times a second, all servers too.
-
-        Servers are asked one after another, round by round: what they wait, everybody waits.
-        """
-        alike = len(self.users) if party < FIRST_SERVER else len(self.servers)
-        return max(0.2, alike / 50)
-
     @property
-    def longest_poll(self) -> float:
-        """Seconds between two looks of those that look least often."""
-        return max(map(self.poll_seconds, (0, FIRST_SERVER)))
+    def poll_seconds(self) -> float:
+        """Between a node's looks for a question: all users together look 50 times a second."""
+        return max(0.2, len(self.users) / 50)
 
     def verifying_key(self, party: int) -> bytes | None:
         """The key that must have signed a party's messages; None for a stranger."""

@@ -16,8 +16,8 @@ from train_distributed.flower.documents.document import (
     with_signature,
 )
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.key_files import fingerprint
-from train_distributed.flower.documents.party import KEY, NODE_KEY, node_key
+from train_distributed.flower.documents.key_files import NODE_KEY, fingerprint, node_key
+from train_distributed.flower.documents.party import KEY
 from train_distributed.flower.documents.place import PLACES, at_place, place_path
 from train_distributed.flower.documents.terms import agreed_file
 from train_distributed.secure_sum.keys import PrivateKeys

@@ -34,6 +34,7 @@ _UNREADABLE = (  # what the library may raise for a file that is not what it sho
     x509.ExtensionNotFound,
     x509.UnsupportedGeneralNameType,
 )
+NODE_KEY = "node-key"
 T = TypeVar("T")
 
 
@@ -60,16 +61,17 @@ def write_node_key(folder: Path) -> None:
     """`node-key` and `node-key.pub`: P-384, OpenSSH, as SuperNode authentication wants them."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    write_secret(folder / "node-key", private)
-    (folder / "node-key.pub").write_bytes(_openssh(key.public_key()) + b"\n")
+    write_secret(folder / NODE_KEY, private)
+    (folder / f"{NODE_KEY}.pub").write_bytes(_openssh(key.public_key()) + b"\n")
 
 
-def node_key_of(path: Path) -> str:
-    """The public half, OpenSSH, of a private node key.
+def node_key(folder: Path) -> str:
+    """Public half, OpenSSH, of a folder's node key, as a federation states it.
 
     Raises:
         ValueError: no such key.
     """
+    path = folder / NODE_KEY
     content = read_file(path)
     key = parsed(path, "a node's private key", lambda: load_ssh_private_key(content, None))
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):

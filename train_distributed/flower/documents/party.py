@@ -17,7 +17,6 @@ from train_distributed.flower.documents.document import (
 )
 from train_distributed.flower.documents.key_files import (
     fingerprint,
-    node_key_of,
     write_node_key,
     write_secret,
 )
@@ -29,7 +28,7 @@ from train_distributed.secure_sum.keys import (
     check_order,
 )
 
-PRIVATE, NODE_KEY, SUFFIX = "private.json", "node-key", ".party.json"
+PRIVATE, SUFFIX = "private.json", ".party.json"
 MOST_ROWS = 2**40
 NAME = re.compile("[a-z0-9][a-z0-9._-]{0,39}")
 NAME_RULE = "1 to 40 of a-z 0-9 . _ -, the first a letter or digit"
@@ -131,15 +130,6 @@ def read_private(folder: Path) -> PrivateKeys:
 def public_keys(keys: PublicKeys) -> dict[str, str]:
     """Public keys as the JSON of a federation has them."""
     return {"verifying": keys.verifying.hex(), "sealing": keys.sealing.hex()}
-
-
-def node_key(folder: Path) -> str:
-    """Public half of a folder's node key, as a federation states it.
-
-    Raises:
-        ValueError: no such key.
-    """
-    return node_key_of(folder / NODE_KEY)
 
 
 def _secret(document: Document, name: str) -> bytes:

@@ -12,7 +12,8 @@ from train_distributed.flower.documents.certificates import check_server, hosts_
 from train_distributed.flower.documents.document import LARGE, read_document
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.party import Party, node_fingerprint, node_key, read_private
+from train_distributed.flower.documents.key_files import node_key
+from train_distributed.flower.documents.party import Party, node_fingerprint, read_private
 from train_distributed.flower.documents.terms import read_transform
 from train_distributed.flower.model_task import ModelTask
 

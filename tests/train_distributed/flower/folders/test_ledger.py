@@ -13,7 +13,7 @@ import pytest
 from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from train_distributed import accounting
 from train_distributed.commands.federation import Start
-from train_distributed.flower.documents import ledger
+from train_distributed.flower.documents import sessions
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
 from train_distributed.flower.documents.sessions import read_ledger, remember
@@ -215,7 +215,7 @@ def test_a_federation_whose_digest_begins_like_another_s_is_refused(
     """64 bits name a folder's state, and an operator can find two federations that share them."""
     folder, federations = two
     state = remember(folder, federations[0], 0)
-    monkeypatch.setattr(ledger, "state_of", lambda *_: state)
+    monkeypatch.setattr(sessions, "state_of", lambda *_: state)
     assert remember(folder, federations[0], 0) == state
     with pytest.raises(ValueError, match="must be of federation"):
         remember(folder, federations[1], 0)
@@ -256,7 +256,7 @@ def test_a_user_s_sessions_are_counted_beside_its_rows(
     assert start.run() == 0
     federation = Federation.load(home / "fed" / "federation.json")
     told: Any = engine.nodes[-1].endpoint
-    told._endpoint._journal.claim(federation.digest, "session0", b"n" * 32)
+    told._journal.claim(federation.digest, "session0", b"n" * 32)
     (record,) = Ledger.open(user / "embeddings.ledger").state().records
     entry = record.entry
     assert (entry.part, entry.users, entry.noise) == ("train", "", "discrete")

@@ -21,8 +21,8 @@ from train_distributed.flower.documents import certificates
 from train_distributed.flower.documents.certificates import check_server, hosts_of, read_authority
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.key_files import fingerprint
-from train_distributed.flower.documents.party import Party, node_key, read_private, write_party
+from train_distributed.flower.documents.key_files import fingerprint, node_key
+from train_distributed.flower.documents.party import Party, read_private, write_party
 from train_distributed.one_shot import defaults
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy

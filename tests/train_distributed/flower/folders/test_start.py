@@ -109,7 +109,7 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     assert "user 2 (hospital-2)" in capsys.readouterr().err
     (user,) = engine.nodes
     told: Any = user.endpoint
-    assert isinstance(told._endpoint._journal, BudgetedJournal)
+    assert isinstance(told._journal, BudgetedJournal)
     assert (user.superlink, user.keys) == ("127.0.0.1:9092", home / "user2")
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
     status = json.loads((_run(home / "user2") / "status.json").read_text())

@@ -29,12 +29,12 @@ import numpy as np
 from embed import EmbeddingSet, PublicTransform
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.ports import free_port
 from train_distributed.commands.federation.enrolling import COLUMNS
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.key_files import node_key
 from train_distributed.flower.documents.party import Party, read_private, write_party
 from train_distributed.flower.documents.place import place_path, with_roll, write_place
-from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_distributed.flower.transport.processes import free_port
+from tests.ports import free_port
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ports import free_port
 from train_distributed.flower.documents.certificates import write_certificates
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import public_keys, write_party
-from train_distributed.flower.transport.processes import free_port
 
 HERE = Path(__file__).parent
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from train_distributed.flower import aggregator_watch
 from train_distributed.flower.aggregator_watch import EVENTS, LOG, Seldom, Watch, logged
-from train_distributed.flower.transport.processes import free_port
 
 
 def lines(directory: Path) -> list[dict]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.ports import free_port
 from train_distributed.commands.federation import Init, Join
 from train_distributed.flower.coordinator import Log
 from train_distributed.flower.documents.federation import Federation
@@ -23,7 +24,6 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts
 from train_distributed.flower.superlink import Operation, operate
-from train_distributed.flower.transport.processes import free_port
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened

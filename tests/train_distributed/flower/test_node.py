@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from train_distributed.flower import supernode as nodes
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.flower.transport import frames
-from train_distributed.flower.transport.processes import free_port
 
 PATIENCE = 1.5
 
@@ -134,12 +134,23 @@ def test_words_of_a_carrier_are_escaped(keys: Path, monkeypatch: pytest.MonkeyPa
     assert said[0] == "\\x1b[2J\\\\xff\\n"
 
 
-@pytest.mark.parametrize("reply", [bytes(2000)])
+def test_what_is_refused_is_said_once(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Parrot):
+        def answer(self, request: bytes) -> bytes:
+            super().answer(request)
+            return b"\1no\x1b"
+
+    said: list[str] = []
+    _scripted(monkeypatch, [[(0, b"q1"), (0, b"q2"), (0.05, b"qend")]])
+    assert serve(_node(keys, Refusing(), said)) == 0
+    assert said == ["refused what the operator asked: no\\x1b"]
+
+
 def test_a_frame_that_is_too_long_ends_the_carrier(
-    keys: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes
+    keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    _scripted(monkeypatch, [[(0, b"q" + reply)], [(0, b"qend")]])
+    _scripted(monkeypatch, [[(0, b"q" + bytes(2000))], [(0, b"qend")]])
     endpoint = Parrot()
     assert serve(_node(keys, endpoint, said)) == 0
     assert endpoint.heard == [b"end"]

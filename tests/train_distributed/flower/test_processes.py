@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from train_distributed.flower.documents.key_files import write_node_key
 from train_distributed.flower.transport import frames
-from train_distributed.flower.transport.processes import child, free_port
+from train_distributed.flower.transport.processes import child
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="prctl and Landlock are Linux's")
 flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the flower extra")

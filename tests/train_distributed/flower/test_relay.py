@@ -106,41 +106,37 @@ def test_others_can_be_asked_while_answers_come() -> None:
     assert sorted(found) == [(node, b"%d" % node) for node in range(1, 9)]
 
 
+@contextmanager
+def _ready() -> Iterator[tuple[FlowerRelay, Any]]:
+    """A relay, and the hub's end of its line."""
+    here, there = frames.socket.socketpair()
+    with here, there:
+        frames.send(there, frames.READY, json.dumps({"nodes": NODES, "confined": True}).encode())
+        child: Any = SimpleNamespace(line=here)
+        yield FlowerRelay(child, [f"{node:064x}" for node in NODES], 30, LARGEST), there
+
+
 def test_a_hub_that_fails_is_quoted_and_one_that_hangs_up_is_noticed() -> None:
-    for reply, words in ((b"ePort is taken", "SuperLink ended: Port is taken"), (None, "hung up")):
-        here, there = frames.socket.socketpair()
-        with here:
-            ready = json.dumps({"nodes": NODES, "confined": False}).encode()
-            frames.send(there, b"r", ready)
-            relay = FlowerRelay(SimpleNamespace(line=here), ["k"] * len(NODES), 5, LARGEST)  # pyright: ignore[reportArgumentType]
-            if reply is not None:
-                frames.send(there, reply)
-            else:
-                there.shutdown(frames.socket.SHUT_WR)
-            with pytest.raises(ConnectionError, match=words):
-                relay.ask({1: b"x"})
-        there.close()
+    with _ready() as (relay, there):
+        frames.send(there, b"ePort is taken")
+        with pytest.raises(ConnectionError, match="SuperLink ended: Port is taken"):
+            relay.ask({1: b"x"})
+    with _ready() as (relay, there):
+        there.shutdown(frames.socket.SHUT_WR)
+        with pytest.raises(ConnectionError, match="hung up"):
+            relay.ask({1: b"x"})
 
 
 @pytest.mark.parametrize("nonsense", [b"h{", b"h7", b"a", b"b123"])
 def test_a_hub_that_talks_nonsense_is_gone(nonsense: bytes) -> None:
-    here, there = frames.socket.socketpair()
-    with here, there:
-        ready = json.dumps({"nodes": NODES, "confined": True}).encode()
-        frames.send(there, b"r", ready)
-        child: Any = SimpleNamespace(line=here)
-        relay = FlowerRelay(child, [f"{node:064x}" for node in NODES], 30, LARGEST)
+    with _ready() as (relay, there):
         frames.send(there, nonsense)
         with pytest.raises(ConnectionError, match="hub must speak as agreed"):
             relay.nodes()
 
 
 def test_what_was_not_asked_is_not_kept() -> None:
-    here, there = frames.socket.socketpair()
-    with here, there:
-        frames.send(there, b"r", json.dumps({"nodes": NODES, "confined": True}).encode())
-        child: Any = SimpleNamespace(line=here)
-        relay = FlowerRelay(child, [f"{node:064x}" for node in NODES], 30, LARGEST)
+    with _ready() as (relay, there):
         for node in range(50):
             frames.send(there, b"a" + struct.pack(">Q", node), bytes(100))
         frames.send(there, b"h" + json.dumps([3, 500]).encode())

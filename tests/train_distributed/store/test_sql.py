@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.postgresql import BINARIES, Server, running
+from tests.ports import free_port
 from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
     Service,
     make_service,
 )
-from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.aggregator import Helper, Leader
 from train_distributed.secure_sum.report_store import ADDED, ReportStore
 from train_distributed.secure_sum.window import HELPER, LEADER

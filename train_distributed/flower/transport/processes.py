@@ -90,13 +90,6 @@ def started(line: int, parent: int) -> Iterator[tuple[socket.socket, dict[str, A
         yield upwards, json.loads(frames.receive(upwards, CONFIG_BYTES) or b"{}")
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _environment(home: str) -> dict[str, str]:
     """A private home, no telemetry, no look for updates, and nothing of this process's own."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}

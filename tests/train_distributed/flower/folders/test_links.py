@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from tests.ports import free_port
 from tests.train_distributed.flower.folders.engine import digest_of
 from tests.train_distributed.flower.folders.windows import SETTINGS, Home, running
 from train_distributed.commands.federation import Init, Renew, Start
@@ -23,7 +24,6 @@ from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.documents.window_file import WINDOW
 from train_distributed.flower.links import invitation_routes
-from train_distributed.flower.transport.processes import free_port
 from train_distributed.secure_sum.roll import Roll
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import Renew
-from train_distributed.flower.transport.processes import free_port
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot.method_options import MethodOptions
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import aggregating
 from train_distributed.commands.federation.aggregating import Aggregate
@@ -24,7 +25,6 @@ from train_distributed.flower.documents.sessions import read_ledger
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.flower.evaluation_task import task_of
 from train_distributed.flower.model_task import ModelTask
-from train_distributed.flower.transport.processes import free_port
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.report_store import ReportStore
 

@@ -143,7 +143,9 @@ def test_what_is_refused_is_said_once(keys: Path, monkeypatch: pytest.MonkeyPatc
     said: list[str] = []
     _scripted(monkeypatch, [[(0, b"q1"), (0, b"q2"), (0.05, b"qend")]])
     assert serve(_node(keys, Refusing(), said)) == 0
-    assert said == ["refused what the operator asked: no\\x1b"]
+    assert [line for line in said if "refused" in line] == [
+        "refused what the operator asked: no\\x1b"
+    ]
 
 
 def test_a_frame_that_is_too_long_ends_the_carrier(

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from pretrain import check
+from train_distributed.commands.federation.reporting import authorities
 from train_distributed.commands.federation.setup import INVITATION
-from train_distributed.commands.federation.taking_part import authorities
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.run_log import RunLog

@@ -9,8 +9,7 @@ from pathlib import Path
 from pretrain import check
 from pretrain.cli.output import new_directory
 from train_distributed.commands.federation.hosting import NextSum, own_keys
-from train_distributed.commands.federation.reporting import agreed
-from train_distributed.commands.federation.taking_part import authorities
+from train_distributed.commands.federation.reporting import agreed, authorities
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import FEDERATION
 from train_distributed.flower.documents.place import ROLL, with_roll

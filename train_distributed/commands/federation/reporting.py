@@ -1,22 +1,34 @@
 """`federation report`: everything is checked first, then one report is made, kept and sent."""
 
+import ssl
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from pretrain import check
-from train_distributed.commands.federation.taking_part import Participant, authorities
-from train_distributed.flower.documents.ledger import BudgetedJournal, Limits
+from train_distributed.commands.federation.consent import consent
+from train_distributed.commands.federation.embedding import own_set
+from train_distributed.flower.documents.invitation import Invitation
+from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
+from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.sessions import remember, spend_session, state_of
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
+from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
+from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
 
 if TYPE_CHECKING:
+    from embed import EmbeddingSet
+    from train_distributed.commands.federation import Start
+    from train_distributed.flower.evaluation_task import EvaluationTask
+    from train_distributed.flower.model_task import ModelTask
     from train_distributed.flower.sum_task import SumTask
 
 KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
@@ -71,7 +83,7 @@ class Report:
         ) as aggregators:
             if journal.detail(window.digest, KEPT) is None:
                 _check_time(window)
-                me.consent(self.accept)
+                consent(task, invitation, user, me.account, self.accept)
                 remember(self.folder, federation, user)
                 journal.check()
                 encoded = task.encoded(user, me.rows)
@@ -107,3 +119,83 @@ def _check_time(window: Window) -> None:
         raise ValueError(
             f"report must come from {moments[0]} to {closes} UTC, this clock says {moments[1]}"
         )
+
+
+def invited(
+    given: str | Path, folder: Path, keys: PrivateKeys, accept: str, ca: Path | None = None
+) -> Invitation:
+    """Invitation in a folder or behind a link, with this party's place if it is a user's on a roll.
+
+    Args:
+        given: the folder, or the link.
+        folder: the party's own; what a link names is kept there.
+        keys: the party's own.
+        accept: how the federation's digest must begin.
+        ca: certificates of the authorities of the link's server.
+
+    Raises:
+        ValueError: a file that does not fit, or a place that is not proved.
+        ConnectionError: the link's server is gone.
+    """
+    if isinstance(given, str) and "://" in given:
+        check.installed("httpx", "a link", extra="flower")
+        from train_distributed.flower.links import fetched
+
+        given = fetched(given, folder, keys, authorities(ca)).folder
+    return Invitation.read(Path(given), accept).placed(keys)
+
+
+def authorities(ca: Path | None) -> ssl.SSLContext | None:
+    """TLS context that trusts these authorities; None without any."""
+    return None if ca is None else ssl.create_default_context(cafile=str(ca))
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A user that is about to take part: who it is in which federation, its task and its rows."""
+
+    folder: Path
+    keys: PrivateKeys
+    invitation: Invitation
+    party: int
+    task: "ModelTask | EvaluationTask"
+    rows: "EmbeddingSet"
+    account: Account  # counts ε in the ledger next to the rows, unless another is named
+
+    @classmethod
+    def of(cls, options: "Start | Report", invitation: str | Path, ca: Path | None = None) -> Self:
+        """Reads and checks everything; nothing is sent.
+
+        Args:
+            options: of the command.
+            invitation: its folder, or the link to it.
+            ca: certificates of the authorities of the link's server.
+
+        Raises:
+            ValueError: a file or setting that does not fit, or a server, which has no rows.
+            ConnectionError: the link's server is gone.
+        """
+        folder, keys = options.folder, read_private(options.folder)
+        found = invited(invitation, folder, keys, options.accept, ca)
+        federation, party = found.federation, found.identify(keys, folder)
+        who, embeddings = federation.display_name(party), own_set(folder, options.embeddings)
+        if party >= FIRST_SERVER:
+            raise ValueError(f"folder must be a user's, is of {who}: a server is an aggregator")
+        if embeddings is None:
+            raise ValueError(f"embeddings must be given for {who}, got none")
+        from embed import EmbeddingSet
+        from train_distributed.flower.evaluation_task import task_of
+
+        task, rows = task_of(federation, found.agreed), EmbeddingSet.open(embeddings)
+        entry = Entry.of(
+            task.guarantee.privacy,
+            row_fields(rows, task.part),
+            gaussian_fields(*task.plans),
+            users="",  # to the others this is one user
+            kind=task.kind,
+            method=task.terms.method,
+            result=f"federation {federation.digest.hex()[:16]}",
+        )
+        ledger = Ledger.chosen(options.ledger, embeddings)
+        account = Account(folder, federation, entry, ledger, options.limits)
+        return cls(folder, keys, found, party, task, rows, account)

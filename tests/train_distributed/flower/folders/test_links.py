@@ -16,7 +16,7 @@ from tests.train_distributed.flower.folders.engine import digest_of
 from tests.train_distributed.flower.folders.windows import SETTINGS, Home, running
 from train_distributed.commands.federation import Init, Renew, Start
 from train_distributed.commands.federation.inviting import Invite
-from train_distributed.commands.federation.taking_part import invited
+from train_distributed.commands.federation.reporting import invited
 from train_distributed.flower import links
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation

@@ -1,4 +1,7 @@
-"""The agreed sessions of a federation, which a user's journal counts: each is spent once."""
+"""Sessions of the federations that a party's folder takes part in: each agreed one is spent once.
+
+What was agreed on lies beside the journal that counts them, in one directory a federation.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -99,8 +99,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
-    bench_kinds.PUBLIC_ROWS = arguments.rows
     cells = [(int(w), int(n), float(e)) for w, n, e in (c.split(":") for c in arguments.cells)]
+    bench_kinds.PUBLIC_ROWS = arguments.rows
+    bench_kinds.FEDERATIONS = tuple((w, n, (e,)) for w, n, e in cells)  # no more rows are projected
     started, lines = time.process_time(), []
     for pair in arguments.pairs:
         private, _, public = pair.rpartition(":")

@@ -123,8 +123,8 @@ class Select:
                 )
         kinds: dict[str, EmbeddingSet | None] = {"public": None}
         if self.like is not None:
-            kinds = {"like": EmbeddingSet.open(self.like)}
-        kinds |= {f"shifted {path}": EmbeddingSet.open(path) for path in self.shifted}
+            kinds = {"like": _opened("like", self.like, public)}
+        kinds |= {f"shifted {path}": _opened("shifted", path, public) for path in self.shifted}
         hashes = {
             name: None if each is None else each.content_hash() for name, each in kinds.items()
         }
@@ -256,6 +256,21 @@ class Select:
         )
         sizes.validate()
         return sizes
+
+
+def _opened(name: str, path: Path, public: "EmbeddingSet") -> "EmbeddingSet":
+    """A set to make tasks of; ValueError without labels, or for other embeddings than public."""
+    from embed import EmbeddingSet
+    from embed.encoding import refuse_other
+
+    found = EmbeddingSet.open(path)
+    found.need_labels(name)
+    refuse_other(public.encoding, found.encoding, ("public", name))
+    if found.dim != public.dim:
+        raise ValueError(
+            f"{name} must have {public.dim} columns as public, got {found.dim} in {path}"
+        )
+    return found
 
 
 def _described(choice: "Choice") -> dict[str, Any]:

@@ -10,7 +10,6 @@ import numpy as np
 from embed import EmbeddingSet
 from embed.compress import Compression
 from embed.directions import Directions
-from embed.encoding import refuse_other
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
@@ -175,9 +174,6 @@ def rehearse(
     if like is not None:
         like.need_labels("like")
         like.check_finite("like")
-        refuse_other(public.encoding, like.encoding, ("public", "like"))
-        if like.dim != public.dim:
-            raise ValueError(f"like must have {public.dim} columns as public, got {like.dim}")
     source = public if like is None else like
     for task in range(tasks) if isinstance(tasks, int) else tasks:
         shares = None if balance is None else task_shares(classes, task, balance or None)

@@ -288,7 +288,7 @@ def test_sets_of_other_kinds_are_played_on_too(public, tmp_path, capsys):
         replace(select, like=public).run()
     narrow = EmbeddingSet(embeddings=np.ones((8, 3), np.float32), labels=np.arange(8) % 4)
     narrow.save(tmp_path / "narrow")
-    with pytest.raises(ValueError, match="like must have 12 columns as public, got 3"):
+    with pytest.raises(ValueError, match="shifted must have 12 columns as public, got 3"):
         replace(select, shifted=(tmp_path / "narrow",), out=tmp_path / "none").run()
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from embed.encoding import UNKNOWN
 from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
-from embed.fast import choose_batch_size, worth_compiling
+from embed.fast import COMPILE_FROM, choose_batch_size
 from embed.options import ExtractOptions
 from embed.partial import Partial, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
@@ -73,8 +73,9 @@ def extract(
     device = torch.device(usual_device(options.device))
     digest = encoder_hash(encoder)
     batch_size = min(options.batch_size or choose_batch_size(device), len(images))
-    fitting = worth_compiling(device, len(images))
-    compiled = fitting if options.compiled is None else options.compiled
+    compiled = options.compiled
+    if compiled is None:
+        compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
     ends = _ends(images, skip=options.skip_unreadable)
     meta = _described(images, ends) | {
         "encoder": encoder_name,

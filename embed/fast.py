@@ -25,11 +25,6 @@ def choose_batch_size(device: torch.device | str) -> int:
     return CPU_BATCH if torch.device(device).type == "cpu" else GPU_BATCH
 
 
-def worth_compiling(device: torch.device, images: int) -> bool:
-    """Whether compiling saves more time than it costs."""
-    return device.type == "cuda" and images >= COMPILE_FROM
-
-
 def fast_forward(
     encoder: nn.Module, device: torch.device, dtype: torch.dtype, *, compiled: bool
 ) -> Callable[[Tensor], Tensor]:

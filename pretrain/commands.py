@@ -262,11 +262,9 @@ class Probe:
     def _score(self, encoder: "Encoder", train: "ImageSet", test: "ImageSet") -> dict[str, float]:
         import torch
 
-        from pretrain.preprocess import Preprocess
         from pretrain.probe import embed_all
 
-        device, size = usual_device(self.device), self.image_size
-        preprocess = encoder.preprocess if size is None else Preprocess(image_size=size)
+        device, preprocess = usual_device(self.device), encoder.prepared_for(self.image_size)
         encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         x, z = (embed_all(encoder, _pixels(part), preprocess) for part in (train, test))
         return self._accuracies(x, z, train, test)

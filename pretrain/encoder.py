@@ -61,11 +61,11 @@ def build_encoder(
     if name.startswith(concat.PREFIX):
         check.left_out("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
         parts = parts_of(name, weights, BUILDERS)
-        found = [build_encoder(n, weights=w, seed=seed, image_size=s) for n, s, w in parts]
-        sizes = [part.image_size for part in parts]
-        return Concat(
-            [(e, concat.prepared(e, s)) for e, s in zip(found, sizes, strict=True)]
-        ).eval()
+        pairs = []
+        for part, size, own in parts:
+            found = build_encoder(part, weights=own, seed=seed, image_size=size)
+            pairs.append((found, found.prepared_for(size)))
+        return Concat(pairs).eval()
     if name.startswith(PREFIX + concat.PREFIX):
         raise ValueError(
             f"encoder must be concat:mirrored:A+B, not mirrored as a whole, got {name}"
@@ -77,7 +77,8 @@ def build_encoder(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if (kind in BUILDERS and rest) or name == "resnet50-v1":
-            if weights is None and not _has_weights(kind, rest):
+            has_weights = kind == "hf" or (kind == "open_clip" and Path(rest).is_dir())
+            if weights is None and not has_weights:
                 more = {"timm": ", hub or package", "open_clip": " or hub"}.get(kind, "")
                 raise ValueError(
                     f"weights must be given for {name}: a file, random for an untrained network"
@@ -89,11 +90,6 @@ def build_encoder(
                 f"weights must be left out for {name}, which has its own, got {weights}"
             )
         return load_encoder(SHIPPED.get(name, Path(name))).eval()
-
-
-def _has_weights(kind: str, rest: str) -> bool:
-    """Whether a name determines the weights as well as the network."""
-    return kind == "hf" or (kind == "open_clip" and Path(rest).is_dir())
 
 
 def origin(name: str, weights: str | None) -> str:
@@ -203,25 +199,15 @@ def _untrained(architecture: str, path: Path) -> Encoder:
         ) from error
 
 
-def _rebuild_mirrored(fields: dict[str, Any]) -> Encoder:
-    inner = fields["encoder"]
-    once = {
-        kind: build for kind, build in ARCHITECTURES.items() if kind not in ("concat", "mirrored")
-    }
-    return Mirrored(once[inner["kind"]](inner))
+def _inner(fields: dict[str, Any], *refused: str) -> Encoder:
+    """Untrained encoder of `fields["encoder"]`; KeyError for one of a refused kind."""
+    kinds = {kind: build for kind, build in ARCHITECTURES.items() if kind not in refused}
+    return kinds[fields["encoder"]["kind"]](fields["encoder"])
 
 
 def _rebuild_concat(fields: dict[str, Any]) -> Encoder:
-    single = {kind: build for kind, build in ARCHITECTURES.items() if kind != "concat"}
-    return Concat(
-        [
-            (
-                single[part["encoder"]["kind"]](part["encoder"]),
-                Preprocess.from_json(part["preprocess"]),
-            )
-            for part in fields["parts"]
-        ]
-    )
+    parts = fields["parts"]
+    return Concat([(_inner(p, "concat"), Preprocess.from_json(p["preprocess"])) for p in parts])
 
 
 def _of(module: str, name: str) -> Callable[..., Any]:
@@ -241,7 +227,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
     "timm": _of("encoders.timm_models", "TimmEncoder.rebuild"),
     "hf": _of("encoders.hugging_face", "HuggingFaceEncoder.rebuild"),
     "open_clip": _of("encoders.open_clip_towers", "OpenClipEncoder.rebuild"),
-    "mirrored": _rebuild_mirrored,
+    "mirrored": lambda fields: Mirrored(_inner(fields, "concat", "mirrored")),
     "concat": _rebuild_concat,
     "simclrv2": lambda fields: BUILDERS["simclrv2"](fields["name"], None, None),
     "resnet50-v1": lambda _: BUILDERS["resnet50-v1"]("", None, None),

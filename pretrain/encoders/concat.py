@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.mirrored import within
-from pretrain.preprocess import Preprocess, Size
+from pretrain.preprocess import Preprocess
 
 PREFIX = "concat:"
 
@@ -109,8 +109,3 @@ def joined(parts: Sequence[Part]) -> str:
 def _sized(part: str) -> tuple[str, int | None]:
     name, at, size = part.rpartition("@")
     return (name, int(size)) if at and size.isdecimal() else (part, None)
-
-
-def prepared(encoder: Encoder, size: Size | None) -> Preprocess:
-    """Preprocessing of a part: its own, or a scaling of the central square."""
-    return encoder.preprocess if size is None else Preprocess(image_size=size)

@@ -6,6 +6,7 @@ import os
 import socket
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 CONNECT_SECONDS = 5.0
@@ -53,3 +54,19 @@ def _reachable(endpoint: str) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Silences transformers' progress bars and its table of heads that were left out."""
+    log = transformers.utils.logging
+    level = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()

@@ -5,10 +5,8 @@ the pooling, it is the class token of the last layer; without a class token the 
 layer's positions. A model of pictures and texts gives the embedding of its vision tower.
 """
 
-import contextlib
 import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 
 from pretrain import check
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.hub import hub
+from pretrain.encoders.hub import hub, quiet
 from pretrain.encoders.image_processor import Stated, stated
 from pretrain.encoders.weights import read_weights
 from pretrain.preprocess import Size
@@ -115,7 +113,7 @@ def build_hugging_face(
     """
     transformers = _library()
     local = Path(name).is_dir()
-    with hub(f"hf:{name}", local=local), _quiet(transformers):
+    with hub(f"hf:{name}", local=local), quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=local)
         config = getattr(config, "vision_config", config)
         processor = transformers.AutoImageProcessor.from_pretrained(name, local_files_only=local)
@@ -192,19 +190,3 @@ def _picture(size: Any) -> Tensor:
 
 def _library() -> Any:
     return check.installed("transformers", "hf:NAME", extra="encoders")
-
-
-@contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Silences progress bars and the table of heads that were left out."""
-    log = transformers.utils.logging
-    level = log.get_verbosity()
-    bars = log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()

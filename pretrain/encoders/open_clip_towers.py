@@ -58,10 +58,9 @@ class OpenClipEncoder(Encoder):
             ) from error
         size = getattr(self.visual, "image_size", vision.get("image_size", 224))
         self.pixels = merge_preprocess_dict(PreprocessCfg(), pixels) | {"size": size}
-        if image_size is not None:
-            self.preprocess = Preprocess(image_size=image_size)
-        else:
+        if image_size is None:
             self.preprocess = _preprocess(self.pixels)
+        self.preprocess = self.prepared_for(image_size)
         self.normalise_by(self.pixels["mean"], self.pixels["std"])
 
     @classmethod

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pretrain import check
+from pretrain.encoders.hub import quiet
 
 PACKAGE = "all_minilm_l6_v2"  # weights and tokenizer of all-MiniLM-L6-v2, 83 MB
 PROMPT = "a photo of a {}"
@@ -69,16 +70,12 @@ def _by_folder(place: Path, texts: Sequence[str]) -> Tensor:
     transformers = check.installed("transformers", "text_encoder", extra="names")
     if not (place / "config.json").is_file():
         raise ValueError(f"text_encoder must be package or a model's directory, got {place}")
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
-        model: Any = transformers.AutoModel.from_pretrained(place, local_files_only=True)
+        with quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
+            model: Any = transformers.AutoModel.from_pretrained(place, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"text_encoder must hold a text model, got {place}: {error}") from error
-    finally:
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
     model.eval()
     vectors = []
     for start in range(0, len(texts), AT_ONCE):

@@ -50,8 +50,7 @@ class TimmEncoder(Encoder):
         self.embedding_dim = int(getattr(self.model, "head_hidden_size", self.model.num_features))
         config = resolve_data_config({}, model=self.model)
         self.preprocess = _preprocess(config)
-        if image_size is not None:
-            self.preprocess = Preprocess(image_size=image_size)
+        self.preprocess = self.prepared_for(image_size)
         self.normalise_by(config["mean"], config["std"])
 
     @classmethod

@@ -88,9 +88,7 @@ def _fill(table: Table, part: Any, columns: dict[str, str], split: str) -> None:
     """Appends the rows of one split; the bytes of their pictures are not read."""
     kind = part.features[columns["label"]] if columns["label"] else None
     declared = tuple(getattr(kind, "names", ()))
-    if table.class_names not in ((), declared):
-        raise ValueError(f"{table.source}: classes must be {table.class_names} in all splits")
-    table.class_names = declared
+    table.declare(declared, "splits")
     given = [name for name in ("label", "user", "split") if columns[name]]
     first = len(table.names)
     for block in part.with_format("arrow").iter(BLOCK):

@@ -43,10 +43,7 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
         values = [file.values(file.columns[part]) for part in parts]
         for name, *cells in zip(file.names(alone=len(files) == 1), *values, strict=True):
             table.add(name, **dict(zip(parts, cells, strict=True)))
-        declared = file.class_names()
-        if table.class_names not in ((), declared):
-            raise ValueError(f"{file.path}: classes must be {table.class_names} in all files")
-        table.class_names = declared
+        table.declare(file.class_names(), "files")
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(

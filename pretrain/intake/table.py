@@ -103,6 +103,12 @@ class Table:
         """(N,) bytes; see `encode_names`."""
         return encode_names(self.names)
 
+    def declare(self, classes: tuple[str, ...], parts: str) -> None:
+        """Sets the classes; ValueError if an earlier one of the parts declared others."""
+        if self.class_names not in ((), classes):
+            raise ValueError(f"{self.source}: classes must be {self.class_names} in all {parts}")
+        self.class_names = classes
+
     def add(self, name: str, label: Any = None, user: Any = None, split: Any = None) -> None:
         """Appends a row."""
         self.names.append(name)

@@ -131,8 +131,7 @@ def test_reference_files_are_imported(tmp_path: Path) -> None:
     assert np.array_equal(opened.embeddings, expected)
     assert opened.labels.tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1, 2]
     assert opened.split.tolist() == [1] * 4 + [0] * 6
-    assert opened.users is not None
-    assert opened.users.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
+    assert np.asarray(opened.users).tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
 
 
 def test_imported_classes_are_declared_or_marked(tmp_path: Path) -> None:

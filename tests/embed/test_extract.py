@@ -243,25 +243,6 @@ def test_a_failure_leaves_the_directory_to_others_at_work_in_it(
     assert met == [True]
 
 
-def test_an_encoder_that_returns_nan_is_named(
-    tmp_path: Path, archive: Path, row_numbers: Any
-) -> None:
-    nn.init.constant_(row_numbers.weight, float("nan"))
-    with pytest.raises(
-        ValueError, match=r"embeddings must be finite.* row 0, .*images\.npz: row 0 of train"
-    ):
-        embed(open_npz(archive), row_numbers, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == [archive]
-
-
-def test_embeddings_too_large_for_float16_are_an_error(
-    tmp_path: Path, archive: Path, row_numbers: Any
-) -> None:
-    nn.init.constant_(row_numbers.weight, 1e6)
-    with pytest.raises(ValueError, match="embeddings must be finite in float16"):
-        embed(open_npz(archive), row_numbers, tmp_path / "out", dtype="float16")
-
-
 def test_torchrun_shares_by_rank(
     tmp_path: Path, archive: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,3 +252,14 @@ def test_torchrun_shares_by_rank(
         monkeypatch.setenv("RANK", str(rank))
         Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=16).run()
         assert out.exists() == (rank == 1)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])
+def test_embeddings_that_are_not_finite_are_named(
+    tmp_path: Path, archive: Path, row_numbers: Any, value: float, dtype: str
+) -> None:
+    nn.init.constant_(row_numbers.weight, value)
+    words = rf"embeddings must be finite in {dtype}.* row \d, .*images\.npz: row \d of train"
+    with pytest.raises(ValueError, match=words):
+        embed(open_npz(archive), row_numbers, tmp_path / "out", dtype=dtype)
+    assert list(tmp_path.iterdir()) == [archive]

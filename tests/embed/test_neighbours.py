@@ -67,26 +67,18 @@ def test_no_private_picture_chooses_the_precision(
     assert np.array_equal(first.embeddings[1:], second.embeddings[1:])
 
 
-def by_place(images: Tensor) -> Tensor:
-    rows = images.mean((2, 3))
-    return rows + torch.eye(len(rows))[:, -1:] * 2**-20  # the last of a batch
+MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "by place": lambda x: x.mean((2, 3)) + torch.eye(len(x))[:, -1:] * 2**-20,  # the last one
+    "by company": lambda x: x.mean((2, 3)) * (1 + x.mean() * 2**-10),
+    "by number": lambda x: x.mean((2, 3)) + len(x) * 2.0**-20,
+}
 
 
-def by_company(images: Tensor) -> Tensor:
-    return images.mean((2, 3)) * (1 + images.mean() * 2**-10)
-
-
-def by_number(images: Tensor) -> Tensor:
-    return images.mean((2, 3)) + len(images) * 2.0**-20
-
-
-@pytest.mark.parametrize("forward", [by_place, by_company])
+@pytest.mark.parametrize("name", ["by place", "by company"])
 def test_an_engine_that_mixes_pictures_takes_them_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    forward: Callable[[Tensor], Tensor],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.setattr(choice, "fast_forward", lambda *_, **__: forward)
+    monkeypatch.setattr(choice, "fast_forward", lambda *_, **__: MIXING[name])
     pixels = torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     found = choose(nn.Identity(), CPU, lambda: pixels, rows=8, batch_size=8)
     assert "must not depend on a picture's place in its batch" in capsys.readouterr().err
@@ -96,7 +88,7 @@ def test_an_engine_that_mixes_pictures_takes_them_one_by_one(
 
 
 def test_a_row_does_not_show_how_many_others_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "fast_forward", lambda *_, **__: by_number)
+    monkeypatch.setattr(choice, "fast_forward", lambda *_, **__: MIXING["by number"])
     pixels = torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     forward = choose(nn.Identity(), CPU, lambda: pixels, rows=20, batch_size=8).forward
     for count in range(1, 8):

@@ -44,8 +44,7 @@ def test_subset_by_mask_and_slice() -> None:
     whole = small_set(meta={"content_hash": small_set().content_hash()})
     part = whole.subset(whole.split == 0)
     assert len(part) == 3
-    assert part.users is not None
-    assert part.users.tolist() == [7, 7, 8]
+    assert np.asarray(part.users).tolist() == [7, 7, 8]
     assert part.content_hash() != whole.content_hash()
     assert np.shares_memory(whole.subset(slice(1, 3)).embeddings, whole.embeddings)
 

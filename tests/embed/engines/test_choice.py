@@ -81,30 +81,22 @@ def test_the_first_that_agrees_is_taken_and_named(
     assert capsys.readouterr().err == "engine: one 1.0, float32\n"
 
 
-def turned(rows: np.ndarray, compute: str) -> np.ndarray:
-    return rows + np.array([0.02, 0, 0], np.float32)
+WRONG: dict[str, Change] = {
+    "turned": lambda rows, _: rows + np.array([0.02, 0, 0], np.float32),
+    "longer": lambda rows, _: rows * np.float32(1.02),
+    "one row off": lambda rows, _: np.concatenate([rows[:-1], -rows[-1:]]),
+    "nothing": lambda rows, _: rows * 0,
+    "no number": lambda rows, _: np.where(
+        np.arange(len(rows))[:, None] == 1, np.float32("nan"), rows
+    ),
+}
 
 
-def longer(rows: np.ndarray, compute: str) -> np.ndarray:
-    return rows * np.float32(1.02)
-
-
-def one_row_off(rows: np.ndarray, compute: str) -> np.ndarray:
-    return np.concatenate([rows[:-1], -rows[-1:]])
-
-
-def no_number(rows: np.ndarray, compute: str) -> np.ndarray:
-    return np.where(np.arange(len(rows))[:, None] == 1, np.float32("nan"), rows)
-
-
-def nothing(rows: np.ndarray, compute: str) -> np.ndarray:
-    return rows * 0
-
-
-@pytest.mark.parametrize("change", [turned, longer, one_row_off, no_number, nothing])
+@pytest.mark.parametrize("name", WRONG)
 def test_one_that_does_not_agree_is_not_taken(
-    engines: Callable[..., None], capsys: pytest.CaptureFixture[str], change: Change
+    engines: Callable[..., None], capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
+    change = WRONG[name]
     engines(one=pretend(change), two=pretend(same))
     assert chosen().name == "two"
     assert "; not one: cosines with torch in float32" in capsys.readouterr().err
@@ -135,7 +127,7 @@ def test_a_precision_that_does_not_agree_is_not_taken(
 
     def rough(rows: np.ndarray, compute: str) -> np.ndarray:
         tried.append(compute)
-        return turned(rows, compute) if compute == "bfloat16" else rows
+        return WRONG["turned"](rows, compute) if compute == "bfloat16" else rows
 
     both = ("float32", "bfloat16")
     engines(torch.bfloat16, one=pretend(rough, *both))
@@ -146,7 +138,7 @@ def test_a_precision_that_does_not_agree_is_not_taken(
     assert (found.name, found.compute) == ("one", "float32")
     assert tried == ["bfloat16", "bfloat16", *["float32"] * 3]  # at two places of a batch too
     assert chosen(compute="bfloat16").name == "one"  # whoever asks for it may have it rougher
-    engines(torch.bfloat16, one=pretend(one_row_off, *both))
+    engines(torch.bfloat16, one=pretend(WRONG["one row off"], *both))
     with pytest.raises(ValueError, match="engine one must run this encoder"):
         chosen(compute="bfloat16", engine="one")
 

@@ -12,8 +12,7 @@ from pretrain.sources import open_images
 def test_columns_by_their_usual_names(write_csv, pictures, tmp_path: Path, ending: str) -> None:
     images = open_images(write_csv(ending=ending), classes=("cat", "dog", "owl"))
     assert images.labels.tolist() == pictures.numbers
-    assert images.users is not None
-    assert images.users.tolist() == pictures.user_numbers
+    assert np.asarray(images.users).tolist() == pictures.user_numbers
     assert images.user_names == ("ward A", "ward B", "ward C")
     assert images.split.tolist() == pictures.split_numbers
     assert (images.images(slice(None)) == pictures.pixels).all()

@@ -37,8 +37,7 @@ def test_a_saved_set(tmp_path: Path, pictures) -> None:
     assert images.class_names == ("owl", "dog", "cat")
     assert not images.inferred
     assert [images.class_names[k] for k in images.labels] == pictures.labels
-    assert images.users is not None
-    assert images.users.tolist() == pictures.user_numbers
+    assert np.asarray(images.users).tolist() == pictures.user_numbers
     assert (images.images(slice(None)) == pictures.pixels).all()
     assert (images.images(np.array([9, 2])) == pictures.pixels[[9, 2]]).all()
     assert images.image_name(9) == "row 9"

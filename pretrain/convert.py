@@ -46,11 +46,16 @@ def _suffix(index: int) -> str:
 
 def variable_shapes(arch: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes, height-width-in-out for kernels, of the variables that `arch` needs."""
-    with torch.device("meta"):
-        network = build_simclr_v2(arch)
+    network = untrained(arch)
     tensors = network.state_dict()
     shapes = {tf: tuple(tensors[own].shape) for tf, own in variable_map(network).items()}
     return {tf: tuple(s[a] for a in (2, 3, 1, 0)) if len(s) == 4 else s for tf, s in shapes.items()}
+
+
+def untrained(arch: str) -> SimCLRv2:
+    """The network without memory for its weights."""
+    with torch.device("meta"):
+        return build_simclr_v2(arch)
 
 
 def is_left_out(name: str) -> bool:
@@ -80,9 +85,7 @@ def from_variables(arch: str, variables: Mapping[str, np.ndarray]) -> SimCLRv2:
             f"variables must be exactly those of {arch}, got {len(missing)} missing "
             f"{missing[:3]} and {len(unknown)} unknown {unknown[:3]}"
         )
-    with torch.device("meta"):
-        network = build_simclr_v2(arch)
-    tensors = {}
+    network, tensors = untrained(arch), {}
     for name, own in variable_map(network).items():
         value = np.asarray(kept[name], np.float32)
         if value.shape != shapes[name]:

@@ -1,9 +1,10 @@
 """Members of `.npz` files whose rows are read on demand: memory follows the batch."""
 
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -20,11 +21,6 @@ class StoredArray:
     offset: int  # of the first element, in the file
     dtype: np.dtype
     shape: tuple[int, ...]
-    row_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        row = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
-        object.__setattr__(self, "row_bytes", row)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -32,11 +28,11 @@ class StoredArray:
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Successive rows, (b, ...)."""
         start, stop, _ = rows.indices(len(self))
-        size = (stop - start) * self.row_bytes
+        width = self.dtype.itemsize * math.prod(self.shape[1:])
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset + start * self.row_bytes)
-            data = file.read(size)
-        if len(data) != size:
+            file.seek(self.offset + start * width)
+            data = file.read((stop - start) * width)
+        if len(data) != (stop - start) * width:
             raise ValueError(f"{self.path} must not change while it is read, got a short read")
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
@@ -83,7 +79,7 @@ class Npz:
                 shape, dtype = self._header(stream, name)
                 if info.compress_type != zipfile.ZIP_STORED:
                     values = np.frombuffer(stream.read(), dtype)
-                    self._check_size(values.size == np.prod(shape, dtype=np.int64), shape, name)
+                    self._check_size(values.size == math.prod(shape), shape, name)
                     return values.reshape(shape)
                 start = stream.tell()
         with self.path.open("rb") as file:
@@ -91,7 +87,7 @@ class Npz:
             local = file.read(LOCAL_HEADER)
         names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
         stored = info.header_offset + LOCAL_HEADER + names
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         self._check_size(start + size == info.file_size, shape, name)
         return StoredArray(self.path, stored + start, dtype, shape)
 

@@ -61,7 +61,8 @@ class Preprocess:
         else:
             words = ["{} x {} px".format(*_pair(self.image_size))]
         if self.fit != "crop":
-            words.append("{} side{} to {} x {}".format(*self._named_fit()))
+            side = "both sides" if self.fit == "squash" else f"{self.fit} side"
+            words.append("{} to {} x {}".format(side, *self._scaled))
         if self.crop < 1:
             words.append(f"crop {self.crop:g}")
         if self.interpolation != "bicubic":
@@ -69,10 +70,6 @@ class Preprocess:
         if self.border != BLACK:
             words.append(f"border {self.border}")
         return ", ".join(words + ["inverted"] * self.invert)
-
-    def _named_fit(self) -> tuple[Any, ...]:
-        word, plural = ("both", "s") if self.fit == "squash" else (self.fit, "")
-        return (word, plural, *self._scaled)
 
     def to_json(self) -> dict[str, Any]:
         """Fields for JSON."""

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.weights import features, load_weights
+from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_weights
 from pretrain.preprocess import Size
 
 MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # of ImageNet; nothing is divided by
@@ -23,7 +22,6 @@ EPS = 1e-3  # of batch normalisation
 class ResNet50V1(Encoder):
     """Takes pixels in [0, 1] and subtracts ImageNet's mean colour; 2,048 numbers per image."""
 
-    mean: Tensor
     embedding_dim = 2048
 
     def __init__(self) -> None:
@@ -34,7 +32,7 @@ class ResNet50V1(Encoder):
         for module in self.model.modules():
             if isinstance(module, Bottleneck):
                 module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride
-        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
+        self.normalise_by(MEAN, (1.0, 1.0, 1.0))
 
     def architecture(self) -> dict[str, Any]:
         """Name of the only one."""
@@ -42,7 +40,7 @@ class ResNet50V1(Encoder):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, 2048)."""
-        return self.model(images - self.mean)
+        return self.model(self.normalised(images))
 
 
 def build_resnet50_v1(_: str, weights: str | None, __: Size | None = None) -> ResNet50V1:
@@ -53,5 +51,7 @@ def build_resnet50_v1(_: str, weights: str | None, __: Size | None = None) -> Re
     """
     network = ResNet50V1()
     if weights not in (None, "random"):
-        load_weights(network.model, features(Path(weights)), weights)
+        tensors = read_weights(Path(weights))
+        kept = {n: t for n, t in tensors.items() if n.partition(".")[0] not in CLASSIFIERS}
+        load_weights(network.model, kept, weights)
     return network

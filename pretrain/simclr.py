@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from tqdm import tqdm
 from pretrain.augment import random_view
 from pretrain.cli.output import new_file
 from pretrain.ntxent import nt_xent
-from pretrain.optimizers import build_optimizer, cosine_rate
 from pretrain.recipes import SimCLRConfig
 from pretrain.resnet import SmallResNet, initialise
 
@@ -227,3 +226,34 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 _CHECKPOINT_KEYS = ("config", "seed", "images", "step", "model", "optimizer", "losses", "history")
+
+
+def build_optimizer(
+    name: str, params: Iterable[nn.Parameter], lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """`adamw`, `sgd` (Nesterov momentum 0.9) or `lars` (momentum 0.9).
+
+    Vectors (biases, normalisation) are not decayed, and LARS (You et al. 2017) does not rescale
+    them: of the others each step is a thousandth of the weight's norm, times the rate.
+    """
+    listed = list(params)
+    matrices, vectors = [p for p in listed if p.ndim > 1], [p for p in listed if p.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": weight_decay}]
+    groups.append({"params": vectors, "weight_decay": 0.0})
+    if name == "lars":
+        from timm.optim.lars import Lars
+
+        groups[0]["always_adapt"] = True
+        return Lars(groups, lr, momentum=0.9)  # pyright: ignore[reportArgumentType]
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr, fused=True)
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr, momentum=0.9, nesterov=True)
+    raise ValueError(f"optimizer must be adamw, sgd or lars, got {name}")
+
+
+def cosine_rate(step: int, *, total: int, warmup: int) -> float:
+    """Share of the peak learning rate at `step`: linear warm-up, then half a cosine to 0."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from pretrain import check
 from pretrain.encoders.base import Encoder, read_size
 from pretrain.encoders.hub import hub
-from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_weights, renamed_by_order
+from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_weights
 from pretrain.preprocess import BLACK, Preprocess, Size
 
 PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
@@ -146,7 +146,9 @@ def _fitting(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             converted = convert(dict(kept), model)
             if converted.keys() == own.keys():
                 return converted
-    return renamed_by_order(model, kept)
+    if kept.keys() == own.keys() or len(kept) != len(own):
+        return kept
+    return dict(zip(own, kept.values(), strict=True))  # of another library, in the same order
 
 
 def packaged_weights(name: str) -> str:

@@ -48,17 +48,3 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor], where: str) -> N
         if not torch.isfinite(tensors[name]).all():
             raise ValueError(f"{where}: {name} must be finite, got NaN or infinite weights")
     module.load_state_dict({name: tensors[name].to(own[name].dtype) for name in own})
-
-
-def features(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file but the classifier's."""
-    tensors = read_weights(path)
-    return {n: t for n, t in tensors.items() if n.split(".")[0] not in CLASSIFIERS}
-
-
-def renamed_by_order(model: nn.Module, kept: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the model's names, where another library has them in the same order."""
-    own = model.state_dict()
-    if kept.keys() == own.keys() or len(kept) != len(own):
-        return kept
-    return dict(zip(own, kept.values(), strict=True))

@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from pretrain.intake.archive import open_npz
-from pretrain.optimizers import build_optimizer
 from pretrain.recipes import SMALL
 from pretrain.resnet import SmallResNet
-from pretrain.simclr import _Run
+from pretrain.simclr import _Run, build_optimizer
 
 BAR, ROUND = 2.2, 5  # times lightly's rate; steps between turns
 

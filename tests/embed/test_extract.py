@@ -19,7 +19,6 @@ from pretrain.sources import open_images
 from tests.embed import conftest
 from tests.embed.conftest import rows_in
 
-ROOT = Path(__file__).parents[2]
 embed = partial(conftest.embed, batch_size=4, shard_rows=10)
 
 

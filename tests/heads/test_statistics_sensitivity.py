@@ -30,7 +30,7 @@ def ascend(objective: Callable[[Tensor], Tensor], shape: tuple[int, ...], length
     rows = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
     optimiser = torch.optim.Adam([rows], lr=0.05)
     best = torch.zeros(shape[0], dtype=torch.float64)
-    for _ in range(300):
+    for _ in range(150):
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         moved = objective(length * rows / norms.clamp(min=1))
         best = torch.maximum(best, moved.detach())

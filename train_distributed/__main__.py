@@ -24,7 +24,7 @@ FEDERATION = Menu(
         Entry("status", f"{_FOLDER}.federation:Status"),
         Entry("renew", f"{_FOLDER}.federation:Renew"),
         Entry("window", f"{_FOLDER}.federation.collecting:MakeWindow"),
-        Entry("invite", f"{_FOLDER}.federation.inviting:Invite"),
+        Entry("invite", f"{_FOLDER}.federation.aggregating:Invite"),
         Entry("aggregator", f"{_FOLDER}.federation.aggregating:Aggregate"),
         Entry("report", f"{_FOLDER}.federation.reporting:Report"),
         Entry("collect", f"{_FOLDER}.federation.collecting:Collect"),

@@ -9,9 +9,8 @@ from train_distributed.commands.card import Card
 from train_distributed.commands.demo import Demo
 from train_distributed.commands.evaluate import Evaluate
 from train_distributed.commands.export import Export
-from train_distributed.commands.federation.aggregating import Aggregate
+from train_distributed.commands.federation.aggregating import Aggregate, Invite
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
-from train_distributed.commands.federation.inviting import Invite
 from train_distributed.commands.federation.reporting import Report
 from train_distributed.commands.predict import Predict
 from train_distributed.commands.protect import Protect

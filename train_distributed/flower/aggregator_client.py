@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 
 from train_distributed.flower.aggregator_app import OCTETS, SUMMARY
-from train_distributed.flower.escape import safe
+from train_distributed.flower.documents.document import safe
 from train_distributed.secure_sum.errors import BadSignature, ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from train_distributed.flower.documents.document import safe
 from train_distributed.flower.documents.federation import name_of
-from train_distributed.flower.escape import safe
 
 MOST_REFUSED = 200  # kept
 MOST_SHOWN = 5  # names and refusals in a line

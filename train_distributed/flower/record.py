@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from pretrain.cli.output import new_file, sync_directory
-from train_distributed.flower.documents.document import read_document
-from train_distributed.flower.escape import safe
+from train_distributed.flower.documents.document import read_document, safe
 from train_distributed.store.database import NotADatabase, make_durable
 from train_distributed.store.store import Store, replace_file
 

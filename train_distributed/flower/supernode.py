@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from train_distributed.flower.documents.document import safe
 from train_distributed.flower.documents.key_files import NODE_KEY
 from train_distributed.flower.endpoint import Endpoint
-from train_distributed.flower.escape import safe
 from train_distributed.flower.orders import REFUSED
 from train_distributed.flower.progress import to_terminal
 from train_distributed.flower.transport import frames

@@ -1,4 +1,4 @@
-"""`federation aggregator`: keys, roll and state are checked, then the service takes reports."""
+"""`federation aggregator` and `federation invite`: files are checked, then a service listens."""
 
 import asyncio
 import ssl
@@ -12,6 +12,7 @@ from train_distributed.commands.federation.reporting import authorities
 from train_distributed.commands.federation.setup import INVITATION
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.documents.run_log import RunLog
 from train_distributed.flower.documents.sessions import party_state
 from train_distributed.flower.documents.window_file import (
@@ -23,6 +24,7 @@ from train_distributed.flower.documents.window_file import (
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.secure_sum.aggregator import AGGREGATORS
 from train_distributed.secure_sum.report_store import ADDED, ReportStore
+from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import LEADER
 from train_distributed.store.sql import open_sql
 
@@ -106,6 +108,39 @@ class Aggregate:
             log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")
 
 
+@dataclass(frozen=True)
+class Invite:
+    """Operator: serve the invitation, so that every party needs a link only."""
+
+    folder: Path
+    """Folder of `init`."""
+    listen: str
+    """HOST:PORT to listen on."""
+
+    def run(self) -> None:
+        """Serves until it is ended.
+
+        Raises:
+            ValueError: no operator's folder.
+            OSError: the port is used by another process.
+        """
+        check.installed("uvicorn", "to invite", extra="flower")
+        from starlette.applications import Starlette
+
+        from train_distributed.flower.aggregator_server import serve
+        from train_distributed.flower.aggregator_watch import Watch
+        from train_distributed.flower.links import invitation_routes
+
+        invitation = Invitation.read(self.folder / INVITATION, signed=True)
+        known = with_roll(invitation.federation, self.folder).known
+        host, port = split_address(self.listen)
+        roll = known if isinstance(known, Roll) else None
+        app = Starlette(routes=invitation_routes(invitation, roll, None))
+        with suppress(KeyboardInterrupt):
+            ready = partial(_tell, invitation, self.listen)
+            asyncio.run(serve(app, Watch(), host, port, None, ready))
+
+
 def _link(invitation: Invitation, scheme: str, address: Address) -> str:
     at, digest = "{}:{}".format(*address), invitation.federation.digest.hex()
     return f"a user needs no more than {scheme}://{at}/invitations/{digest}"
@@ -113,3 +148,8 @@ def _link(invitation: Invitation, scheme: str, address: Address) -> str:
 
 def _ready(log: RunLog, port: int) -> None:
     log.say(f"listening on port {port}")
+
+
+def _tell(invitation: Invitation, address: str, port: int) -> None:
+    digest = invitation.federation.digest.hex()
+    print(f"listening on port {port}: http://{address}/invitations/{digest}", flush=True)

@@ -19,6 +19,7 @@ from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
 SMALL, LARGE = 1 << 20, 1 << 28  # bytes of one party's files; of a federation of 100,000 users
 DIGITS = 20  # of a whole number
 SHOWN = 60  # characters of a refused value
+LONGEST = 300  # characters from the network that are shown
 ANY_TEXT = re.compile(r".{1,200}")
 T = TypeVar("T")
 SIGNATURE = "signature"  # of files of one party that others carry
@@ -186,6 +187,13 @@ def _signed(values: Mapping[str, Any], what: str) -> bytes:
 def shown(text: str) -> str:
     """Text from elsewhere, safe to print on a terminal: control characters are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def safe(content: bytes | str, longest: int = LONGEST) -> str:
+    """Bytes or words from the network as printable ASCII of limited length, the rest escaped."""
+    text = content.decode(errors="backslashreplace") if isinstance(content, bytes) else content
+    escaped = ascii(text[: longest + 1])[1:-1]
+    return escaped if len(escaped) <= longest else escaped[: longest - 3] + "..."
 
 
 def _cut(value: object) -> str:

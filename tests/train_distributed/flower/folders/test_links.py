@@ -15,7 +15,7 @@ from tests.ports import free_port
 from tests.train_distributed.flower.folders.engine import digest_of
 from tests.train_distributed.flower.folders.windows import SETTINGS, Home, running
 from train_distributed.commands.federation import Init, Renew, Start
-from train_distributed.commands.federation.inviting import Invite
+from train_distributed.commands.federation.aggregating import Invite
 from train_distributed.commands.federation.reporting import invited
 from train_distributed.flower import links
 from train_distributed.flower.documents.federation import Federation

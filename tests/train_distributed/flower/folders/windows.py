@@ -13,9 +13,8 @@ import pytest
 from tests.ports import free_port
 from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import aggregating
-from train_distributed.commands.federation.aggregating import Aggregate
+from train_distributed.commands.federation.aggregating import Aggregate, Invite
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
-from train_distributed.commands.federation.inviting import Invite
 from train_distributed.commands.federation.reporting import Report
 from train_distributed.flower import aggregator_server
 from train_distributed.flower.aggregator_server import serve

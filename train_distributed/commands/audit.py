@@ -15,7 +15,6 @@ from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.research.audit.attack import Finding
-    from train_distributed.research.audit.evaluation import EvaluationTarget
     from train_distributed.research.audit.target import Target
 
 BROKEN = 1  # exit code
@@ -127,9 +126,9 @@ class Audit:
         print(f"{lines[-1]}; written: {out}")
         return Audited(out, result["broken"])
 
-    def _targets(self) -> "tuple[Target | EvaluationTarget, ...]":
+    def _targets(self) -> "tuple[Target, ...]":
         from train_distributed.research.audit.configurations import by_servers, standing
-        from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
+        from train_distributed.research.audit.evaluation import AnswersCase
         from train_distributed.research.audit.target import Target
         from train_distributed.research.audit.worst_case import WorstCase
 
@@ -147,8 +146,6 @@ class Audit:
             self._promise(),
             self.min_survivors,
         )
-        if isinstance(federation, AnswersCase):
-            return (EvaluationTarget(federation, self.noise or "discrete"),)
         noise = self.noise or ("float" if self.method in FLOAT else "discrete")
         return (Target(self.method, federation, noise, self.options.given(), self.releases),)
 
@@ -183,7 +180,7 @@ HEADINGS = (
 )
 
 
-def _line(target: "Target | EvaluationTarget", finding: "Finding") -> str:
+def _line(target: "Target", finding: "Finding") -> str:
     federation, claim = target.federation, finding.claim
     curve = "-" if finding.gaussian is None else f"{finding.gaussian:.3f}"
     promised = f"({claim.epsilon:.4g}, {claim.delta:g})"
@@ -195,7 +192,7 @@ def _line(target: "Target | EvaluationTarget", finding: "Finding") -> str:
     )
 
 
-def _described(target: "Target | EvaluationTarget") -> dict[str, Any]:
+def _described(target: "Target") -> dict[str, Any]:
     described = asdict(target)
     described["federation"]["privacy"] = asdict(target.federation.privacy)
     return described

@@ -11,9 +11,8 @@ from train_distributed.commands.choices import Cost
 
 if TYPE_CHECKING:  # the command imports what it needs when it runs
     from train_distributed.research.protection.measure import AttackBenchmark
-    from train_distributed.research.protection.recommend import Preference
-    from train_distributed.research.protection.settings import StudySettings
-    from train_distributed.research.protection.study import Study
+    from train_distributed.research.protection.mechanisms import StudySettings
+    from train_distributed.research.protection.study import Preference, Study
     from train_distributed.research.protection.training import FederatedTraining
 
 COMPONENTS, DIGITS_COMPONENTS = 768, 32
@@ -95,18 +94,16 @@ class Protect:
         """
         from train_distributed.research.protection.measure import AttackBenchmark
         from train_distributed.research.protection.report import table
-        from train_distributed.research.protection.similarity import Similarity
         from train_distributed.research.protection.study import run_study
 
         given = (self.embeddings, self.public, self.images)
         out = output_directory(self.out, "protect", *given, overwrite=self.overwrite)
         preference, settings = self._preference(), self._settings()
-        similarity = Similarity("ssim" if self.images else "cosine", self.threshold)
         federation = self._federation()
         models = federation.models(self._or("models"), self._or("steps"), self.seed)
         victims = self.clients if self.victims is None else self.victims
         counts = (self._or("attacks"), victims, self.seeds)
-        benchmark = AttackBenchmark(federation, similarity, tuple(models), *counts, self.seed)
+        benchmark = AttackBenchmark(federation, self.threshold, tuple(models), *counts, self.seed)
         study = run_study(benchmark, settings, self._or("steps"))
         text = table(study, self.budget, preference, self.cost)
         with new_directory(out, overwrite=self.overwrite) as partial:
@@ -115,7 +112,7 @@ class Protect:
         return out
 
     def _preference(self) -> "Preference | None":
-        from train_distributed.research.protection.recommend import Preference
+        from train_distributed.research.protection.study import Preference
 
         given = (self.prefer_utility, self.prefer_efficiency)
         if given == (None, None):
@@ -123,13 +120,14 @@ class Protect:
         return Preference(*(value or 0.0 for value in given), cost=self.cost)
 
     def _settings(self) -> "StudySettings":
-        from train_distributed.research.protection.settings import StudySettings
+        from train_distributed.research.protection.mechanisms import StudySettings
         from train_distributed.research.protection.study import check_settings
 
         options = (self.key_bits, self.servers, self.noise_levels, self.variance_models)
         settings = StudySettings(self.budget, self.half_width, *options)
         check.at_least(1, clients=self.clients, seeds=self.seeds)
         check.within("[0, 2^32)", seed=self.seed)
+        check.within("(0, 1)", threshold=self.threshold)
         check_settings(settings, self.clients)
         for name, least in LEAST.items():
             check.at_least(least, **{name: self._or(name)})
@@ -147,7 +145,7 @@ class Protect:
         from embed.fit import refuse_leak
         from embed.transform_options import TransformOptions
         from pretrain.sources import open_images
-        from train_distributed.research.protection.data import (
+        from train_distributed.research.protection.training import (
             FederationOptions,
             head_federation,
             image_federation,
@@ -198,7 +196,7 @@ class Protect:
         resolved = {n: self._or(n) for n in ("models", "steps", "attacks", "rounds")}
         report = {
             **provenance(),
-            "configuration": settings | resolved | {"step": benchmark.federation.step},
+            "configuration": settings | resolved | {"step": benchmark.federation.options.step},
             "parameters": benchmark.federation.target.parameters,
             "paillier_arithmetic": arithmetic(),
             "simulation": True,

@@ -249,7 +249,7 @@ class Run:
             return with_seconds(request.release(), started)
         from train_distributed.research.baselines.learn import run_rival
 
-        return run_rival(request, method)
+        return run_rival(request)
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
         from train_distributed.one_shot.figure import draw_confusion, draw_release

@@ -1,8 +1,11 @@
-"""Training rows of learners of many rounds."""
+"""Training rows of learners of many rounds, and how far from the best model they end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
@@ -60,6 +63,21 @@ def as_columns(weights: Tensor) -> Tensor:
     if len(weights) == 1:
         weights = torch.cat([-weights / 2, weights / 2])
     return weights.T
+
+
+def excess(risk: Callable[[Tensor], Tensor], at: Tensor, half_width: float = np.inf) -> float:
+    """A convex risk at a point, over its least value in a cube around 0 (L-BFGS-B)."""
+
+    def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.from_numpy(flat).view(at.shape).requires_grad_()
+        found = risk(point)
+        (slope,) = torch.autograd.grad(found, point)
+        return found.item(), slope.numpy().ravel()
+
+    start, options = at.clone().numpy().ravel(), {"ftol": 1e-16, "gtol": 1e-10, "maxiter": 10_000}
+    bounds = [(-half_width, half_width)] * len(start)
+    found = minimize(value, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return value(start)[0] - float(found.fun)
 
 
 def require_records(method: str, privacy: Privacy) -> None:

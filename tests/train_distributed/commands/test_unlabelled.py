@@ -8,7 +8,7 @@ import pytest
 from embed import EmbeddingSet
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
-from train_distributed.research.protection.data import FederationOptions, head_federation
+from train_distributed.research.protection.training import FederationOptions, head_federation
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 
 

@@ -3,7 +3,6 @@
 from train_distributed.research.admm.algorithm import AdmmSettings, Network
 from train_distributed.research.admm.graph import Graph, random_regular, ring, star
 from train_distributed.research.admm.nodes import Nodes, gather
-from train_distributed.research.admm.training import run
 
 __all__ = [
     "AdmmSettings",
@@ -13,6 +12,5 @@ __all__ = [
     "gather",
     "random_regular",
     "ring",
-    "run",
     "star",
 ]

@@ -37,23 +37,14 @@ class AdmmSettings:
     rho: float  # ρ
     eta: float  # η
     loss_weight: float = 1.0  # C
-    alpha: float | tuple[float, ...] = float("inf")  # α(t), of an iteration and problem
+    alpha: float = float("inf")  # α, of an iteration and problem
     tolerance: float = 1e-9  # of a step's gradient norm, in units of C/B_p
 
     def __post_init__(self) -> None:
         check.one_of(METHODS, method=self.method)
         for name in ("iterations", "rho", "eta", "loss_weight", "tolerance"):
             check.positive(**{name: getattr(self, name)})
-        check.equal(self.iterations, length_of_alpha=len(self.alphas))
-        for alpha in self.alphas:
-            check.within("(0, inf]" if self.method == "none" else "(0, inf)", alpha=alpha)
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """(T,), α(t)."""
-        if isinstance(self.alpha, tuple):
-            return self.alpha
-        return (float(self.alpha),) * self.iterations
+        check.within("(0, inf]" if self.method == "none" else "(0, inf)", alpha=self.alpha)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +86,7 @@ class Network:
 
         Args:
             generator: of the noise; None draws from the operating system.
-            shares: (K,) > 0, problem k spends shares[k] α(t); None: α(t) each.
+            shares: (K,) > 0, problem k spends shares[k] α an iteration; None: α each.
 
         Raises:
             ValueError: shares that are not K positive numbers.
@@ -104,17 +95,17 @@ class Network:
         shares = torch.ones(problems, dtype=torch.float64) if shares is None else shares
         check.shape((problems,), shares=shares)
         check.positive(shares=float(shares.min()))
-        return self._iterations(generator, shares)
+        return self._iterations(generator, self.settings.alpha * shares)
 
-    def _iterations(self, generator: torch.Generator | None, shares: Tensor) -> Iterator[State]:
+    def _iterations(self, generator: torch.Generator | None, alphas: Tensor) -> Iterator[State]:
         state = State.zero(self.nodes)
-        for alpha in self.settings.alphas:
+        for t in range(self.settings.iterations):
             if self.settings.method == "none":
                 state = self._advance(state, anchor=state.own)
-            elif self.settings.method == "dvp" or state.iteration == self.settings.iterations - 1:
-                state = self.dual_step(state, alpha * shares, generator)
+            elif self.settings.method == "dvp" or t == self.settings.iterations - 1:
+                state = self.dual_step(state, alphas, generator)
             else:
-                state = self.primal_step(state, alpha * shares, generator)
+                state = self.primal_step(state, alphas, generator)
             yield state
 
     def dual_step(self, state: State, alphas: Tensor, generator: torch.Generator | None) -> State:

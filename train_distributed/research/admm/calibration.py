@@ -5,8 +5,6 @@ rows have norm at most 1. Noise has density ∝ exp(-ζ‖e‖).
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -83,47 +81,40 @@ def largest_alpha(epsilon: float, delta: float, messages: int, tolerance: float)
     low, high = epsilon / messages / charged(1.0, tolerance), epsilon
     while high / low > 1 + 1e-3:
         middle = math.sqrt(low * high)
-        if compose([charged(middle, tolerance)] * messages, delta).epsilon <= epsilon:
+        if compose(charged(middle, tolerance), messages, delta).epsilon <= epsilon:
             low = middle
         else:
             high = middle
     return low
 
 
-def compose(alphas: Sequence[float], delta: float) -> Composed:
+def compose(alpha: float, messages: int, delta: float) -> Composed:
     """All iterations and problems, each α-private given what was sent before it.
 
     The pure bound is the sum. The other is the exact composition of randomised responses, the worst
-    α-private mechanisms (Kairouz, Oh and Viswanath 2015), with losses rounded up to a grid. It is
-    left out where its numbers overflow, and where δ is below their rounding.
+    α-private mechanisms (Kairouz, Oh and Viswanath 2015); its losses are multiples of α, so a grid
+    of that size rounds none of them. It is left out where its numbers overflow, and where δ is
+    below their rounding.
 
     Args:
-        alphas: one guarantee per iteration and problem.
+        alpha: guarantee of one iteration and problem.
+        messages: T K, iterations and problems.
         delta: 0 < δ < 1.
 
     Examples:
-        >>> composed = compose([0.125] * 64, 1e-5)
+        >>> composed = compose(0.125, 64, 1e-5)
         >>> composed.pure, 4 < composed.epsilon < 5
         (8.0, True)
     """
     check.within("(0, 1)", delta=delta)
-    check.at_least(1, number_of_alphas=len(alphas))
-    pure = math.fsum(alphas)
-    asked = accounting.discretised_delta(delta, len(alphas))
-    if max(alphas) > LARGEST_LOSS or asked <= 0:
+    check.at_least(1, messages=messages)
+    pure = math.fsum([alpha] * messages)
+    asked = accounting.discretised_delta(delta, messages)
+    if alpha > LARGEST_LOSS or asked <= 0:
         return Composed(pure, pure, delta)
-    counts = Counter(alphas)
-    # One value alone has all its losses on a grid of its own size: nothing is rounded.
-    interval = alphas[0] if len(counts) == 1 else max(min(counts) / 20, pure / 1e6)
     pld = check.installed("dp_accounting.pld", "ADMM", package="dp-accounting", extra="baselines")
-    losses, common = pld.privacy_loss_distribution, pld.common
-    together = None
-    for alpha, count in counts.items():
-        one = losses.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(alpha, 0.0), value_discretization_interval=interval
-        ).self_compose(count)
-        together = one if together is None else together.compose(one)
-    assert together is not None
+    parameters = pld.common.DifferentialPrivacyParameters(alpha, 0.0)
+    one = pld.privacy_loss_distribution.from_privacy_parameters(parameters, alpha)
     with np.errstate(over="ignore"):  # e^loss at the largest losses: an infinite ε, which is safe
-        composed = together.get_epsilon_for_delta(asked)
+        composed = one.self_compose(messages).get_epsilon_for_delta(asked)
     return Composed(pure, min(pure, composed), delta)

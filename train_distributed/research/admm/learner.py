@@ -1,6 +1,7 @@
 """ADMM as a learner: nodes are users, all messages together spend the promised ε."""
 
 import math
+import time
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -13,9 +14,11 @@ from pretrain import check
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research import admm
-from train_distributed.research.admm import calibration as admm_privacy
-from train_distributed.research.rows import Rows, as_columns
+from train_distributed.research.admm import calibration, solver
+from train_distributed.research.admm.algorithm import AdmmSettings, Network
+from train_distributed.research.admm.graph import Graph, random_regular, ring, star
+from train_distributed.research.admm.nodes import Nodes, gather
+from train_distributed.research.rows import Rows, as_columns, excess
 
 GRAPHS = ("regular", "ring", "star")
 VARIANTS = {"admm-dual": "dvp", "admm-primal": "pvp"}
@@ -47,13 +50,13 @@ class AdmmOptions:
         del dimension, problems, privacy
         self.connect(users.users, torch.Generator())
 
-    def settings(self, method: str, alpha: float) -> admm.AdmmSettings:
+    def settings(self, method: str, alpha: float) -> AdmmSettings:
         """Settings of a run in which every message spends α."""
         shared = ("iterations", "rho", "eta", "loss_weight")
         constants = {name: getattr(self, name) for name in shared}
-        return admm.AdmmSettings(method=method, alpha=alpha, tolerance=TOLERANCE, **constants)
+        return AdmmSettings(method=method, alpha=alpha, tolerance=TOLERANCE, **constants)
 
-    def connect(self, users: int, generator: torch.Generator | None) -> admm.Graph:
+    def connect(self, users: int, generator: torch.Generator | None) -> Graph:
         """The graph of these users; a random one is public.
 
         Raises:
@@ -62,12 +65,12 @@ class AdmmOptions:
         if self.edges is not None:
             return _listed(self.edges, users)
         if self.graph == "star":
-            return admm.star(users)
+            return star(users)
         if self.graph == "ring":
-            return admm.ring(users)
+            return ring(users)
         if users <= self.degree + 1:
-            return admm.Graph(users, tuple(combinations(range(users), 2)))
-        return admm.random_regular(users, self.degree, generator or system_generator())
+            return Graph(users, tuple(combinations(range(users), 2)))
+        return random_regular(users, self.degree, generator or system_generator())
 
 
 def learn_by_admm(
@@ -97,24 +100,78 @@ def learn_by_admm(
     messages = options.iterations * rows.problems
     alpha = math.inf
     if privacy.private:
-        alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, messages, TOLERANCE)
+        alpha = calibration.largest_alpha(privacy.epsilon, privacy.delta, messages, TOLERANCE)
     settings = options.settings(VARIANTS[method] if privacy.private else "none", alpha)
-    nodes = admm.gather(rows.x / rows.clip_norm, rows.y, rows.users, rows.num_classes)
-    result = admm.run(
-        admm.Network(nodes, graph, settings),
-        delta=privacy.delta,
-        generator=generator,
-        measure_risk=measure_risk,
-    )
-    weights = as_columns(result.weights.mean(0) / rows.clip_norm)
-    return weights, result.report | {"who_sees_what": "neighbours see every message of a user"}
+    nodes = gather(rows.x / rows.clip_norm, rows.y, rows.users, rows.num_classes)
+    network = Network(nodes, graph, settings)
+    sent, report = run(network, privacy.delta, generator, measure_risk=measure_risk)
+    report["who_sees_what"] = "neighbours see every message of a user"
+    return as_columns(sent.mean(0) / rows.clip_norm), report
 
 
-def _listed(path: Path, users: int) -> admm.Graph:
+def run(
+    network: Network, delta: float, generator: torch.Generator | None, *, measure_risk: bool
+) -> tuple[Tensor, dict[str, Any]]:
+    """(P, K, d) classifiers that the nodes end with; privacy and communication of the run.
+
+    Args:
+        network: nodes, graph and method.
+        delta: δ of the composed guarantee.
+        generator: of the noise; None draws from the operating system.
+        measure_risk: whether to report the excess risk, which needs the minimiser.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+    began, bits, state = time.perf_counter(), 0, None
+    nodes, settings = network.nodes, network.settings
+    for state in network.iterations(generator):
+        bits += 8 * state.sent[0].nbytes
+    assert state is not None
+    seconds = time.perf_counter() - began
+    report = {} if settings.method == "none" else account(settings, nodes.shape[1], delta)
+    report |= {
+        "rounds": settings.iterations,
+        "bits_per_edge": 2 * bits,  # one message each way
+        "bits_per_user": bits * float(network.graph.degrees.mean()),
+        "simulation_only": {"seconds": seconds},
+    }
+    if measure_risk:
+        report["simulation_only"]["excess_risk"] = excess_risk(nodes, settings, state.sent)
+    return state.sent, report
+
+
+def account(settings: AdmmSettings, problems: int, delta: float) -> dict[str, Any]:
+    """Per-iteration and composed privacy of a run with K one-vs-rest problems.
+
+    One record takes part in all problems, so an iteration costs K α.
+    """
+    alpha = calibration.charged(settings.alpha, settings.tolerance)
+    composed = calibration.compose(alpha, problems * settings.iterations, delta)
+    return {
+        "alpha_per_problem_and_iteration": alpha,
+        "epsilon_per_iteration": problems * alpha,
+        "epsilon_composed_pure": composed.pure,
+        "epsilon_composed": composed.epsilon,
+    }
+
+
+def excess_risk(nodes: Nodes, settings: AdmmSettings, weights: Tensor) -> float:
+    """Mean over p of Z_p at the nodes' mean classifier, over the least possible; summed over K."""
+
+    def risk(f: Tensor) -> Tensor:
+        everywhere = solver.loss(nodes, f.expand(nodes.shape)).mean(0)
+        penalty = settings.rho / 2 * f.square().sum(-1)
+        return (settings.loss_weight * everywhere + penalty).sum()
+
+    return excess(risk, weights.mean(0))
+
+
+def _listed(path: Path, users: int) -> Graph:
     edges = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         words = line.split()
         if words and not (len(words) == 2 and all(word.isdecimal() for word in words)):
             raise ValueError(f"edges must be two numbers a line, got {line!r} in line {number}")
         edges += [(int(words[0]), int(words[1]))] if words else []
-    return admm.Graph(users, tuple(edges))
+    return Graph(users, tuple(edges))

@@ -100,52 +100,6 @@ def _lost(nodes: Nodes, f: Tensor, parts: Tensor, loss_weight: float, quadratic:
     return _UNIT * (added + nodes.sizes * (nodes.sizes + slopes))
 
 
-def consensus_optimum(
-    nodes: Nodes, *, loss_weight: float, rho: float, tolerance: float = 1e-10
-) -> Tensor:
-    """(K, d), argmin_f Σ_p Z_p(f), Z_p = C loss_p + ρ/2 ‖f‖²: what ADMM without noise tends to.
-
-    At most 100 steps of Newton's method with halving; a measuring stick that no node could compute.
-
-    Raises:
-        ArithmeticError: a gradient norm above tolerance · C remains.
-    """
-    _, problems, dimension = nodes.shape
-    rows, share = nodes.x[nodes.mask], 1 / nodes.sizes[..., 0] / len(nodes.counts)
-    weight = loss_weight * share.expand(nodes.mask.shape)[nodes.mask]
-    found = torch.zeros(problems, dimension, dtype=torch.float64)
-    for problem in range(problems):
-        signed = rows * nodes.y[..., problem][nodes.mask][:, None]
-        found[problem] = _newton(signed, weight, rho, tolerance * loss_weight)
-    return found
-
-
-def _newton(signed: Tensor, weight: Tensor, rho: float, tolerance: float) -> Tensor:
-    """(d,), argmin Σ weight · softplus(-row·f) + ρ/2 ‖f‖²."""
-
-    def value(f: Tensor) -> float:
-        losses = torch.nn.functional.softplus(-signed @ f)
-        return float(weight @ losses + rho / 2 * f @ f)
-
-    f = gradient = torch.zeros(signed.shape[1], dtype=torch.float64)
-    for _ in range(_NEWTON_STEPS):
-        slope = torch.sigmoid(-signed @ f)
-        gradient = rho * f - signed.T @ (weight * slope)
-        if gradient.norm() <= tolerance:
-            return f
-        bend = signed * (weight * slope * (1 - slope))[:, None]
-        hessian = signed.T @ bend + rho * torch.eye(len(f), dtype=torch.float64)
-        step = torch.linalg.solve(hessian, gradient)
-        length, here = 1.0, value(f)
-        while value(f - length * step) > here + 1e-13 * abs(here) and length > 1e-6:
-            length /= 2
-        f = f - length * step
-    raise ArithmeticError(
-        f"gradient norm must fall to {tolerance:.3g} in {_NEWTON_STEPS} Newton steps, "
-        f"got {float(gradient.norm()):.3g}"
-    )
-
-
 def accelerate(
     gradient: Callable[[Tensor], Tensor],
     start: Tensor,

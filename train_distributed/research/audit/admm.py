@@ -89,83 +89,47 @@ def trajectory_losses(
 
     Args:
         pair: the two data sets.
-        settings: the method, its constants and α(t).
+        settings: the method, its constants and α.
         neighbours: N of the node.
         truth: 0 or 1, the data set that the node holds.
         replicas: R, independent runs.
         generator: of the noise.
         noise_scale: below 1 adds less noise than the accounting believes (the mutation).
     """
-    walk = _Walk(pair, settings, neighbours, replicas)
-    for alpha in settings.alphas[:-1]:
-        step = walk.dual if settings.method == "dvp" else walk.primal
-        step(alpha, truth, generator, noise_scale)
-    walk.dual(settings.alphas[-1], truth, generator, noise_scale)
-    return walk.loss
+    rows, weight, alpha = pair.x.shape[1], settings.loss_weight, settings.alpha
+    pull = settings.eta * neighbours  # the neighbours sent zeros
+    q = settings.rho + 2 * pull
+    zero = torch.zeros(replicas, pair.x.shape[2], dtype=torch.float64)
+    loss, sent, dual = zero[:, 0], zero, zero
+    own = [zero, zero]  # both data sets' hidden states that explain the messages so far
 
-
-class _Walk:
-    """The messages so far, and both data sets' hidden states that explain them."""
-
-    def __init__(self, pair: Pair, settings: AdmmSettings, neighbours: int, replicas: int) -> None:
-        zero = torch.zeros(replicas, pair.x.shape[2], dtype=torch.float64)
-        self.pair, self.settings, self.neighbours = pair, settings, neighbours
-        self.loss = torch.zeros(replicas, dtype=torch.float64)
-        self.sent, self.dual_variable = zero, zero
-        self.own = [zero, zero]
-
-    def dual(self, alpha: float, truth: int, generator: torch.Generator, scale: float) -> None:
-        rows, weight, q = self._constants()
-        zeta, phi = calibration.dual_noise(alpha, rows, weight, q)
-        noise = scale * exponential_norm(tuple(self.sent.shape), generator) / zeta
-        linear = 2 * self.dual_variable - self._pull(self.sent)
-        shifted = linear + weight / rows * noise
-        output = self._solve(truth, shifted, q + phi)
-        self.loss = self.loss + dual_loss(
-            self.pair,
-            output,
-            linear,
-            loss_weight=weight,
-            quadratic=q + phi,
-            zeta=zeta / scale,
-        )
-        self.own = [output, output]
-        self._send(output)
-
-    def primal(self, alpha: float, truth: int, generator: torch.Generator, scale: float) -> None:
-        rows, weight, q = self._constants()
-        zeta = calibration.primal_noise(alpha, rows, weight, self.settings.rho)
-        pulls = [self._pull(2 * own - self.sent) for own in self.own]  # f - e = 2 f - V
-        self.own = [
-            self._solve(which, 2 * self.dual_variable - pulls[which], q) for which in range(2)
-        ]
-        noise = scale * exponential_norm(tuple(self.sent.shape), generator) / zeta
-        message = self.own[truth] + noise
-        distance = [(message - own).norm(dim=-1) for own in self.own]
-        self.loss = self.loss + zeta / scale * (distance[1] - distance[0])
-        self._send(message)
-
-    def _constants(self) -> tuple[int, float, float]:
-        quadratic = self.settings.rho + 2 * self.settings.eta * self.neighbours
-        return self.pair.x.shape[1], self.settings.loss_weight, quadratic
-
-    def _pull(self, anchor: Tensor) -> Tensor:
-        return self.settings.eta * self.neighbours * anchor  # the neighbours sent zeros
-
-    def _solve(self, which: int, linear: Tensor, quadratic: float) -> Tensor:
+    def solve(which: int, linear: Tensor, quadratic: float) -> Tensor:
         return solver.solve_step(
-            self.pair.nodes(which, len(linear)),
-            loss_weight=self.settings.loss_weight,
+            pair.nodes(which, replicas),
+            loss_weight=weight,
             quadratic=torch.full((1, 1, 1), quadratic, dtype=torch.float64),
             linear=linear[None],
             start=torch.zeros_like(linear)[None],
-            tolerance=self.settings.tolerance,
+            tolerance=settings.tolerance,
         )[0]
 
-    def _send(self, message: Tensor) -> None:
-        self.sent = message
-        change = self.settings.eta / 2 * self.neighbours * message
-        self.dual_variable = self.dual_variable + change
+    for t in range(settings.iterations):
+        if settings.method == "dvp" or t == settings.iterations - 1:
+            zeta, phi = calibration.dual_noise(alpha, rows, weight, q)
+            noise = noise_scale * exponential_norm(tuple(zero.shape), generator) / zeta
+            linear = 2 * dual - pull * sent
+            sent = solve(truth, linear + weight / rows * noise, q + phi)
+            terms = {"loss_weight": weight, "quadratic": q + phi, "zeta": zeta / noise_scale}
+            loss = loss + dual_loss(pair, sent, linear, **terms)
+        else:
+            zeta = calibration.primal_noise(alpha, rows, weight, settings.rho)
+            linears = [2 * dual - pull * (2 * mine - sent) for mine in own]  # f - e = 2 f - V
+            own = [solve(which, linear, q) for which, linear in enumerate(linears)]
+            sent = own[truth] + noise_scale * exponential_norm(tuple(zero.shape), generator) / zeta
+            distance = [(sent - mine).norm(dim=-1) for mine in own]
+            loss = loss + zeta / noise_scale * (distance[1] - distance[0])
+        dual = dual + pull / 2 * sent
+    return loss
 
 
 def _hessian(

@@ -15,9 +15,8 @@ from train_distributed.research.audit.lower_bound import (
     epsilon_of_test,
     gaussian_epsilon,
     power_and_size,
-    powers_and_sizes,
 )
-from train_distributed.research.audit.target import Attacked, Claim
+from train_distributed.research.audit.target import Claim, Target
 from train_distributed.research.audit.worst_case import Neighbours
 
 TUNING = 0.2  # share of the trials that choose direction and threshold, and prove nothing
@@ -52,7 +51,7 @@ class Finding:
         return _finite(asdict(self) | {"epsilon_at_least": self.epsilon, "broken": self.broken})
 
 
-def attack(target: Attacked, *, trials: int, confidence: float = 0.9999) -> Finding:
+def attack(target: Target, *, trials: int, confidence: float = 0.9999) -> Finding:
     """A lower bound of ε for the release as a whole.
 
     The attacker knows both data sets of the worst pair and the noise of the dishonest users; it
@@ -81,7 +80,7 @@ def attack(target: Attacked, *, trials: int, confidence: float = 0.9999) -> Find
     return judge(drawn[0], drawn[1], shift, claim, confidence=confidence, pair=str(pair))
 
 
-def worst_pair(target: Attacked) -> tuple[Neighbours, Tensor]:
+def worst_pair(target: Target) -> tuple[Neighbours, Tensor]:
     """The neighbours that differ most in what is opened without noise, and that difference."""
     found, reach = None, -1.0
     for pair in target.federation.neighbours():
@@ -141,7 +140,8 @@ def in_one_unit(scores: list[np.ndarray]) -> list[np.ndarray]:
 def _rates(scores: list[np.ndarray], cut: float, confidence: float) -> tuple[float, float]:
     """(power, size) of "above the cut: first"."""
     hits, false = (int((drawn > cut).sum()) for drawn in scores)
-    return power_and_size(hits, len(scores[0]), false, len(scores[1]), confidence)
+    power, size = power_and_size(hits, len(scores[0]), false, len(scores[1]), confidence)
+    return float(power), float(size)
 
 
 def _cut(
@@ -153,7 +153,7 @@ def _cut(
     hits, false = (
         np.rint(trials * norm.sf(cuts, centre, spread + 1e-300)).astype(int) for centre in centres
     )
-    rates = powers_and_sizes(hits, trials, false, trials, confidence)
+    rates = power_and_size(hits, trials, false, trials, confidence)
     expected = [epsilon_of_test(*rate, delta) for rate in zip(*rates, strict=True)]
     return float(np.mean(cuts[np.equal(expected, max(expected))]))
 

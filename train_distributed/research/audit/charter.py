@@ -1,36 +1,15 @@
 """Audit of Charter: privacy loss of one client's learning messages."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.research.charter.client import Client
+from train_distributed.research.charter.algorithm import Client
 from train_distributed.research.charter.objectives import Distance
 from train_distributed.research.charter.plan import CharterPlan
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A client all of whose records but one have gradient zero; the one has ±G0."""
-
-    plan: CharterPlan
-    sign: float
-
-    def messages(self, generator: torch.Generator) -> np.ndarray:
-        """(K,) what the server decodes in a run, per nominal batch."""
-        x = torch.zeros(self.plan.task.rows, 1, dtype=torch.float64)
-        x[0] = -self.sign * 2 * self.plan.gradient_clip  # the gradient of ½(w - x)² at 0 is -x
-        labels = torch.zeros(len(x), dtype=torch.int64)
-        client = Client(x, labels, self.plan, Distance(1), generator)
-        origin = torch.zeros(1, 1, dtype=torch.float64)
-        decoded = [
-            float(self.plan.gradient_encoding.mean([client.gradient(origin)], 1)[0])
-            for _ in range(self.plan.rounds)
-        ]
-        return np.array(decoded) * np.array(self.plan.fresh) / self.plan.batch
 
 
 def learning_losses(
@@ -43,8 +22,8 @@ def learning_losses(
 ) -> Tensor:
     """(R,) ln p(messages | +G0) / p(messages | -G0) of whole learning stages of a real client.
 
-    The record is in round k with chance t_k/n, and the noise is Gaussian, so the ratio is known but
-    for the quantisation, which can only lose information.
+    All records but one have gradient zero. That one is in round k with chance t_k/n, and the noise
+    is Gaussian, so the ratio is known but for the quantisation, which can only lose information.
 
     Args:
         plan: of one client with one number in a message.
@@ -59,8 +38,10 @@ def learning_losses(
     if plan.task.dimension != 1:
         raise ValueError(f"dimension must be 1 to be watched, got {plan.task.dimension}")
     std = noise_scale * plan.gradient_std
-    watched = _Watched(replace(plan, gradient_std=std), 1.0 if truth == 0 else -1.0)
-    drawn = np.stack([watched.messages(generator) for _ in range(replicas)])
+    watched = replace(plan, gradient_std=std)
+    x = torch.zeros(plan.task.rows, 1, dtype=torch.float64)  # gradients of ½(w - x)² at 0 are -x
+    x[0] = (2 if truth else -2) * plan.gradient_clip
+    drawn = np.stack([_messages(watched, x, generator) for _ in range(replicas)])
     height = plan.gradient_clip / plan.batch
     shares = np.array(plan.fresh) / plan.learning_rows
     never = 1 - shares.sum()
@@ -69,3 +50,15 @@ def learning_losses(
     above = never + shrink * (np.exp(lift) @ shares)
     below = never + shrink * (np.exp(-lift) @ shares)
     return torch.from_numpy(np.log(above / below))
+
+
+def _messages(plan: CharterPlan, x: Tensor, generator: torch.Generator) -> np.ndarray:
+    """(K,) what the server decodes in a run of one client, per nominal batch."""
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    client = Client(x, labels, plan, Distance(1), generator)
+    origin = torch.zeros(1, 1, dtype=torch.float64)
+    decoded = [
+        float(plan.gradient_encoding.mean([client.gradient(origin)], 1)[0])
+        for _ in range(plan.rounds)
+    ]
+    return np.array(decoded) * np.array(plan.fresh) / plan.batch

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
+from train_distributed.research.audit.evaluation import AnswersCase
 from train_distributed.research.audit.target import Target
 from train_distributed.research.audit.worst_case import WorstCase
 
@@ -22,7 +22,7 @@ CLIP = {"user_clip": 0.5}  # of users whose sums are several times as long
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 
 
-def standing() -> tuple[Target | EvaluationTarget, ...]:
+def standing() -> tuple[Target, ...]:
     """Configurations of correct code, none of which may be found broken."""
     tight, wide = Privacy(3.0, 1e-5), Privacy(8.0, 1e-6)
     by_user = Privacy(3.0, 1e-5, unit="user")
@@ -77,12 +77,12 @@ def standing() -> tuple[Target | EvaluationTarget, ...]:
         Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),
         Target("class-sums", WorstCase(2, 1, 1, 2, tight), "float", releases=3),
         # the evaluation of a model, with its bins and without, at the claims of a small ε too
-        *map(EvaluationTarget, _answers()),
-        EvaluationTarget(AnswersCase(2, 3, 1, 2, tight), "float"),
+        *(Target("evaluation", case) for case in _answers()),
+        Target("evaluation", AnswersCase(2, 3, 1, 2, tight), "float"),
     )
 
 
-def by_servers() -> tuple[Target | EvaluationTarget, ...]:
+def by_servers() -> tuple[Target, ...]:
     """All configurations of `standing`, with two servers that each add all the noise.
 
     The attacker knows the noise of one of them, and all about every user but one.

@@ -1,13 +1,11 @@
 """The private evaluation under attack: the record that is hardest to hide, and what is shown."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import EVALUATION
@@ -16,8 +14,7 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import Sum, summed
-from train_distributed.research.audit.target import CONSTANT, Claim
-from train_distributed.research.audit.worst_case import Neighbours, WorstCase
+from train_distributed.research.audit.worst_case import CONSTANT, Neighbours, WorstCase
 
 STEEP = 60.0  # score of class 0 for a feature of 1, against 0: as sure as doubles can be
 INSIDE = 4e-6  # by so much a confidence lies above its bin's edge, in its bin when rounded too
@@ -67,45 +64,18 @@ class AnswersCase(WorstCase):
             meta={"class_names": [str(k) for k in range(self.num_classes)]},
         )
 
-
-@dataclass(frozen=True)
-class EvaluationTarget:
-    """A configuration to attack, like `Target`: an evaluation instead of a release."""
-
-    federation: AnswersCase
-    noise: Noise = "discrete"
-    method: str = "evaluation"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def model(self) -> Release:
-        """Class 0 gets a score of STEEP times the feature, the others get 0."""
-        weights = torch.zeros(2, self.federation.num_classes, dtype=torch.float64)
+    def summed(self, data: EmbeddingSet, promise: Privacy, noise: Noise) -> Sum:
+        """Sum of an evaluation: class 0 scores STEEP times the feature, the others score 0."""
+        weights = torch.zeros(2, self.num_classes, dtype=torch.float64)
         weights[1, 0] = STEEP
         transform = PublicTransform.identity(1, math.sqrt(1 + CONSTANT**2), CONSTANT)
-        names = tuple(str(k) for k in range(self.federation.num_classes))
-        return Release(weights, transform, names)
-
-    def opened(self, data: EmbeddingSet) -> Tensor:
-        """(D,) float64, all that one attack sees: what the sum showed."""
-        return self._summed(data, self.federation.privacy).opened
-
-    def noiseless(self, data: EmbeddingSet) -> Tensor:
-        """(D,) the same without noise."""
-        return self._summed(data, replace(self.federation.privacy, epsilon=math.inf)).opened
-
-    def claim(self, data: EmbeddingSet) -> Claim:
-        """Promise in the report."""
-        report = self._summed(data, self.federation.privacy).report
-        return Claim(report["epsilon"], report["delta"], report["privacy_curve"] == "gaussian")
-
-    def _summed(self, data: EmbeddingSet, promise: Privacy) -> Sum:
+        names = tuple(str(k) for k in range(self.num_classes))
         return summed(
-            self.model,
+            Release(weights, transform, names),
             data,
             promise,
-            bins=self.federation.bins,
-            noise=self.noise,
-            min_survivors=self.federation.min_survivors,
-            faults=FaultInjection(self.federation.dropped, self.federation.known_noise),
+            bins=self.bins,
+            noise=noise,
+            min_survivors=self.min_survivors,
+            faults=FaultInjection(self.dropped, self.known_noise),
         )

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from train_distributed import accounting
 
+Counts = int | np.ndarray
+
 
 def epsilon_below(
     first: Tensor, second: Tensor, delta: float, *, confidence: float = 0.999
@@ -37,9 +39,9 @@ def epsilon_below(
 
 
 def power_and_size(
-    hits: int, trials: int, false: int, false_trials: int, confidence: float
-) -> tuple[float, float]:
-    """(least power, largest size) of a test, jointly at this confidence.
+    hits: Counts, trials: int, false: Counts, false_trials: int, confidence: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(least power, largest size) of a test, or of each of n, jointly at this confidence.
 
     One-sided intervals of Clopper and Pearson (1934), each missed with chance (1 − confidence)/2:
     exact for every number of trials.
@@ -50,21 +52,17 @@ def power_and_size(
         false: how often it says "first" where the second is true.
         false_trials: how often it was asked there.
         confidence: of both together.
+
+    Returns:
+        Twice (n,) of (n,) counts, twice () of a single test.
     """
-    powers, sizes = powers_and_sizes(
-        np.array([hits]), trials, np.array([false]), false_trials, confidence
-    )
-    return float(powers[0]), float(sizes[0])
-
-
-def powers_and_sizes(
-    hits: np.ndarray, trials: int, false: np.ndarray, false_trials: int, confidence: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """`power_and_size` of many tests, each at this confidence: (n,) int to twice (n,)."""
     miss = (1 - confidence) / 2
     powers = beta.ppf(miss, np.maximum(hits, 1), trials - hits + 1)
     sizes = beta.isf(miss, false + 1, np.maximum(false_trials - false, 1))
-    return np.where(hits > 0, powers, 0.0), np.where(false < false_trials, sizes, 1.0)
+    return (
+        np.where(np.greater(hits, 0), powers, 0.0),
+        np.where(np.less(false, false_trials), sizes, 1.0),
+    )
 
 
 def epsilon_of_test(power: float, size: float, delta: float) -> float:

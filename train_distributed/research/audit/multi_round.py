@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import tyro
 
+from pretrain import check
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
@@ -24,7 +25,7 @@ from train_distributed.research.admm.learner import TOLERANCE, VARIANTS, AdmmOpt
 from train_distributed.research.audit import admm as admm_audit
 from train_distributed.research.audit import charter as charter_audit
 from train_distributed.research.audit.lower_bound import epsilon_below
-from train_distributed.research.baselines.multi_round import check_method
+from train_distributed.research.baselines.multi_round import METHODS
 from train_distributed.research.rows import require_records
 
 AUDITED = ("admm-dual", "admm-primal", "charter")
@@ -67,13 +68,12 @@ def audit(
     Raises:
         ValueError: an unknown method, no privacy to audit, rounds or replicas < 1.
     """
-    check_method(method)
+    check.one_of(METHODS, method=method)
     privacy.validate()
     require_records(method, privacy)
     if not privacy.private:
         raise ValueError("epsilon must be finite to be audited, got inf")
-    if min(rounds, replicas) < 1:
-        raise ValueError(f"rounds and replicas must be >= 1, got {rounds} and {replicas}")
+    check.at_least(1, rounds=rounds, replicas=replicas)
     if method in VARIANTS:
         alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, rounds, TOLERANCE)
         settings = AdmmOptions(iterations=rounds).settings(VARIANTS[method], alpha)

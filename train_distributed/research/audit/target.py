@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,44 +13,22 @@ from train_distributed import accounting
 from train_distributed.one_shot.averaged_heads import L2_REG
 from train_distributed.one_shot.defaults import rule_of
 from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import ReleaseRequest
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.audit.worst_case import WorstCase
+from train_distributed.research.audit.evaluation import AnswersCase
+from train_distributed.research.audit.worst_case import CONSTANT, WorstCase
 from train_distributed.research.baselines.learn import run_method
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
 SEEDS = 10  # in the mean of releases of several rounds
-CONSTANT = 0.125  # a: small against the features' norm of 1, which a record can turn about
-
-
-class Attacked(Protocol):
-    """Release under attack: the sums that two neighbours open, and the promise."""
-
-    @property
-    def federation(self) -> WorstCase:
-        """Its users, and the neighbours to choose from."""
-        ...
-
-    def opened(self, data: EmbeddingSet) -> Tensor:
-        """(D,) all that one attack sees."""
-        ...
-
-    def noiseless(self, data: EmbeddingSet) -> Tensor:
-        """(D,) the same without noise."""
-        ...
-
-    def claim(self, data: EmbeddingSet) -> "Claim":
-        """The promise."""
-        ...
 
 
 @dataclass(frozen=True)
 class Target:
-    """A configuration to attack."""
+    """A configuration to attack: the sums that two neighbours open, and the promise."""
 
-    method: str
+    method: str  # or "evaluation", of an `AnswersCase`
     federation: WorstCase
     noise: Noise = "discrete"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +42,7 @@ class Target:
 
     def opened(self, data: EmbeddingSet) -> Tensor:
         """(D,) float64, all that one attack sees: what the sums of all releases showed."""
-        return self._seen(data)
+        return self._seen(data, self._promises())
 
     def noiseless(self, data: EmbeddingSet) -> Tensor:
         """(D,) the same without noise: the attacker knows either data set, so it knows this.
@@ -77,13 +55,14 @@ class Target:
             return torch.stack([self.opened(data) for _ in range(BARE_MEAN)]).mean(0)
         if self.options.get("rounds"):
             seeds = [torch.Generator().manual_seed(seed) for seed in range(SEEDS)]
-            return torch.stack([self._seen(data, seed) for seed in seeds]).mean(0)
+            promises = self._promises()
+            return torch.stack([self._seen(data, promises, seed) for seed in seeds]).mean(0)
         bare = [replace(promise, epsilon=math.inf) for promise in self._promises()]
-        return torch.cat([_opened(self._release(data, promise)) for promise in bare])
+        return self._seen(data, bare)
 
     def claim(self, data: EmbeddingSet) -> "Claim":
         """Promises in the reports of the releases, composed."""
-        reports = [self._release(data, promise).report for promise in self._promises()]
+        reports = [self._release(data, promise)[1] for promise in self._promises()]
         delta = self.federation.privacy.delta
         gaussian = all(report.get("privacy_curve") == "gaussian" for report in reports)
         if len(reports) == 1:
@@ -93,21 +72,24 @@ class Target:
         mu2 = sum(r["compositions"] / r["noise_multiplier"] ** 2 for r in reports)
         return Claim(accounting.epsilon(delta, 1 / math.sqrt(mu2)), delta, gaussian)
 
-    @property
-    def _fixed(self) -> dict[str, Any]:
-        """Λ where none is given: the same whatever the noise, and with none."""
-        return {"l2_reg": L2_REG} if rule_of(self.method).l2_reg else {}
-
     def _promises(self) -> list[Privacy]:
         promise = self.federation.privacy
         return [replace(promise, epsilon=promise.epsilon / (r + 1)) for r in range(self.releases)]
 
-    def _seen(self, data: EmbeddingSet, seed: torch.Generator | None = None) -> Tensor:
-        return torch.cat([_opened(self._release(data, p, seed)) for p in self._promises()])
+    def _seen(
+        self, data: EmbeddingSet, promises: list[Privacy], seed: torch.Generator | None = None
+    ) -> Tensor:
+        return torch.cat([self._release(data, promise, seed)[0] for promise in promises])
 
     def _release(
         self, data: EmbeddingSet, promise: Privacy, seed: torch.Generator | None = None
-    ) -> Release:
+    ) -> tuple[Tensor, Mapping[str, Any]]:
+        """(D,) that the attacker sees, the opened sum or weights where none is kept; the report."""
+        if isinstance(self.federation, AnswersCase):
+            evaluated = self.federation.summed(data, promise, self.noise)
+            return evaluated.opened, evaluated.report
+        # Λ where none is given: the same whatever the noise, and with none
+        fixed = {"l2_reg": L2_REG} if rule_of(self.method).l2_reg else {}
         request = ReleaseRequest(
             embeddings=data,
             method=self.method,
@@ -117,9 +99,11 @@ class Target:
             generator=seed,
             min_survivors=self.federation.min_survivors,
             faults=FaultInjection(self.federation.dropped, self.federation.known_noise),
-            options=self._fixed | dict(self.options),
+            options=fixed | dict(self.options),
         )
-        return run_method(request)
+        released = run_method(request)
+        seen = released.weights if released.opened is None else released.opened
+        return seen.double().flatten(), released.report
 
 
 @dataclass(frozen=True)
@@ -129,9 +113,3 @@ class Claim:
     epsilon: float
     delta: float
     gaussian: bool
-
-
-def _opened(released: Release) -> Tensor:
-    """(D,) float64 that the attacker sees: the opened sum, or the weights where none is kept."""
-    seen = released.weights if released.opened is None else released.opened
-    return seen.double().flatten()

@@ -10,6 +10,7 @@ from embed import EmbeddingSet
 from pretrain import check
 from train_distributed.privacy.promise import SERVERS, Privacy
 
+CONSTANT = 0.125  # a: small against the features' norm of 1, which a record can turn about
 FAR = 1e3  # raw features this many times longer than what the clip lets through
 DEGREES = range(0, 181, 15)  # between a record's features and those that replace them
 

@@ -18,6 +18,7 @@ from heads.rows import check_norms, row_norms
 from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.model import Release
+from train_distributed.privacy.float_noise import gaussian
 from train_distributed.privacy.guarantee import ROUND_UP
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.rows import require_records
@@ -94,9 +95,9 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
     task.spend()
     for k in range(task.source.num_classes):
         sign = torch.where(y == k, 1.0, -1.0).double()
-        linear = budget.linear_std(len(x)) * _normal(unit.shape[1], generator)
+        linear = gaussian(unit.shape[1], budget.linear_std(len(x)), generator)
         solved = minimise(head, unit, sign, linear, gradient)
-        noise = budget.output_std(len(x), gradient) * _normal(unit.shape[1], generator)
+        noise = gaussian(unit.shape[1], budget.output_std(len(x), gradient), generator)
         columns.append((solved + noise) * L / task.source.transform.clip_norm)
     report = task.privacy.report() | {
         "noise": "float",
@@ -189,7 +190,3 @@ def per_machine(epsilon: float, delta: float, machines: int) -> tuple[float, flo
         middle = (low + high) / 2
         low, high = (middle, high) if composed(middle) <= epsilon else (low, middle)
     return low, share
-
-
-def _normal(size: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(size, generator=generator, dtype=torch.float64)

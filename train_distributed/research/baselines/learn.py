@@ -1,16 +1,39 @@
 """One model from all users' rows by any method: ours, or one that we compare with."""
 
 import time
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
+from pretrain import check
 from train_distributed.one_shot.model import Release, reading
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.release import ReleaseRequest, with_seconds
-from train_distributed.research import baselines
-from train_distributed.research.baselines import multi_round
+from train_distributed.research.baselines import (
+    amp,
+    central,
+    dp_fl,
+    dual_svm,
+    gradient_perturbation,
+    multi_round,
+    output_perturbation,
+)
+from train_distributed.research.baselines.task import Task
 
-ALL_METHODS = (*METHODS, *baselines.BASELINES, *multi_round.METHODS)
+TRAINERS: Mapping[str, Callable[..., Release]] = {
+    "dp-fl": dp_fl.train,
+    "output-perturbation": output_perturbation.train,
+    "gradient-perturbation": gradient_perturbation.train,
+    "dp-svm-smo": dual_svm.train,
+    "amp": amp.train,
+    "centralised-softmax": partial(central.train_as_one_user, head="softmax"),
+    "centralised-svm": partial(central.train_as_one_user, head="svm"),
+    "non-private-softmax": central.train_softmax,
+    "non-private-svm": central.train_svm,
+}
+BASELINES = tuple(TRAINERS)
+ALL_METHODS = (*METHODS, *BASELINES, *multi_round.METHODS)
 
 
 def run_method(request: ReleaseRequest) -> Release:
@@ -21,31 +44,47 @@ def run_method(request: ReleaseRequest) -> Release:
     Raises:
         ValueError: an unknown method, or as `release`.
     """
-    started, name = time.perf_counter(), request.method
-    if not isinstance(name, str) or name in METHODS:
-        return with_seconds(request.release(), started)
-    return run_rival(request, name)
+    if isinstance(request.method, str) and request.method not in METHODS:
+        return run_rival(request)
+    started = time.perf_counter()
+    return with_seconds(request.release(), started)
 
 
-def run_rival(request: ReleaseRequest, name: str) -> Release:
-    """Model by a method that we compare with.
+def run_rival(request: ReleaseRequest) -> Release:
+    """Model by a method that we compare with: a baseline, or one of many rounds.
 
     Args:
         request: rows, promise and options; no noise means the only one that the method has.
-        name: one of BASELINES or of the methods of many rounds.
 
     Raises:
         ValueError: an unknown method, a setting out of range, or what no release may rest on.
     """
-    started = time.perf_counter()
-    if name not in ALL_METHODS:
-        raise ValueError(f"method must be one of {', '.join(ALL_METHODS)}, got {name!r}")
+    started, name = time.perf_counter(), str(request.method)
+    check.one_of(ALL_METHODS, method=name)
     many = name in multi_round.METHODS
     only = multi_round.only_noise(name, request.generator) if many else "discrete"
     given: dict[str, Any] = {each.name: getattr(request, each.name) for each in fields(request)}
     given |= {"noise": request.noise or only}
-    released = baselines.train(
-        baselines.Task(**given, name=name), request.facts.options(name, request.options)
-    )
-    released = released.with_report(method=name, probabilities=reading(name))
-    return with_seconds(released, started)
+    released = train(Task(**given), request.facts.options(name, request.options))
+    return with_seconds(released.with_report(method=name, probabilities=reading(name)), started)
+
+
+def train(task: Task, options: Mapping[str, Any]) -> Release:
+    """The release of the task's method, of rows that are checked.
+
+    Raises:
+        ValueError: an unknown option, a setting out of range, or what no release may rest on.
+    """
+    task.privacy.validate()
+    checked = task.validate()
+    try:
+        released = TRAINERS.get(task.name, multi_round.train)(task, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ValueError(f"options must fit method {task.name!r}, got {sorted(options)}") from error
+    report = released.report | checked.report
+    for reason in checked.unsuitable:
+        if reason not in report.unsuitable_because:
+            report = report.with_reason(reason)
+    return replace(released, report=report)

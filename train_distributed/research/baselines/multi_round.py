@@ -32,20 +32,16 @@ def train(task: Task, **options: Any) -> Release:
     """
     task.refuse_users()
     require_records(task.name, task.privacy)
-    if task.noise != only_noise(task.name, task.generator):
-        if task.noise == "discrete":
-            raise ValueError(
-                "noise must be 'float' for all methods of many rounds but an unseeded "
-                f"'charter-sum', got 'discrete' for {task.name!r}"
-            )
-        raise ValueError("noise must be 'discrete' for 'charter-sum' without a seed, got 'float'")
+    if task.noise != (only := only_noise(task.name, task.generator)):
+        raise ValueError(
+            f"noise must be {only!r} for all methods of many rounds but charter-sum, and without "
+            f"a seed 'discrete' for that, got {task.noise!r} for {task.name!r}"
+        )
     chosen = method_options(task.name, options)
     source, partition = task.source, task.users.partition
     problems = 1 if source.num_classes == 2 else source.num_classes
     chosen.check(partition, source.transform.dim, problems, task.privacy)
-    rows = Rows.of(
-        task.users.embeddings, task.source.transform, task.users.partition, task.source.num_classes
-    )
+    rows = Rows.of(task.users.embeddings, source.transform, partition, source.num_classes)
     task.spend()
     seeded = task.generator is not None  # what depends on private rows is for simulations only
     weights, report = learn_rows(
@@ -91,16 +87,11 @@ def method_options(method: str, options: Mapping[str, Any]) -> Options:
     Raises:
         ValueError: an unknown method or option, or a value out of range.
     """
-    check_method(method)
+    check.one_of(METHODS, method=method)
     kind = AdmmOptions if method in VARIANTS else CharterOptions
     if unknown := sorted(options.keys() - {each.name for each in fields(kind)}):
         raise ValueError(f"options must fit method {method!r}, got {unknown}")
     return kind(**options)
-
-
-def check_method(method: str) -> None:
-    """Raises ValueError for a method that is not one of METHODS."""
-    check.one_of(METHODS, method=method)
 
 
 def only_noise(method: str, generator: torch.Generator | None) -> Noise:

@@ -20,8 +20,12 @@ from train_distributed.partition import Partition
 class Task(ReleaseRequest):
     """Request whose learner may need more than one sum, or none."""
 
-    name: str  # of the learner, for errors and reports
     noise: Noise = "discrete"
+
+    @property
+    def name(self) -> str:
+        """Name of the learner, for errors and reports."""
+        return str(self.method)
 
     @property
     def users(self) -> EmbeddingUsers:
@@ -70,7 +74,8 @@ class Task(ReleaseRequest):
             ValueError: dropouts, dishonest users or discrete noise.
         """
         self.refuse_users()
-        self.refuse_discrete()
+        if self.noise != "float":
+            raise ValueError(f"noise must be 'float' for {self.name!r}, got {self.noise!r}")
 
     def refuse_users(self) -> None:
         """Checks that nothing is asked of single users, or of servers.
@@ -90,15 +95,6 @@ class Task(ReleaseRequest):
             raise ValueError(
                 f"known_noise must be empty for {self.name!r}, got {list(faults.known_noise)}"
             )
-
-    def refuse_discrete(self) -> None:
-        """Checks that the noise is simulated.
-
-        Raises:
-            ValueError: discrete noise.
-        """
-        if self.noise != "float":
-            raise ValueError(f"noise must be 'float' for {self.name!r}, got {self.noise!r}")
 
     def summed(self, method: Method, **report: Any) -> Release:
         """Release by one secure sum, as our own methods, with additions to the report."""

@@ -3,12 +3,10 @@
 from train_distributed.research.charter.algorithm import run
 from train_distributed.research.charter.objectives import Distance, OneVsRestLogistic
 from train_distributed.research.charter.plan import CharterPlan, CharterTask, make_plan
-from train_distributed.research.charter.vaidya import Cutting
 
 __all__ = [
     "CharterPlan",
     "CharterTask",
-    "Cutting",
     "Distance",
     "OneVsRestLogistic",
     "make_plan",

@@ -1,8 +1,8 @@
 """Charter: private minimisation with few bits, by cutting planes (Salgia et al. 2025, Alg. 1)."""
 
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,59 @@ import torch
 from torch import Tensor
 
 from pretrain import check
-from train_distributed.research.charter.client import Client
+from train_distributed.privacy.float_noise import uniform
 from train_distributed.research.charter.objectives import Objective
 from train_distributed.research.charter.plan import LARGEST, CharterPlan, check_scale
-from train_distributed.research.charter.vaidya import Cutting, Vector, cutting_planes
+from train_distributed.research.charter.vaidya import Vector, cutting_planes
 
 _HEADER_BITS = 64  # round number and length, of every message
 
 
-@dataclass(frozen=True, eq=False)
-class CharterResult:
-    """The iterate with the best verified loss, and the costs of the run."""
+@dataclass(eq=False)
+class Client:
+    """One client's rows, and the secret order in which rounds use them.
 
-    points: Tensor  # (problems, d) float64
-    report: dict[str, Any]
+    The split in learning and verification rows is by position: shuffle rows that have an order.
+    """
+
+    x: Tensor  # (N, p) float64
+    y: Tensor  # (N,) int64
+    plan: CharterPlan
+    objective: Objective
+    generator: torch.Generator | None  # None: the operating system
+    _batches: Iterator[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        order = uniform((self.plan.learning_rows,), self.generator).argsort()
+        used = sum(self.plan.fresh)
+        self._batches = iter(order[:used].split(list(self.plan.fresh)))
+
+    def gradient(self, points: Tensor) -> bytes:
+        """The next round's message: the clipped mean over its rows, with noise."""
+        clipped, taken = self._clipped_sum(points)
+        batch, encoding = self.plan.batch, self.plan.gradient_encoding
+        return encoding.encode(clipped / batch, self.generator, scale=batch / taken)
+
+    def losses(self, iterates: Tensor) -> bytes:
+        """Noisy mean losses of all iterates (k, problems, d) on the verification rows."""
+        return self.plan.loss_encoding.encode(self._mean_losses(iterates), self.generator)
+
+    def _clipped_sum(self, points: Tensor) -> tuple[Tensor, int]:
+        """(problems · d,) sum of clipped gradients over the round's rows, and their number."""
+        rows = next(self._batches)
+        gradients = self.objective.gradients(points, self.x[rows], self.y[rows]).flatten(1)
+        norms = gradients.norm(dim=1, keepdim=True)
+        over = norms > self.plan.gradient_clip
+        clipped = torch.where(over, gradients * (self.plan.gradient_clip / norms), gradients)
+        return clipped.sum(0), len(rows)
+
+    def _mean_losses(self, iterates: Tensor) -> Tensor:
+        x, y = self.x[self.plan.learning_rows :], self.y[self.plan.learning_rows :]
+        means = [
+            self.objective.losses(points, x, y).clamp(0, self.plan.loss_clip).mean()
+            for points in iterates
+        ]
+        return torch.stack(means)
 
 
 def run(
@@ -33,8 +72,10 @@ def run(
     *,
     half_width: float,
     generator: torch.Generator | None = None,
-) -> CharterResult:
+) -> tuple[Tensor, dict[str, Any]]:
     """Learns and verifies; the server sees quantised messages, or sums if the plan has honest.
+
+    The result is (problems, d) float64, the iterate with the best verified loss, and the costs.
 
     Args:
         data: (x (N, p) float64, y (N,) int64) of every client, in random order.
@@ -51,8 +92,7 @@ def run(
     began = time.perf_counter()
     gradients, losses = plan.gradient_encoding, plan.loss_encoding
     clients = [Client(x, y, plan, objective, generator) for x, y in data]
-    searched = objective.dimension, half_width, Cutting()
-    planes = [cutting_planes(*searched) for _ in range(objective.problems)]
+    planes = [cutting_planes(objective.dimension, half_width) for _ in range(objective.problems)]
     points = torch.tensor(np.stack([next(one) for one in planes]))
     iterates, sent = [], 0
     for taken in plan.fresh:
@@ -73,7 +113,7 @@ def run(
         "bits_per_user": sent,
         "simulation_only": {"seconds": time.perf_counter() - began},
     }
-    return CharterResult(iterates[best], report)
+    return iterates[best], report
 
 
 def _answer(planes: Generator[Vector, Vector, None], gradient: Vector, point: Vector) -> Vector:

@@ -4,9 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from pretrain import check
@@ -15,9 +13,8 @@ from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import uniform
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import charter
-from train_distributed.research.charter.objectives import Objective
 from train_distributed.research.charter.plan import CharterTask, check_budget
-from train_distributed.research.rows import Rows, as_columns
+from train_distributed.research.rows import Rows, as_columns, excess
 
 SUMMED = {"charter": False, "charter-sum": True}
 _LOSS_CLIP = 1.0  # G1: a mean over problems, ln 2 at the start
@@ -106,29 +103,14 @@ def learn_by_charter(
         bits=options.bits,
     )
     data = [_client(rows, user, each, generator) for user in range(rows.users.users)]
-    result = charter.run(data, objective, plan, half_width=options.half_width, generator=generator)
-    report = result.report | _promised(plan, privacy)
+    half_width = options.half_width
+    points, report = charter.run(data, objective, plan, half_width=half_width, generator=generator)
+    report |= _promised(plan, privacy)
     report["who_sees_what"] = f"the server sees {report.pop('server_sees')}"
     if measure_risk:
-        risk = excess_risk(objective, result.points, rows, options.half_width)
+        risk = excess(lambda at: objective.losses(at, rows.x, rows.y).mean(), points, half_width)
         report["simulation_only"]["excess_risk"] = risk
-    return as_columns(result.points), report | {"rows_used_per_user": each}
-
-
-def excess_risk(objective: Objective, points: Tensor, rows: Rows, half_width: float) -> float:
-    """Mean loss of all rows at the points, over the least in the cube (L-BFGS-B)."""
-    shape = tuple(points.shape)
-
-    def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        at = torch.from_numpy(flat).view(shape).requires_grad_()
-        mean = objective.losses(at, rows.x, rows.y).mean()
-        (slope,) = torch.autograd.grad(mean, at)
-        return mean.item(), slope.numpy().ravel()
-
-    start = points.clone().numpy().ravel()
-    bounds = [(-half_width, half_width)] * len(start)
-    found = minimize(value, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    return value(start)[0] - float(found.fun)
+    return as_columns(points), report | {"rows_used_per_user": each}
 
 
 def _client(

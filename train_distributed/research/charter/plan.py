@@ -17,6 +17,8 @@ from train_distributed.research.charter.amplification import sampled_noise_multi
 from train_distributed.research.charter.encoding import Encoding, Quantised, Summed
 
 CONSTANTS = ("tight", "paper")
+DEVIATION = 1.0  # σ, sub-Gaussian, of gradients and of losses
+FAILURE = 0.01  # δ_E, of the accuracy theorem
 SMALLEST, LARGEST = 1e-100, 1e100  # float64 holds the products of two such numbers
 
 
@@ -34,38 +36,12 @@ class CharterTask:
     epsilon: float  # inf: no noise
     delta: float
     diameter: float  # R, of the cube
-    gradient_deviation: float = 1.0  # σ_g, sub-Gaussian
-    loss_deviation: float = 1.0  # σ_f, sub-Gaussian
-    failure: float = 0.01  # δ_E, of the accuracy theorem
 
     def __post_init__(self) -> None:
         check.at_least(1, clients=self.clients, rows=self.rows, dimension=self.dimension)
         check.within("(0, inf]", epsilon=self.epsilon)
-        check.positive(
-            diameter=self.diameter,
-            gradient_deviation=self.gradient_deviation,
-            loss_deviation=self.loss_deviation,
-        )
-        check.within("(0, 1)", delta=self.delta, failure=self.failure)
-
-    @property
-    def gradient_clip(self) -> float:
-        """G0 = 1 + σ_g √(2 log 4MN), for losses with Lipschitz constant 1."""
-        spread = math.sqrt(2 * math.log(4 * self.clients * self.rows))
-        return 1 + self.gradient_deviation * spread
-
-    @property
-    def loss_clip(self) -> float:
-        """G1 = R + σ_f √(2 log 4MN)."""
-        spread = math.sqrt(2 * math.log(4 * self.clients * self.rows))
-        return self.diameter + self.loss_deviation * spread
-
-    def rounds(self, gamma: float) -> int:
-        """K = ⌈(4d/γ) log(d √(MN) / (γ σ_g))⌉ of the paper, drops included."""
-        inside = self.dimension * math.sqrt(self.clients * self.rows)
-        return math.ceil(
-            4 * self.dimension / gamma * math.log(inside / (gamma * self.gradient_deviation))
-        )
+        check.positive(diameter=self.diameter)
+        check.within("(0, 1)", delta=self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,28 +94,24 @@ class CharterPlan:
     def gradient_limit(self) -> float:
         """D0 = G0 + s0 √(32 log(40MKd/δ_E))."""
         task = self.task
-        inside = 40 * task.clients * self.rounds * task.dimension / task.failure
+        inside = 40 * task.clients * self.rounds * task.dimension / FAILURE
         return self.gradient_clip + self.gradient_std * math.sqrt(32 * math.log(inside))
 
     @property
     def loss_limit(self) -> float:
         """D1 = G1 + s1 √(2 log(16MK/δ_E))."""
-        inside = 16 * self.task.clients * self.rounds / self.task.failure
+        inside = 16 * self.task.clients * self.rounds / FAILURE
         return self.loss_clip + self.loss_std * math.sqrt(2 * math.log(inside))
 
     @property
     def gradient_bits(self) -> int:
-        """J0 = ⌈log2(2 D0 N ε / (√d + σ_g ε √N))⌉, per number."""
-        return self.bits or self._bits(
-            self.gradient_limit, self.task.dimension, self.task.gradient_deviation
-        )
+        """J0 = ⌈log2(2 D0 N ε / (√d + σ ε √N))⌉, per number."""
+        return self.bits or self._bits(self.gradient_limit, self.task.dimension)
 
     @property
     def loss_bits(self) -> int:
-        """J1: J0's formula with D1, R and σ_f, per iterate."""
-        return self.bits or self._bits(
-            self.loss_limit, self.task.diameter**2, self.task.loss_deviation
-        )
+        """J1: J0's formula with D1 and R, per iterate."""
+        return self.bits or self._bits(self.loss_limit, self.task.diameter**2)
 
     @property
     def payload_bits(self) -> int:
@@ -175,10 +147,10 @@ class CharterPlan:
         assert self.honest is not None
         return Summed(std, moved, count, bound, self.task.clients, self.honest)
 
-    def _bits(self, limit: float, squared_scale: float, deviation: float) -> int:
+    def _bits(self, limit: float, squared_scale: float) -> int:
         rows = self.task.rows
         private = math.sqrt(squared_scale) / self.task.epsilon  # 0 without privacy
-        values = 2 * limit * rows / (private + deviation * rows**0.5)
+        values = 2 * limit * rows / (private + DEVIATION * rows**0.5)
         return math.ceil(math.log2(max(2.0, values)))
 
 
@@ -186,9 +158,9 @@ def make_plan(
     task: CharterTask,
     *,
     rounds: int,
+    gradient_clip: float,
+    loss_clip: float,
     constants: str = "tight",
-    gradient_clip: float | None = None,
-    loss_clip: float | None = None,
     secure_sum: bool = False,
     honest_fraction: float = 0.5,
     bits: int | None = None,
@@ -202,8 +174,8 @@ def make_plan(
         rounds: K, gradients to ask for and iterates to verify.
         constants: "tight": the least noise among sound bounds (`amplification`, exact Gaussian
             curve); "paper": s0 and s1 of Sec. 4.3, for ε < 1.5/√K, and never less than the former.
-        gradient_clip: G0; None: the paper's. A known Lipschitz constant is better.
-        loss_clip: G1; None: the paper's.
+        gradient_clip: G0, a known Lipschitz constant.
+        loss_clip: G1, the largest loss.
         secure_sum: the server sees sums over clients only, and each adds a share of the noise.
         honest_fraction: t, of the clients under a secure sum.
         bits: J0 and J1, per number; None: the paper's, below which rounding adds to the noise.
@@ -223,8 +195,8 @@ def make_plan(
     draft = CharterPlan(
         task=task,
         rounds=rounds,
-        gradient_clip=task.gradient_clip if gradient_clip is None else gradient_clip,
-        loss_clip=task.loss_clip if loss_clip is None else loss_clip,
+        gradient_clip=gradient_clip,
+        loss_clip=loss_clip,
         gradient_std=0.0,
         loss_std=0.0,
         honest=honest,

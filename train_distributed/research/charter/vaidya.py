@@ -1,41 +1,24 @@
 """Vaidya's cutting planes: minimise a convex function by cutting a polyhedron at its centre.
 
 Salgia et al. 2025, Sec. 4.1, after Vaidya 1996 and Anstreicher 1997. The proofs need κ and γ of
-1e-4 and 1e-7, with which thousands of cuts achieve little; the defaults are a heuristic beyond
-them. Any κ > 0 keeps the minimiser of a convex function inside, since the cut lies beyond the
-queried point.
+1e-4 and 1e-7, with which thousands of cuts achieve little; ours are a heuristic beyond them. Any
+κ > 0 keeps the minimiser of a convex function inside, since the cut lies beyond the queried point.
 """
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from pretrain import check
-
 Vector = NDArray[np.float64]
 
+KAPPA = 10.0  # κ: a cut passes the centre at 1/√κ of its ellipsoid's radius
+GAMMA = 0.1  # γ: planes with a smaller leverage are dropped
 _DECREMENT = 1e-2  # of the volumetric barrier, at an approximate centre
 _CENTRE_STEPS = 100
-
-
-@dataclass(frozen=True)
-class Cutting:
-    """The method's two constants.
-
-    Raises:
-        ValueError: kappa <= 0, or gamma outside (0, 1/2).
-    """
-
-    kappa: float = 10.0  # κ: a cut passes the centre at 1/√κ of its ellipsoid's radius
-    gamma: float = 0.1  # γ: planes with a smaller leverage are dropped
-
-    def __post_init__(self) -> None:
-        check.positive(kappa=self.kappa)
-        check.within("(0, 0.5)", gamma=self.gamma)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +39,7 @@ class _Barrier:
     leverage: Vector  # (m,) s_i = a_iᵀ H⁻¹ a_i / slack_i², with sum d
 
 
-def cutting_planes(
-    dimension: int, half_width: float, cutting: Cutting
-) -> Generator[Vector, Vector, None]:
+def cutting_planes(dimension: int, half_width: float) -> Generator[Vector, Vector, None]:
     """Asks for subgradients over the cube [-half_width, half_width]^d, each at the next centre.
 
     Yields a (d,) point and takes a (d,) subgradient there. It ends when the subgradient is zero, or
@@ -67,7 +48,6 @@ def cutting_planes(
     Args:
         dimension: d >= 1.
         half_width: half the cube's side, > 0.
-        cutting: κ and γ.
     """
     eye = np.eye(dimension)
     body = _Polyhedron(np.concatenate([eye, -eye]), np.full(2 * dimension, -half_width))
@@ -78,7 +58,7 @@ def cutting_planes(
             return
         x, barrier = centred
         weakest = int(np.argmin(barrier.leverage))
-        if barrier.leverage[weakest] < cutting.gamma:
+        if barrier.leverage[weakest] < GAMMA:
             keep = np.arange(len(body.b)) != weakest
             body = _Polyhedron(body.a[keep], body.b[keep])
             continue
@@ -88,63 +68,8 @@ def cutting_planes(
             return
         cut = -gradient / length
         radius = np.linalg.norm(solve_triangular(barrier.factor, cut, lower=True))
-        place = cut @ x - float(radius) / math.sqrt(cutting.kappa)
+        place = cut @ x - float(radius) / math.sqrt(KAPPA)
         body = _Polyhedron(np.vstack([body.a, cut]), np.append(body.b, place))
-
-
-def minimise(
-    gradient: Callable[[Vector], Vector],
-    value: Callable[[Vector], float],
-    *,
-    dimension: int,
-    half_width: float,
-    cuts: int,
-    cutting: Cutting,
-    target: float = -math.inf,
-) -> tuple[Vector, list[float]]:
-    """The best of the queried points, without noise.
-
-    Args:
-        gradient: a subgradient at a point.
-        value: the convex function at a point.
-        dimension: d.
-        half_width: half the side of the cube that is searched.
-        cuts: largest number of gradients to ask for.
-        cutting: κ and γ.
-        target: stop at a value this low.
-
-    Returns:
-        The best point and the best value after every cut.
-
-    Examples:
-        >>> best, history = minimise(
-        ...     lambda x: 2 * (x - 0.25),
-        ...     lambda x: float(((x - 0.25) ** 2).sum()),
-        ...     dimension=2,
-        ...     half_width=1.0,
-        ...     cuts=100,
-        ...     cutting=Cutting(),
-        ...     target=1e-6,
-        ... )
-        >>> best.round(2).tolist(), history[0], history[-1] <= 1e-6
-        ([0.25, 0.25], 0.125, True)
-    """
-    planes = cutting_planes(dimension, half_width, cutting)
-    best, lowest, history = np.zeros(dimension), math.inf, []
-    answer = None
-    for _ in range(cuts):
-        try:
-            x = next(planes) if answer is None else planes.send(answer)
-        except StopIteration:
-            break
-        here = value(x)
-        if here < lowest:
-            best, lowest = x, here
-        history.append(lowest)
-        if lowest <= target:
-            break
-        answer = gradient(x)
-    return best, history
 
 
 def _centre(body: _Polyhedron, start: Vector) -> tuple[Vector, _Barrier] | None:

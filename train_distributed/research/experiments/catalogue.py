@@ -1,14 +1,19 @@
 """The experiments by name: which cells they consist of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
+from embed.fit import refuse_seen
+from embed.guesses import added_to
+from embed.knowledge import NONE, Knowledge
+from embed.transform_options import TransformOptions
+from train_distributed.one_shot.defaults import KNOWING
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.convergence import convergence_work
 from train_distributed.research.experiments.cost import cost_work
-from train_distributed.research.experiments.known import knowing_transforms, sources_of
 from train_distributed.research.experiments.lineups import (
     our_settings,
     our_transforms,
@@ -18,7 +23,7 @@ from train_distributed.research.experiments.lineups import (
 from train_distributed.research.experiments.rivals import rival_work
 from train_distributed.research.experiments.rounds import rounds_work
 from train_distributed.research.experiments.selected import against_choice, user_level
-from train_distributed.research.experiments.work import Sets, Stage, Work, joined, one_after_another
+from train_distributed.research.experiments.work import Sets, Stage, Work
 from train_distributed.simulation.plan import Grid, MethodConfig
 from train_distributed.simulation.scenario import Scenario
 
@@ -47,7 +52,7 @@ def _compare(
         seeds=conditions.all_seeds,
         folds=conditions.folds,
     )
-    return one_after_another(stages)
+    return Work.joined(stage.work for stage in stages)
 
 
 def accuracy(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
@@ -83,9 +88,38 @@ def users(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -
         num_classes=len(private.meta["class_names"]),
         folds=conditions.folds,
     )
-    plan.validate()
     stage = Stage(plan, private, knowing_transforms(sources, private, public), "known")
-    return joined([compared, one_after_another([stage])])
+    return Work.joined([compared, stage.work])
+
+
+def sources_of(conditions: Conditions) -> dict[str, Knowledge]:
+    """Nothing, each source that is given, and all of them, by name; empty if none is given."""
+    named: dict[str, Knowledge] = {}
+    nothing = Knowledge(examples=NONE)
+    names = replace(nothing, text_encoder=conditions.text_encoder, classifier=conditions.classifier)
+    if conditions.text_encoder:
+        named["names"] = names
+    if conditions.examples:
+        named["examples"] = Knowledge(examples=Path(conditions.examples))
+    if len(named) == 2:
+        named["both"] = replace(names, examples=Path(str(conditions.examples)))
+    return {"nothing": nothing} | named if named else {}
+
+
+def knowing_transforms(
+    sources: Mapping[str, Knowledge], private: EmbeddingSet, public: EmbeddingSet
+) -> dict[str, PublicTransform]:
+    """One transform, with the guesses of each source.
+
+    Raises ValueError for a private row among the examples.
+    """
+    options = TransformOptions(components=min(KNOWING, public.dim), directions="mixed")
+    fitted, names = options.fit(public), tuple(map(str, private.meta["class_names"]))
+    told = {name: added_to(each, fitted, public, names) for name, each in sources.items()}
+    for each in told.values():
+        if each.seen is not None:
+            refuse_seen(each.seen, private)
+    return told
 
 
 def groups(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:

@@ -18,6 +18,7 @@ from embed import add_constant_and_clip
 from heads import HuberSVMHead, fit_sgd
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.summary import text_table
 from train_distributed.research.experiments.work import Work
 
 CLIP_NORM = 5.0
@@ -29,11 +30,11 @@ LARGE = CLIP_NORM**2  # from here on every row lies inside every margin: |w·x| 
 L2_REGS = (2 * LARGE, LARGE, LARGE / 2, LARGE / 5, LARGE / 25, LARGE / 125)
 STEPS = tuple(2**k for k in range(4, 15))
 REPEATS = 10  # orders of the records that are averaged over, per seed
-STYLES = {
-    "user 1": ("C0", "-"),
-    "user 2": ("C1", "-"),
-    "global": ("black", "-"),
-    "average": ("C2", "--"),
+STYLES: dict[str, dict[str, Any]] = {
+    "user 1": {"color": "C0", "linewidth": 2.5, "zorder": 3},
+    "user 2": {"color": "C1", "linewidth": 2.5, "zorder": 3},
+    "global": {"color": "black", "linewidth": 2.5, "zorder": 3},
+    "average": {"color": "C2", "linewidth": 2.5, "zorder": 5, "linestyle": "--"},
 }
 Matrix = NDArray[np.float64]
 
@@ -207,10 +208,8 @@ def _clouds(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
     span = np.linspace(-5, 5, 2)
     for row in (row for row in rows if row["kind"] == "model"):
         a, b, c = row["weights"]
-        colour, style = STYLES[row["model"]]
         line = -(a + b * span) / c
-        look = {"color": colour, "linestyle": style, "zorder": 5 if style == "--" else 3}
-        axis.plot(span, line, linewidth=2.5, label=f"{row['model']} hyperplane", **look)
+        axis.plot(span, line, label=f"{row['model']} hyperplane", **STYLES[row["model"]])
     axis.set(xlim=(-4, 4), ylim=(-4, 4), xlabel="first feature", ylabel="second feature")
     axis.set_title("two users, one class each: Λ = 20, R = 1, c = 5")
     axis.legend(fontsize=8)
@@ -221,9 +220,7 @@ def _normals(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
     distance = models[0]["distance"]
     for row in models:
         _, b, c = row["weights"]
-        colour, style = STYLES[row["model"]]
-        look = {"color": colour, "linestyle": style, "zorder": 5 if style == "--" else 3}
-        axis.plot([0, b], [0, c], linewidth=2.5, marker="o", label=row["model"], **look)
+        axis.plot([0, b], [0, c], marker="o", label=row["model"], **STYLES[row["model"]])
     axis.set(xlabel="first weight", ylabel="second weight")
     axis.set_title(f"normal vectors: ‖average − global‖ = {distance:.1e} ‖global‖")
     axis.legend(fontsize=8)
@@ -252,14 +249,13 @@ def _rates(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
 def tell(rows: Sequence[dict[str, Any]]) -> str:
     """Distance of the two-cloud models, then slope and last excess by Λ."""
     distance = next(row["distance"] for row in rows if row["kind"] == "model")
-    lines = [f"two clouds: ‖average − global‖ / ‖global‖ = {distance:.2e}", ""]
-    lines.append(
-        f"{'Λ':>6}  {'slope':>6}  {'excess at last M':>16}  {'of exact heads':>14}  margin"
-    )
+    shown = []
     for l2_reg, (slope, last, inside) in slopes(list(rows)).items():
         mine = [r["floor"] for r in rows if r["kind"] == "rate" and r["l2_reg"] == l2_reg]
-        where = "all rows inside" if inside else "rows outside"
-        lines.append(
-            f"{l2_reg:6g}  {slope:6.2f}  {last:16.2e}  {float(np.mean(mine)):14.2e}  {where}"
+        shown.append(
+            {"Λ": f"{l2_reg:g}", "slope": f"{slope:.2f}", "excess at last M": f"{last:.2e}"}
+            | {"of exact heads": f"{float(np.mean(mine)):.2e}"}
+            | {"margin": "all rows inside" if inside else "rows outside"}
         )
-    return "\n".join(lines)
+    head = f"two clouds: ‖average − global‖ / ‖global‖ = {distance:.2e}"
+    return f"{head}\n\n{text_table(shown)}"

@@ -22,6 +22,7 @@ from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.summary import text_table
 from train_distributed.research.experiments.work import Work
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.scenario import Scenario
@@ -145,12 +146,13 @@ def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
 
 def tell(rows: Sequence[dict[str, Any]]) -> str:
     """A line per method and number of users."""
-    width = max(len(row["label"]) for row in rows)
-    lines = [f"{'method':{width}}  {'users':>7}" + "".join(f"  {c}" for c in COLUMNS.values())]
-    for row in rows:
-        values = (
-            f"  {'-' if row[name] is None else f'{row[name]:.4g}':>{len(title)}}"
-            for name, title in COLUMNS.items()
-        )
-        lines.append(f"{row['label']:{width}}  {row['users']:7}" + "".join(values))
-    return "\n".join(lines)
+    return text_table(
+        [
+            {"method": row["label"], "users": str(row["users"])}
+            | {
+                title: "-" if row[name] is None else f"{row[name]:.4g}"
+                for name, title in COLUMNS.items()
+            }
+            for row in rows
+        ]
+    )

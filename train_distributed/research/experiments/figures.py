@@ -4,14 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from pretrain.cli.output import new_file
-from train_distributed.research.experiments import convergence, cost, heatmap, rivals, rounds
+from train_distributed.research.experiments import convergence, cost, rivals, rounds
 from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.lineups import RAW
 from train_distributed.research.experiments.selected import CHOSEN
-from train_distributed.research.experiments.summary import summarise, table
+from train_distributed.research.experiments.summary import summarise, table, text_table
 from train_distributed.simulation.plan import Result
 
 
@@ -34,6 +37,10 @@ LAYOUTS = {
     "frontier": Layout(lines=("label", "users")),
     "user-level": Layout(lines=("label", "users")),
 }
+# of heat maps
+MANY = (200_000, 20_000_000)
+GROUPS = (1, 2, 5, 10, 20, 50)
+FINE = np.geomspace(1e-5, 10, 25)
 SPECIAL = {"cost": cost, "convergence": convergence, "rivals": rivals, "rounds": rounds}
 
 
@@ -49,7 +56,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         if name in SPECIAL:
             SPECIAL[name].draw(result["cells"], file)
         elif name == "groups":
-            heatmap.draw(_cells(result), file)
+            draw_heat_map(_cells(result), file)
         else:
             layout = LAYOUTS.get(name, Layout())
             draw_frontier(
@@ -84,19 +91,19 @@ def margins(cells: Sequence[Result]) -> str:
     grid = summarise([cell for cell in cells if cell.transform != RAW and cell.label != CHOSEN], by)
     chosen = [cell for cell in cells if cell.label == CHOSEN]
     used = {(cell.users, cell.scheme, cell.epsilon): cell for cell in chosen}
-    head = f"{'users':>6}  {'users hold':22}  {'eps':>5}  {'paper':>6}  {'grid':>6}  {'chosen':>6}"
-    lines = [f"{head}  {'- paper':>7}  {'- grid':>7}  chosen on public data"]
+    shown = []
     for key, ours in summarise(chosen, by).items():
-        users, scheme, epsilon = key
-        cell, value = used[key], 100 * ours.mean
+        cell, value, epsilon = used[key], 100 * ours.mean, key[-1]
         best = [100 * found[key].mean if key in found else math.nan for found in (paper, grid)]
         options = ", ".join(f"{name} {value}" for name, value in cell.options.items())
-        lines.append(
-            f"{users:6}  {scheme:22}  {'inf' if epsilon is None else f'{epsilon:g}':>5}  "
-            f"{best[0]:6.2f}  {best[1]:6.2f}  {value:6.2f}  {value - best[0]:+7.2f}  "
-            f"{value - best[1]:+7.2f}  {cell.method}, {cell.transform}, {options}"
+        shown.append(
+            {"users hold": cell.scheme, "users": str(cell.users)}
+            | {"eps": "inf" if epsilon is None else f"{epsilon:g}", "paper": f"{best[0]:.2f}"}
+            | {"grid": f"{best[1]:.2f}", "chosen": f"{value:.2f}"}
+            | {"- paper": f"{value - best[0]:+.2f}", "- grid": f"{value - best[1]:+.2f}"}
+            | {"chosen on public data": f"{cell.method}, {cell.transform}, {options}"}
         )
-    return "\n".join(lines)
+    return text_table(shown)
 
 
 def _cells(result: Mapping[str, Any]) -> list[Result]:
@@ -112,3 +119,41 @@ def _title(result: Mapping[str, Any]) -> str:
     folds = f" x {used['folds']} folds" if used["folds"] else ""
     data = Path(str(result["embeddings"].get("data", ""))).name
     return f"Accuracy of one model of {held} ({data}, {shown}{used['seeds']} seeds{folds})"
+
+
+def draw_heat_map(cells: Sequence[Result], file: IO[bytes]) -> None:
+    """A heat map per method and number of users.
+
+    Fig. 7 of Kirschte et al. 2024: w users at ε stand for n users and groups of G at
+    ε′ = w ε G / n. Accuracy is interpolated in log ε; beyond the largest measured ε it stays, and
+    below the smallest nothing is claimed.
+    """
+    labels = list(dict.fromkeys(cell.label for cell in cells))
+    figure = Figure(figsize=(5 * len(MANY), 2.6 * len(labels)), layout="constrained")
+    axes = figure.subplots(len(labels), len(MANY), squeeze=False, sharex=True, sharey=True)
+    image = None
+    for row, label in zip(axes, labels, strict=True):
+        for axis, users in zip(row, MANY, strict=True):
+            values = extrapolated([cell for cell in cells if cell.label == label], users)
+            image = axis.imshow(100 * values, aspect="auto", origin="lower", cmap="viridis")
+            axis.set_title(f"{label}, {users:,} users", fontsize=8)
+            axis.set_yticks(range(len(GROUPS)), [str(group) for group in GROUPS])
+            ticks = range(0, len(FINE), 4)
+            axis.set_xticks(list(ticks), [f"{FINE[tick]:.0e}" for tick in ticks])
+        row[0].set_ylabel("records in a group")
+    for axis in axes[-1]:
+        axis.set_xlabel("ε (replace the whole group)")
+    if image is not None:
+        figure.colorbar(image, ax=axes, label="test accuracy / %, extrapolated; blank: unknown")
+    figure.savefig(file, dpi=150)
+
+
+def extrapolated(cells: Sequence[Result], users: int) -> np.ndarray:
+    """(groups, ε) accuracies of one label, NaN below the smallest measured ε."""
+    summary = summarise(cells, ("epsilon",))
+    known = sorted(key[0] for key in summary if key[0] is not None)
+    means = [summary[(epsilon,)].mean for epsilon in known]
+    held = cells[0].users
+    needed = FINE[None] * users / (held * np.array(GROUPS)[:, None])
+    values = np.interp(np.log(needed), np.log(known), means)
+    return np.where(needed < min(known), np.nan, values)

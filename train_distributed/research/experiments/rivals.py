@@ -21,6 +21,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.summary import text_table
 from train_distributed.research.experiments.work import Work
 from train_distributed.simulation.runner import accuracies
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
@@ -141,18 +142,19 @@ def rival_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
 
 def tell(rows: Sequence[dict[str, Any]]) -> str:
     """A line per learner and setting, mean and sample deviation over seeds."""
-    lines = [
-        f"{'features':>8} {'users':>5} {'learner':26} {'accuracy / %':>13} {'epsilon':>8} "
-        f"{'rounds':>6} {'bits per user':>13} {'seconds':>8}  who sees what"
-    ]
+    shown = []
     for group in _settings(rows):
         first, (mean, std) = group[0], _accuracy(group)
         epsilon = math.inf if first["epsilon"] is None else first["epsilon"]
-        lines.append(
-            f"{first['features']:8} {first['users']:5} {first['learner']:26} {mean:6.2f} ± "
-            f"{std:4.2f} {epsilon:8.3g} {first['rounds']:6} {first['bits_per_user']:13,.0f} "
-            f"{np.median([row['seconds'] for row in group]):8.1f}  {first['server_sees']}"
+        shown.append(
+            {"learner": first["learner"], "features": str(first["features"])}
+            | {"users": str(first["users"]), "accuracy / %": f"{mean:.2f} ± {std:.2f}"}
+            | {"epsilon": f"{epsilon:.3g}", "rounds": str(first["rounds"])}
+            | {"bits per user": f"{first['bits_per_user']:,.0f}"}
+            | {"seconds": f"{np.median([row['seconds'] for row in group]):.1f}"}
+            | {"who sees what": first["server_sees"]}
         )
+    lines = [text_table(shown)] if shown else []
     failed = {
         f"{row['features']} features, {row['users']} users, {row['learner']}": row["not_possible"]
         for row in rows

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.summary import Summary, summarise
-from train_distributed.research.experiments.work import Sets, Work, one_after_another
+from train_distributed.research.experiments.summary import Summary, summarise, text_table
+from train_distributed.research.experiments.work import Sets, Work
 from train_distributed.simulation.plan import MethodConfig, Result
 from train_distributed.simulation.scenario import Scenario
 
@@ -31,7 +31,7 @@ def rounds_work(conditions: Conditions, private: EmbeddingSet, public: Embedding
         *sets.stages(ours, grid, scenarios=users, folds=conditions.folds, **shared),
         *sets.stages(alone, grid, scenarios=[Scenario(users=1)], folds=conditions.folds, **shared),
     ]
-    return one_after_another(stages)
+    return Work.joined(stage.work for stage in stages)
 
 
 def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
@@ -58,11 +58,16 @@ def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
 def tell(rows: Sequence[dict[str, Any]]) -> str:
     """Mean ± deviation over seeds in per cent: a line per ε."""
     heads = [*(f"T = {t}" for t in ROUNDS), CENTRAL]
-    lines = [f"{'eps':>6}  " + "  ".join(f"{head:>16}" for head in heads)]
-    for epsilon, curve, central in _curves(rows):
-        shown = [f"{100 * s.mean:.2f} ± {100 * s.std:.2f}" for s in (*curve, central)]
-        lines.append(f"{epsilon:6g}  " + "  ".join(f"{each:>16}" for each in shown))
-    return "\n".join(lines)
+    return text_table(
+        [
+            {"eps": f"{epsilon:g}"}
+            | {
+                head: f"{100 * s.mean:.2f} ± {100 * s.std:.2f}"
+                for head, s in zip(heads, (*curve, central), strict=True)
+            }
+            for epsilon, curve, central in _curves(rows)
+        ]
+    )
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> list[tuple[float, list[Summary], Summary]]:

@@ -1,9 +1,9 @@
 """Rivals on the private test rows against what a rehearsal on public data chooses."""
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.work import Jobs, Sets, Stage, Work, joined
+from train_distributed.research.experiments.work import Done, Sets, Stage, Work, keyed
 from train_distributed.simulation.clip_candidates import clipped
 from train_distributed.simulation.plan import Grid, MethodConfig, Result, ranking
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
@@ -35,12 +35,10 @@ def against_choice(
 
     Rivals name the paper's raw transform.
     """
-    places = placed(conditions, private, public)
     candidates = Candidates.default(public.dim, rounds=conditions.rounds)
-    study = SelectionStudy.of(conditions, private, public, candidates, places, conditions.promises)
-    shared = {"promises": conditions.promises, "scenarios": list(study.scenarios.values())}
-    more = {"seeds": conditions.all_seeds, "folds": conditions.folds}
-    return study.work(Sets(private, public).stages(rivals, {}, **shared, **more))
+    places = placed(conditions, private, public)
+    sets = (private, public, candidates, places, conditions.promises)
+    return selection_work(conditions, *sets, rivals=rivals)
 
 
 def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
@@ -57,8 +55,8 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
         own = Sizes(users=len(writers), rows_per_user=round(rows.mean()), num_classes=classes)
         places = [(own, Scenario(users=None, scheme="by-writer"))]
     bare, default = few_directions(public.dim), Candidates.default(public.dim)
-    return joined(
-        SelectionStudy.of(conditions, private, public, offered, [place], promises, label).work(())
+    return Work.joined(
+        selection_work(conditions, private, public, offered, [place], promises, label=label)
         for place in places
         for label, offered in (
             ("no users' clip", bare),
@@ -99,54 +97,59 @@ def few_directions(dim: int) -> Candidates:
     return Candidates(tuple(settings), grid)
 
 
-@dataclass(frozen=True)
-class SelectionStudy:
-    """Federations with choices of their own among the same candidates."""
+def selection_work(
+    conditions: Conditions,
+    private: EmbeddingSet,
+    public: EmbeddingSet,
+    candidates: Candidates,
+    places: Sequence[tuple[Sizes, Scenario]],
+    promises: Sequence[Privacy],
+    *,
+    label: str = "",
+    rivals: Sequence[MethodConfig] = (),
+) -> Work:
+    """Rivals and candidates in federations, and what each federation's rehearsal chooses.
 
-    conditions: Conditions
-    public: EmbeddingSet
-    candidates: Candidates
-    scenarios: Mapping[Sizes, Scenario]  # what is rehearsed, and what is then run
-    promises: Sequence[Privacy]
-    grid: Stage  # all candidates on the private rows
-    label: str = ""  # of the candidates' rows, where there are several studies
+    Args:
+        conditions: of the experiment.
+        private: rows that all are compared on.
+        public: rows of the rehearsals; transforms are fitted on all of them.
+        candidates: settings to choose from.
+        places: what is rehearsed, and what is then run.
+        promises: one choice each.
+        label: of the candidates' rows, where there are several such works.
+        rivals: settings on raw embeddings.
+    """
+    sets = Sets(private, public)
+    plan: dict[str, Any] = {"scenarios": [scenario for _, scenario in places]}
+    plan |= {"promises": promises, "seeds": conditions.all_seeds, "folds": conditions.folds}
+    settings = [replace(each, label=label or each.label) for each in candidates.settings]
+    classes = len(private.meta["class_names"])
+    all_of_them = Grid(settings=settings, num_classes=classes, **plan)
+    grid = Stage(all_of_them, *sets.compressed(candidates.transforms), label).work
+    prefix = f"{REHEARSAL}{label}: " if label else REHEARSAL
+    families = len({setting.training for setting in candidates.settings})
 
-    @classmethod
-    def of(
-        cls,
-        conditions: Conditions,
-        private: EmbeddingSet,
-        public: EmbeddingSet,
-        candidates: Candidates,
-        places: Sequence[tuple[Sizes, Scenario]],
-        promises: Sequence[Privacy],
-        label: str = "",
-    ) -> "SelectionStudy":
-        """The study of these federations; transforms are fitted on the whole public set."""
-        scenarios = dict(places)
-        plan = Grid(
-            settings=[replace(each, label=label or each.label) for each in candidates.settings],
-            scenarios=list(scenarios.values()),
-            promises=promises,
-            seeds=conditions.all_seeds,
-            num_classes=len(private.meta["class_names"]),
-            folds=conditions.folds,
+    def rehearsals(finished: set[str]) -> Iterator[tuple[str, Sequence[Result]]]:
+        return rehearse(
+            public,
+            [sizes for sizes, _ in places],
+            promises,
+            candidates,
+            tasks=conditions.tasks,
+            seeds=REHEARSED,
+            finished=finished,
         )
-        plan.validate()
-        grid = Stage(plan, *Sets(private, public).compressed(candidates.transforms), label)
-        return cls(conditions, public, candidates, scenarios, promises, grid, label)
 
-    def choices(self, done: Mapping[str, Rows]) -> Rows:
+    def chosen(done: Done) -> Rows:
         """The grid's rows of the setting that is chosen for each scenario and ε, labelled so."""
-        keys = [key for key in done if key.startswith(self.prefix)]
-        cells = [Result(**row) for key in keys for row in done[key]]
-        found = self.grid.rows(done)
-        label = f"{self.label}, chosen by select" if self.label else CHOSEN
-        rows = []
-        for federation, scenario in self.scenarios.items():
+        cells = [Result(**row) for key in done if key.startswith(prefix) for row in done[key]]
+        found = grid.collect(done)
+        said, rows = {"label": f"{label}, chosen by select" if label else CHOSEN}, []
+        for federation, scenario in places:
             best = ranking(cell for cell in cells if cell.scheme == federation.name)
-            for promise in self.promises:
-                epsilon = None if math.isinf(promise.epsilon) else promise.epsilon
+            for promise in promises:
+                epsilon = promise.epsilon if promise.private else None
                 setting = best[epsilon][0].setting
                 same = {
                     "method": setting.method,
@@ -156,41 +159,10 @@ class SelectionStudy:
                     "users": federation.users,
                     "epsilon": epsilon,
                 }
-                rows += [
-                    row | {"label": label}
-                    for row in found
-                    if all(row[name] == value for name, value in same.items())
-                ]
+                rows += [row | said for row in found if same.items() <= row.items()]
         return rows
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of the keys of rehearsals."""
-        return f"{REHEARSAL}{self.label}: " if self.label else REHEARSAL
-
-    def work(self, stages: Sequence[Stage]) -> Work:
-        """The rehearsals, then the rivals; among the grid's rows are the chosen ones."""
-
-        def jobs(done: Mapping[str, Rows]) -> Jobs:
-            finished = {k.removeprefix(self.prefix) for k in done if k.startswith(self.prefix)}
-            for key, cells in rehearse(
-                self.public,
-                list(self.scenarios),
-                self.promises,
-                self.candidates,
-                tasks=self.conditions.tasks,
-                seeds=REHEARSED,
-                finished=finished,
-            ):
-                yield self.prefix + key, [cell.as_dict() for cell in cells]
-            for stage in (*stages, self.grid):
-                yield from stage.jobs(done)
-
-        def collect(done: Mapping[str, Rows]) -> Rows:
-            rivals = [row for stage in (*stages, self.grid) for row in stage.rows(done)]
-            return rivals + self.choices(done)
-
-        families = len({setting.training for setting in self.candidates.settings})
-        rehearsals = len(self.scenarios) * families * self.conditions.tasks * REHEARSED
-        jobs_left = sum(len(stage.plan.trials()) for stage in (*stages, self.grid))
-        return Work(rehearsals + jobs_left, jobs, collect)
+    total = len(places) * families * conditions.tasks * REHEARSED
+    choice = Work(total, lambda done: keyed(prefix, done, rehearsals), chosen)
+    stages = sets.stages(rivals, {}, **plan)
+    return Work.joined([*(stage.work for stage in stages), grid, choice])

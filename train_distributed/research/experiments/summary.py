@@ -1,7 +1,8 @@
 """Results summarised over seeds, as text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -56,38 +57,46 @@ def table(
         ...     for seed, accuracy in enumerate((0.5, 0.75))
         ... ]
         >>> print(table(cells))
-        users hold  method         eps 1
-        iid         sums     62.5 ± 17.7
+        users hold  method        eps 1
+        iid         sums    62.5 ± 17.7
     """
     summary = summarise(rows, (*lines, column))
-    names = sorted({key[:-1] for key in summary}, key=lambda name: _first(rows, lines, name))
-    columns = list(dict.fromkeys(getattr(row, column) for row in rows))
-    heads = [_head(column, value) for value in columns]
-    shown = [[*map(str, name)] for name in names]
-    titles = [TITLES.get(line, line) for line in lines]
-    widths = [max(map(len, values)) for values in zip(titles, *shown, strict=True)]
-    text = [_line(titles, widths) + "".join(f"{head:>14}" for head in heads)]
-    for name, words in zip(names, shown, strict=True):
-        found = [summary.get((*name, value)) for value in columns]
-        cells = "".join(f"{s!s:>14}" if s else f"{'-':>14}" for s in found)
-        text.append(_line(words, widths) + cells)
-    return "\n".join(text)
+    orders = [list(dict.fromkeys(getattr(row, line) for row in rows)) for line in (*lines, column)]
+    *names, columns = orders
+    shown = [
+        {TITLES.get(line, line): str(value) for line, value in zip(lines, name, strict=True)}
+        | {_head(column, value): str(summary.get((*name, value), "-")) for value in columns}
+        for name in product(*names)
+        if any((*name, value) in summary for value in columns)
+    ]
+    return text_table(shown, left=len(lines))
+
+
+def text_table(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:
+    """Lines of words below their names; the first `left` columns begin at the left.
+
+    Examples:
+        >>> print(text_table([{"name": "a", "n": "10"}, {"name": "long", "n": "5"}]))
+        name   n
+        a     10
+        long   5
+    """
+    names = list(rows[0])
+    lines = [names, *([row[name] for name in names] for row in rows)]
+    widths = [max(map(len, words)) for words in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{word:<{width}}" if place < left else f"{word:>{width}}"
+            for place, (word, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
 
 
 TITLES = {"label": "method", "scheme": "users hold"}
-
-
-def _first(rows: Sequence[Result], lines: Sequence[str], name: tuple[Any, ...]) -> tuple[int, ...]:
-    """Position at which each value of a line appears first, so that lines keep the plan's order."""
-    orders = [list(dict.fromkeys(getattr(row, line) for row in rows)) for line in lines]
-    return tuple(order.index(value) for order, value in zip(orders, name, strict=True))
 
 
 def _head(column: str, value: Any) -> str:
     if column == "epsilon":
         return "not private" if value is None else f"eps {value:g}"
     return f"{value} {column}"
-
-
-def _line(words: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(f"{word:{width}}" for word, width in zip(words, widths, strict=True))

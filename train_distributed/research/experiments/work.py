@@ -11,13 +11,15 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.compress import Compression
 from embed.transform_options import TransformOptions
-from train_distributed.research.baselines import Task, train
+from train_distributed.research.baselines.learn import train
+from train_distributed.research.baselines.task import Task
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.lineups import RAW, raw_transform
-from train_distributed.simulation.plan import Grid, MethodConfig, Trial
+from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.shared_training import RowsInMemory
 
+Done = Mapping[str, Rows]
 Jobs = Iterator[tuple[str, Rows]]
 
 
@@ -26,8 +28,8 @@ class Work:
     """Jobs, given those already done, and what becomes of their rows."""
 
     total: int
-    jobs: Callable[[Mapping[str, Rows]], Jobs]
-    collect: Callable[[Mapping[str, Rows]], Rows]
+    jobs: Callable[[Done], Jobs]
+    collect: Callable[[Done], Rows]
 
     @classmethod
     def of(cls, jobs: Mapping[str, Callable[[], Rows]]) -> "Work":
@@ -37,6 +39,24 @@ class Work:
             lambda done: ((key, make()) for key, make in jobs.items() if key not in done),
             lambda done: [row for rows in done.values() for row in rows],
         )
+
+    @classmethod
+    def joined(cls, works: Iterable["Work"]) -> "Work":
+        """Works one after another."""
+        parts = list(works)
+        return cls(
+            sum(part.total for part in parts),
+            lambda done: (job for part in parts for job in part.jobs(done)),
+            lambda done: [row for part in parts for row in part.collect(done)],
+        )
+
+
+def keyed(
+    prefix: str, done: Done, run: Callable[[set[str]], Iterable[tuple[str, Sequence[Result]]]]
+) -> Jobs:
+    """Jobs of a run that is told which of its keys are finished, their keys with a prefix."""
+    for key, cells in run({k.removeprefix(prefix) for k in done if k.startswith(prefix)}):
+        yield prefix + key, [cell.as_dict() for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -48,19 +68,23 @@ class Stage:
     transforms: Mapping[str, PublicTransform]
     name: str = ""
 
-    def jobs(self, done: Mapping[str, Rows]) -> Jobs:
-        """Rows of jobs that are not done."""
-        prefix = f"{self.name}: " if self.name else ""
-        finished = {key.removeprefix(prefix) for key in done if key.startswith(prefix)}
-        for key, cells in run_trials(
-            self.embeddings, self.transforms, self.plan, finished=finished, rivals=baselines
-        ):
-            yield prefix + key, [cell.as_dict() for cell in cells]
+    def __post_init__(self) -> None:
+        self.plan.validate()
 
-    def rows(self, done: Mapping[str, Rows]) -> Rows:
-        """Rows of all its jobs, in order."""
-        prefix = f"{self.name}: " if self.name else ""
-        return [row for job in self.plan.trials() for row in done[prefix + job.key]]
+    @property
+    def work(self) -> Work:
+        """Trials of the plan; their rows in order."""
+        prefix, trials = f"{self.name}: " if self.name else "", self.plan.trials()
+
+        def run(finished: set[str]) -> Iterable[tuple[str, Sequence[Result]]]:
+            held, transforms = self.embeddings, self.transforms
+            return run_trials(held, transforms, self.plan, finished=finished, rivals=baselines)
+
+        return Work(
+            len(trials),
+            lambda done: keyed(prefix, done, run),
+            lambda done: [row for job in trials for row in done[prefix + job.key]],
+        )
 
 
 @dataclass(frozen=True)
@@ -74,18 +98,15 @@ class Sets:
         self, settings: Sequence[MethodConfig], grid: Mapping[str, TransformOptions], **plan: Any
     ) -> list[Stage]:
         """Settings on raw embeddings on the whole set, the others on its coordinates."""
-        classes = len(self.whole.meta["class_names"])
+        plan |= {"num_classes": len(self.whole.meta["class_names"])}
         raw = tuple(s for s in settings if s.transform == RAW)
         ours = tuple(s for s in settings if s.transform != RAW)
         stages = []
         if raw:
-            of_raw = Grid(settings=raw, num_classes=classes, **plan)
-            stages.append(Stage(of_raw, self.whole, {RAW: raw_transform(self.public)}))
+            transforms = {RAW: raw_transform(self.public)}
+            stages.append(Stage(Grid(settings=raw, **plan), self.whole, transforms))
         if ours:
-            of_ours = Grid(settings=ours, num_classes=classes, **plan)
-            stages.append(Stage(of_ours, *self.compressed(grid)))
-        for stage in stages:
-            stage.plan.validate()
+            stages.append(Stage(Grid(settings=ours, **plan), *self.compressed(grid)))
         return stages
 
     def compressed(
@@ -112,7 +133,6 @@ def baselines(
     for promise in plan.promises:
         words = f"baseline, seed {job.seed}, epsilon {promise.epsilon}"
         task = Task(
-            name=setting.method,
             method=setting.method,
             embeddings=rows,
             transform=clipped,
@@ -123,26 +143,3 @@ def baselines(
             generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
         )
         yield train(task, setting.options).weights
-
-
-def joined(works: Iterable[Work]) -> Work:
-    """Works one after another."""
-    parts = list(works)
-    return Work(
-        sum(part.total for part in parts),
-        lambda done: (job for part in parts for job in part.jobs(done)),
-        lambda done: [row for part in parts for row in part.collect(done)],
-    )
-
-
-def one_after_another(stages: Sequence[Stage]) -> Work:
-    """Stages whose rows are the result."""
-
-    def jobs(done: Mapping[str, Rows]) -> Jobs:
-        for stage in stages:
-            yield from stage.jobs(done)
-
-    def collect(done: Mapping[str, Rows]) -> Rows:
-        return [row for stage in stages for row in stage.rows(done)]
-
-    return Work(sum(len(stage.plan.trials()) for stage in stages), jobs, collect)

@@ -17,13 +17,12 @@ here solve.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pretrain import check
-from train_distributed.research.protection.mechanisms import Mechanism
-from train_distributed.research.protection.settings import Facts
+from train_distributed.research.protection.mechanisms import Facts, Mechanism
 
 Label = Literal["unconstrained", "within proof", "heuristic", "infeasible"]
 LARGEST_C1 = math.sqrt(math.log(2)) * (1 + 1e-12)  # of √JS in natural logarithms, rounded up
@@ -80,20 +79,16 @@ class Constants:
         log_parameter = mechanism.log_parameter(excess, facts)
         return Optimum(mechanism.name, label, tau, excess, log_parameter)
 
-    def least_budget(self, mechanisms: Iterable[type[Mechanism]]) -> float:
-        """The least leakage that (8) grants to any of the mechanisms; leakage is never negative."""
-        return max(0.0, 2 * self.c1 - self.c2 * max(each.reach for each in mechanisms))
-
-    def require_reachable(self, budget: float, mechanisms: Iterable[type[Mechanism]]) -> None:
+    def require_reachable(self, budget: float, mechanisms: Sequence[type[Mechanism]]) -> None:
         """Refuses a budget that none of the mechanisms can meet by (8).
 
         Raises:
             ValueError: naming the least budget that is reachable.
         """
-        mechanisms = list(mechanisms)
         if all(self.label(budget, each) == "infeasible" for each in mechanisms):
+            least = max(0.0, 2 * self.c1 - self.c2 * max(each.reach for each in mechanisms))
             raise ValueError(
-                f"budget must be >= {self.least_budget(mechanisms):.6g}, the least that any "
+                f"budget must be >= {least:.6g}, the least that any "
                 f"mechanism reaches by 2 C1 - C2 TV with C1 = {self.c1:.6g}, C2 = {self.c2:.6g}, "
                 f"got {budget}"
             )
@@ -113,16 +108,3 @@ class Optimum:
     def parameter(self) -> float | None:
         """g* itself: noise variance, n, r or ρ; None where there is nothing to choose."""
         return None if self.log_parameter is None else math.exp(self.log_parameter)
-
-
-def solve_all(
-    constants: Constants, budget: float, mechanisms: Iterable[type[Mechanism]], facts: Facts
-) -> list[Optimum]:
-    """Every mechanism's optimum.
-
-    Raises:
-        ValueError: the budget is below the least that any of them reaches.
-    """
-    mechanisms = list(mechanisms)
-    constants.require_reachable(budget, mechanisms)
-    return [constants.solve(budget, mechanism, facts) for mechanism in mechanisms]

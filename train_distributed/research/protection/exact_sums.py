@@ -18,12 +18,13 @@ from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.research.protection.mechanisms import (
     FLOAT_BYTES,
     Exchange,
+    Facts,
     Mechanism,
+    StudySettings,
     View,
     timed,
 )
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, KeyPair
-from train_distributed.research.protection.settings import Facts, StudySettings
 from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, open_seal, seal
 from train_distributed.secure_sum.prg import WORD, add_stream, new_seed, subtract_stream
 

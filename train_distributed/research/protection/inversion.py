@@ -102,7 +102,7 @@ def head_batch(
 ) -> Guess:
     """Deep leakage from a head's gradient Xᵀ(P − Y)/S, searched inside its own column space.
 
-    The leading singular vectors U (p + 1, r), r = min(S, K − 1), span what the gradient shows of
+    The leading singular vectors U (p + 1, r), r = min(S, K − 1, p + 1), span what the gradient shows of
     the rows, so only their r coordinates z are unknown: scores are z UᵀW, and U's first row must
     give back the constant.
     """
@@ -110,7 +110,7 @@ def head_batch(
     if not torch.isfinite(matrix).all():
         zeros = torch.zeros(batch, target.dim, dtype=torch.float64)
         return Guess(zeros, torch.zeros(batch, dtype=torch.int64), float("nan"))
-    rank = min(batch, target.num_classes - 1)
+    rank = min(batch, target.num_classes - 1, len(matrix))
     basis = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
     weights, shown = basis.mT @ target.matrix(seen.start), basis.mT @ matrix
     scale = float(shown.norm())

@@ -12,7 +12,6 @@ from pretrain import check
 from train_distributed.research.protection.estimate import Leakage, Recoveries, leakage
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.mechanisms import Exchange, Mechanism, Unprotected, View
-from train_distributed.research.protection.similarity import Similarity
 from train_distributed.research.protection.training import FederatedTraining
 
 COST_CLIENTS = 2  # clients whose real messages are timed
@@ -45,7 +44,7 @@ class AttackBenchmark:
     """
 
     federation: FederatedTraining
-    similarity: Similarity
+    threshold: float  # of the similarity above which a record counts as recovered
     models: tuple[Tensor, ...]  # M of (m,), the w that the server sent
     attacks: int  # T
     victims: int  # clients whose records are looked for
@@ -91,6 +90,13 @@ class AttackBenchmark:
                     hits[:, m, t] |= self._opened(m, t, views["sum"][0])
         return Recoveries(hits)
 
+    def reconstruct(self, view: View, model: Tensor, generator: torch.Generator) -> Tensor:
+        """Records that an attacker finds behind what a server read of updates of a model."""
+        options = self.federation.options
+        seen = Observation.of(view, model, options.step)
+        size = len(view.clients) * options.batch
+        return invert(self.federation.target, seen, size, generator).x
+
     @cached_property
     def unprotected(self) -> Recoveries:
         """The attack on the models themselves."""
@@ -107,8 +113,7 @@ class AttackBenchmark:
                 generator = self._generator(m, t)
                 for k in range(victims):
                     rows = torch.randint(len(public), (batch,), generator=generator)
-                    found = self.similarity.recovered(public[rows], self.records[0][k])
-                    hits[k, m, t] = found.numpy()
+                    hits[k, m, t] = self._recovered(public[rows], k)
         return Recoveries(hits, shared=False)
 
     @cached_property
@@ -138,12 +143,15 @@ class AttackBenchmark:
     def _book(
         self, hits: np.ndarray, view: View, model: Tensor, generator: torch.Generator
     ) -> None:
-        x = self.records[0]
-        seen = Observation.of(view, model, self.federation.step)
-        guess = invert(self.federation.target, seen, len(view.clients) * x.shape[1], generator)
+        guess = self.reconstruct(view, model, generator)
         for k in view.clients:
             if k < self.victims:
-                hits[k] |= self.similarity.recovered(guess.x, x[k]).numpy()
+                hits[k] |= self._recovered(guess, k)
+
+    def _recovered(self, guesses: Tensor, client: int) -> np.ndarray:
+        """(S,) bool, which records of a client are among the guesses."""
+        records = self.records[0][client]
+        return self.federation.target.recovered(guesses, records, self.threshold).numpy()
 
     def _accuracies(self, mechanism: Mechanism) -> list[float]:
         return [self.federation.accuracy(mechanism, self.seed + s) for s in range(self.seeds)]
@@ -162,7 +170,7 @@ class AttackBenchmark:
 
     @property
     def _shape(self) -> tuple[int, int, int, int]:
-        return self.victims, len(self.models), self.attacks, self.federation.batch
+        return self.victims, len(self.models), self.attacks, self.federation.options.batch
 
     def _generator(self, m: int, t: int) -> torch.Generator:
         state = np.random.SeedSequence([self.seed, m + 2, t]).generate_state(1, np.uint64)

@@ -17,13 +17,41 @@ from torch import Tensor
 
 from pretrain import check
 from train_distributed.privacy import float_noise
-from train_distributed.research.protection.settings import Facts, StudySettings
 from train_distributed.research.protection.sparse import VALUE, Sparse, read_sparse, sparsify
 
 T = TypeVar("T")
 FLOAT_BYTES = VALUE.itemsize  # a parameter on an unprotected wire
 KEEPS = (0.9, 0.5, 0.2, 0.05)  # ρ that are measured as well as ρ*
 SPREAD = 16.0  # noise levels span the update's size over and times this
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """Budget, and what is deployed and measured for it."""
+
+    budget: float
+    half_width: float  # δ
+    key_bits: int
+    servers: int
+    noise_levels: int
+    variance_models: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Numbers of the attacked model that the formulas use.
+
+    Raises:
+        ValueError: m < 1, or a number that is not finite and positive.
+    """
+
+    parameters: int  # m
+    half_width: float = 1.0  # δ of the box that a plaintext lies in
+    inverse_variances: float = 1.0  # A = √(Σ_i 1/s_i⁴), s_i: standard deviation of parameter i
+
+    def __post_init__(self) -> None:
+        check.at_least(1, parameters=self.parameters)
+        check.positive(half_width=self.half_width, inverse_variances=self.inverse_variances)
 
 
 @dataclass(frozen=True)
@@ -53,10 +81,9 @@ class View:
 class Mechanism(ABC):
     """Turns clients' models into messages and messages into their mean.
 
-    `exchange` runs the real wire and measures it; `mean` is the average that comes out (bit for bit
-    where it is deterministic), without the wire, for long simulations; `views` is all that the
-    honest-but-curious server sees. Models have shape (K, m); a generator of None draws from the
-    operating system.
+    `exchange` runs the real wire and measures it; `mean` is the average that comes out, without the
+    wire where that is dear; `views` is all that the honest-but-curious server sees. Models have
+    shape (K, m); a generator of None draws from the operating system.
 
     The formula gives a mechanism its total variation at a parameter g. `excess` is the scale on
     which TV is computed without loss: with m = 10^6 parameters g itself, and even its logarithm,
@@ -80,9 +107,9 @@ class Mechanism(ABC):
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
         """Sends every client's real message, combines them, measures."""
 
-    @abstractmethod
     def mean(self, models: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(m,) float64 mean that `exchange` would return."""
+        """(m,) float64 mean that `exchange` returns, for long simulations."""
+        return self.exchange(models, generator).mean
 
     @abstractmethod
     def views(
@@ -144,11 +171,6 @@ class Readable(Mechanism):
         size = sum(map(len, messages)) / len(models) + FLOAT_BYTES * models.shape[1]
         return Exchange(mean, size, sending / len(models), adding)
 
-    def mean(self, models: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(m,) float64 mean of what the messages say."""
-        read = [self.read(self.message(model, generator)).values for model in models]
-        return torch.stack(read).mean(0)
-
     def views(
         self, models: Tensor, generator: torch.Generator | None
     ) -> dict[str, tuple[View, ...]]:
@@ -172,7 +194,7 @@ class Unprotected(Readable):
 
     def message(self, model: Tensor, generator: torch.Generator | None) -> bytes:
         """The model's 32-bit floats."""
-        return _floats(model)
+        return model.numpy().astype(VALUE).tobytes()
 
 
 @dataclass(frozen=True)
@@ -201,7 +223,7 @@ class Randomisation(Readable):
     def message(self, model: Tensor, generator: torch.Generator | None) -> bytes:
         """The noisy model's 32-bit floats."""
         noise = float_noise.normal(tuple(model.shape), generator)
-        return _floats(model.double() + self.variance**0.5 * noise)
+        return (model.double() + self.variance**0.5 * noise).numpy().astype(VALUE).tobytes()
 
     @classmethod
     def excess(cls, tau: float, facts: Facts) -> float:
@@ -269,10 +291,6 @@ class Sparsification(Readable):
     def levels(cls, update_size: float, settings: StudySettings) -> Sequence[Self]:
         """Fixed probabilities."""
         return [cls(keep) for keep in KEEPS]
-
-
-def _floats(model: Tensor) -> bytes:
-    return model.numpy().astype(VALUE).tobytes()
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

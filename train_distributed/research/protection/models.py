@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pretrain import check
+
 KERNEL, CHANNELS, STRIDES = 5, 12, (2, 2, 1)  # of Zhu, Liu and Han 2019's network
 
 
@@ -36,6 +38,17 @@ class TargetModel(ABC):
     @abstractmethod
     def bias(self, vector: Tensor) -> Tensor:
         """(K,) the last layer's bias entries of a vector (m,)."""
+
+    @abstractmethod
+    def similarity(self, guess: Tensor, record: Tensor) -> float:
+        """Likeness of a finite guess and a record, at most 1."""
+
+    def recovered(self, guesses: Tensor, records: Tensor, threshold: float) -> Tensor:
+        """(S,) bool: whether any finite guess (G, ...) is more alike to a record (S, ...)."""
+        finite = [guess for guess in guesses if torch.isfinite(guess).all()]
+        return torch.tensor(
+            [any(self.similarity(guess, r) > threshold for guess in finite) for r in records]
+        )
 
     def loss(self, parameters: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy with (n, K) soft labels."""
@@ -97,6 +110,10 @@ class TargetHead(TargetModel):
         """The constant's row."""
         return vector[: self.num_classes]
 
+    def similarity(self, guess: Tensor, record: Tensor) -> float:
+        """Cosine of the angle between two rows."""
+        return float(torch.nn.functional.cosine_similarity(guess, record, dim=0))
+
     def matrix(self, vector: Tensor) -> Tensor:
         """(p + 1, K) view of (m,)."""
         return vector.unflatten(0, (self.dim + 1, self.num_classes))
@@ -156,3 +173,11 @@ class TargetNetwork(TargetModel):
     def bias(self, vector: Tensor) -> Tensor:
         """The linear layer's bias."""
         return vector[-self.num_classes :]
+
+    def similarity(self, guess: Tensor, record: Tensor) -> float:
+        """Structural similarity of two images (channels, h, w), the guess clipped to [0, 1]."""
+        metrics = check.installed(
+            "skimage.metrics", "ssim", package="scikit-image", extra="protection"
+        )
+        pictures = guess.clamp(0, 1).numpy(), record.numpy()
+        return float(metrics.structural_similarity(*pictures, data_range=1.0, channel_axis=0))

@@ -12,6 +12,7 @@ neighbour, because a slot of w parties stays below w (2B + 1) ≤ 2^bits.
 
 import math
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -113,14 +114,9 @@ class PublicKey:
         """Length of one ciphertext, an integer modulo n²."""
         return 2 * (self.packing.key_bits // 8)
 
-    def encrypt(self, words: NDArray[np.uint64]) -> bytes:
-        """The message of one client: a ciphertext for every packed plaintext.
-
-        Args:
-            words: (m,) uint64 of `FixedPoint.encode`.
-        """
-        sealed = (self.key.raw_encrypt(plain) for plain in self.packing.pack(words))
-        return b"".join(each.to_bytes(self.ciphertext_bytes, "big") for each in sealed)
+    def write(self, ciphertexts: Iterable[int]) -> bytes:
+        """The message of these ciphertexts."""
+        return b"".join(each.to_bytes(self.ciphertext_bytes, "big") for each in ciphertexts)
 
     def read(self, message: bytes) -> list[int]:
         """The ciphertexts of a message.
@@ -152,7 +148,7 @@ class PublicKey:
         total, *others = map(self.read, messages)
         for other in others:
             total = [a * b % self.key.nsquare for a, b in zip(total, other, strict=True)]
-        return b"".join(each.to_bytes(self.ciphertext_bytes, "big") for each in total)
+        return self.write(total)
 
 
 @dataclass(frozen=True)
@@ -177,11 +173,16 @@ class KeyPair:
         return cls(PublicKey(public, packing), private)
 
     def encrypt(self, words: NDArray[np.uint64]) -> bytes:
-        """Encrypts as the public key does, in a quarter of the time: clients know the factors."""
-        n, square, size = self.public.key.n, self.public.key.nsquare, self.public.ciphertext_bytes
+        """The message of one client: a ciphertext for every packed plaintext.
+
+        It takes a quarter of the time that the public key alone would: clients know the factors.
+
+        Args:
+            words: (m,) uint64 of `FixedPoint.encode`.
+        """
+        n, square = self.public.key.n, self.public.key.nsquare
         plaintexts = self.public.packing.pack(words)
-        sealed = ((1 + n * plain) * self.mask() % square for plain in plaintexts)
-        return b"".join(each.to_bytes(size, "big") for each in sealed)
+        return self.public.write((1 + n * plain) * self.mask() % square for plain in plaintexts)
 
     def mask(self) -> int:
         """r^n mod n², uniform over the n-th powers.

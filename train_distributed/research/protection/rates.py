@@ -20,30 +20,30 @@ from tqdm import tqdm
 from embed import EmbeddingSet
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
+from pretrain import check
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, write_json
 from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
-from train_distributed.research.protection.data import (
+from train_distributed.research.protection.estimate import Recoveries
+from train_distributed.research.protection.inversion import Observation, invert
+from train_distributed.research.protection.mechanisms import Unprotected
+from train_distributed.research.protection.training import (
+    FederatedTraining,
     FederationOptions,
     head_federation,
     image_federation,
 )
-from train_distributed.research.protection.estimate import Recoveries
-from train_distributed.research.protection.inversion import Observation, invert
-from train_distributed.research.protection.mechanisms import Unprotected
-from train_distributed.research.protection.similarity import Similarity
-from train_distributed.research.protection.training import FederatedTraining
 
 
 def success(
-    federation: FederatedTraining, similarity: Similarity, *, attacks: int, rounds: int, seed: int
+    federation: FederatedTraining, threshold: float, *, attacks: int, rounds: int, seed: int
 ) -> tuple[Recoveries, list[float]]:
     """Attacks the exact gradient of every client's batch, a new model for every attack.
 
     Args:
         federation: clients, batch size and model.
-        similarity: what counts as recovered.
+        threshold: similarity above which a record counts as recovered.
         attacks: models per client, each trained for `rounds` rounds from its own random start.
         rounds: training rounds before the attack.
         seed: seed of batches, models and attacks.
@@ -53,29 +53,17 @@ def success(
     """
     generator = torch.Generator().manual_seed(seed)
     x, y = federation.batches(generator)
-    target, accuracies = federation.target, []
-    hits = np.zeros((len(x), attacks, 1, federation.batch), bool)
+    target, accuracies, batch = federation.target, [], federation.options.batch
+    hits = np.zeros((len(x), attacks, 1, batch), bool)
     pairs = list(product(range(attacks), range(len(x))))
     for m, k in tqdm(pairs, unit="attack", disable=None):
         start = federation.train(Unprotected(), generator, rounds)
         gradient = target.gradient(start, x[k], target.one_hot(y[k]))
         seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
-        guess = invert(target, seen, federation.batch, generator)
-        hits[k, m, 0] = similarity.recovered(guess.x, x[k]).numpy()
+        guess = invert(target, seen, batch, generator)
+        hits[k, m, 0] = target.recovered(guess.x, x[k], threshold).numpy()
         accuracies.append(target.accuracy(start, *federation.test))
     return Recoveries(hits, shared=False), accuracies
-
-
-def as_json(found: Recoveries, accuracies: list[float]) -> dict[str, Any]:
-    """Records attacked, share recovered and its interval, mean accuracy of the models."""
-    low, high = found.interval()
-    return {
-        "records": found.hits.size,
-        "rate": found.rate,
-        "low": low,
-        "high": high,
-        "models_accuracy": float(np.mean(accuracies)),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +87,7 @@ class Rates:
         Raises:
             ValueError: neither images nor both embedding sets.
         """
+        check.within("(0, 1)", threshold=self.threshold)
         if self.images is not None:
             found = self._of_images(self.images)
         elif self.embeddings is not None and self.public is not None:
@@ -119,11 +108,10 @@ class Rates:
             FederationOptions(clients=self.clients, rows=500, step=0.1, rounds=self.rounds),
             test_rows=1000,
         )
-        similarity = Similarity("ssim", self.threshold)
         report = {}
         for name, rounds in (("untrained", 0), ("trained", self.rounds)):
-            found = success(federation, similarity, attacks=self.attacks, rounds=rounds, seed=0)
-            report[name] = {"rounds": rounds} | as_json(*found)
+            found = self._attacked(federation, rounds)
+            report[name] = {"rounds": rounds} | found
         return report
 
     def _of_head(self, private: EmbeddingSet, public: EmbeddingSet) -> dict[str, Any]:
@@ -135,12 +123,25 @@ class Rates:
             transform,
             FederationOptions(clients=self.clients, rows=50, step=2.0, rounds=self.rounds),
         )
-        similarity, report = Similarity("cosine", self.threshold), {}
+        report = {}
         for batch in (1, 8):
-            of_size = replace(federation, batch=batch)
-            found = success(of_size, similarity, attacks=self.attacks, rounds=0, seed=0)
-            report[f"batch of {batch}"] = as_json(*found)
+            of_size = replace(federation, options=replace(federation.options, batch=batch))
+            report[f"batch of {batch}"] = self._attacked(of_size, 0)
         return report
+
+    def _attacked(self, federation: FederatedTraining, rounds: int) -> dict[str, Any]:
+        """Records attacked, share recovered and its interval, mean accuracy of the models."""
+        found, accuracies = success(
+            federation, self.threshold, attacks=self.attacks, rounds=rounds, seed=0
+        )
+        low, high = found.interval()
+        return {
+            "records": found.hits.size,
+            "rate": found.rate,
+            "low": low,
+            "high": high,
+            "models_accuracy": float(np.mean(accuracies)),
+        }
 
 
 if __name__ == "__main__":

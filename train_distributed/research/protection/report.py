@@ -6,23 +6,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from train_distributed.research.protection.closed_forms import Optimum
-from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.measure import AttackBenchmark, Measurement
 from train_distributed.research.protection.mechanisms import Randomisation, Unprotected
-from train_distributed.research.protection.recommend import (
+from train_distributed.research.protection.study import (
+    PROTECTIONS,
     Cost,
     Preference,
+    Study,
     by_formula,
     by_measurement,
     extra,
     pareto,
 )
-from train_distributed.research.protection.study import PROTECTIONS, Study
 
 MECHANISMS = {each.name: each for each in (Unprotected, *PROTECTIONS)}
 HEAD = (
@@ -40,23 +40,19 @@ SHOWN = 4
 def table(study: Study, budget: float, preference: Preference | None, cost: Cost) -> str:
     """Printed text: constants, optima with their labels, every measured point, the choice."""
     held = study.constants
+    vacuous = math.isinf(study.c1_error)
+    error = "no bound at this many attacks" if vacuous else f"± {study.c1_error:.3f}"
     lines = [
-        f"C1 = {held.c1:.4f} (Theorem 7.1, 95 %: "
-        + (
-            "no bound at this many attacks"
-            if math.isinf(study.c1_error)
-            else f"± {study.c1_error:.3f}"
-        )
-        + f"), C2 = {held.c2:.5g}, budget = {budget:g}; 2 C1 = {2 * held.c1:.4f} needs no "
-        f"protection, the formula is proven from 1.5 C1 = {1.5 * held.c1:.4f} on",
+        f"C1 = {held.c1:.4f} (Theorem 7.1, 95 %: {error}), C2 = {held.c2:.5g}, budget = "
+        f"{budget:g}; 2 C1 = {2 * held.c1:.4f} needs no protection, the formula is proven from "
+        f"1.5 C1 = {1.5 * held.c1:.4f} on",
         "",
         f"{'mechanism':14}{'label':15}{'tau':>10}  optimum by the formula",
     ]
-    lines += [
-        f"{each.optimum.mechanism:14}{each.optimum.label:15}{each.optimum.tau:10.4g}  "
-        + _optimum(each.optimum)
-        for each in study.candidates
-    ]
+    for optimum in (each.optimum for each in study.candidates):
+        words = MECHANISMS[optimum.mechanism].optimum_words
+        shown = "-" if optimum.parameter is None else words.format(optimum.parameter)
+        lines.append(f"{optimum.mechanism:14}{optimum.label:15}{optimum.tau:10.4g}  {shown}")
     front = pareto(study.points, cost)
     optimal = [each.at_optimum for each in study.candidates]
     lines += ["", HEAD]
@@ -73,12 +69,6 @@ def table(study: Study, budget: float, preference: Preference | None, cost: Cost
     lines.append(f"recommended by the formula:  {_words(chosen, study, preference, budget)}")
     lines.append(f"recommended by measurement:  {_words(met, study, preference, budget)}")
     return "\n".join(lines)
-
-
-def _optimum(optimum: Optimum) -> str:
-    """The optimum g* in the paper's symbol."""
-    words = MECHANISMS[optimum.mechanism].optimum_words
-    return "-" if optimum.parameter is None else words.format(optimum.parameter)
 
 
 def _deployed(point: Measurement) -> str:
@@ -150,22 +140,17 @@ def draw_tradeoff(study: Study, budget: float, cost: Cost, path: Path, title: st
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     front = pareto(study.points, cost)
+    panels = ((left, lambda p: 100 * p.accuracy), (right, lambda p: extra(p, cost)))
     for index, (name, kind) in enumerate(MECHANISMS.items()):
         points = [p for p in study.points if p.mechanism == name]
         if not points:
             continue
-        x = [p.leakage.value for p in points]
-        error = [
-            [p.leakage.value - p.leakage.low for p in points],
-            [p.leakage.high - p.leakage.value for p in points],
-        ]
-        for panel, y in (
-            (left, [100 * p.accuracy for p in points]),
-            (right, [extra(p, cost) for p in points]),
-        ):
-            style = {"fmt": kind.mark, "color": f"C{index}", "label": name, "alpha": 0.8}
-            panel.errorbar(x, y, xerr=error, **style)
-    for panel, value in ((left, lambda p: 100 * p.accuracy), (right, lambda p: extra(p, cost))):
+        held = [p.leakage for p in points]
+        x, low, high = np.array([(one.value, one.low, one.high) for one in held]).T
+        style = {"fmt": kind.mark, "color": f"C{index}", "label": name, "alpha": 0.8}
+        for panel, value in panels:
+            panel.errorbar(x, [value(p) for p in points], xerr=(x - low, high - x), **style)
+    for panel, value in panels:
         ringed = ([p.leakage.value for p in front], [value(p) for p in front])
         panel.plot(*ringed, "o", ms=14, mfc="none", color="black", label="Pareto front")
         panel.axvline(budget, color="grey", linestyle="--", label=f"budget {budget:g}")
@@ -194,7 +179,7 @@ def draw_reconstructions(
             guess = _attack(benchmark, row, level * size)
             panel = panels[row][column + 1]
             panel.imshow(_image(guess), cmap="gray", vmin=0, vmax=1)
-            value = benchmark.similarity.of(guess, record[0])
+            value = benchmark.federation.target.similarity(guess, record[0])
             panel.set_title(f"noise {level:g}: {value:.2f}", fontsize=8)
     for panel in panels.flat:
         panel.set_axis_off()
@@ -209,8 +194,7 @@ def _attack(benchmark: AttackBenchmark, client: int, deviation: float) -> Tensor
     updates = federation.updates(model, *benchmark.records)
     generator = torch.Generator().manual_seed(benchmark.seed)
     views = Randomisation(deviation**2).views(updates[client : client + 1], generator)
-    seen = Observation.of(views["message"][0], model, federation.step)
-    return invert(federation.target, seen, federation.batch, generator).x[0]
+    return benchmark.reconstruct(views["message"][0], model, generator)[0]
 
 
 def _image(x: Tensor) -> Tensor:

@@ -5,17 +5,50 @@ sends w' = w − step · gradient through the mechanism, and the mean becomes th
 reads exactly these messages.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from embed import EmbeddingSet, PublicTransform
+from embed.store import TEST, TRAIN
 from pretrain import check
+from pretrain.datasets import ImageSet
+from train_distributed.one_shot.users import own_partition
+from train_distributed.partition import split
 from train_distributed.research.protection.mechanisms import Mechanism, Unprotected
-from train_distributed.research.protection.models import TargetHead, TargetModel
+from train_distributed.research.protection.models import TargetHead, TargetModel, TargetNetwork
 
 LEAST_MODELS = 6  # from which variances are estimated
+PUBLIC_ROWS = 5000  # that a blind attacker guesses from
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationOptions:
+    """Clients and their training.
+
+    Raises:
+        ValueError: a setting out of its range.
+    """
+
+    clients: int
+    rows: int  # most records of one client
+    batch: int = 1  # S
+    step: float
+    rounds: int
+    seed: int = 0  # of the split
+
+    def __post_init__(self) -> None:
+        check.positive(step=self.step)
+        check.at_least(1, rows=self.rows, batch=self.batch, rounds=self.rounds)
+
+    def first(self, groups: Sequence[Tensor]) -> list[Tensor]:
+        """The first records of the first clients."""
+        check.at_most(len(groups), clients=self.clients)
+        return [group[: self.rows] for group in groups[: self.clients]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,28 +56,25 @@ class FederatedTraining:
     """Clients, test rows, and the public rows that the attacker knows.
 
     Raises:
-        ValueError: a setting out of its range, or rows of another shape.
+        ValueError: one client, a batch larger than a client, or rows of another shape.
     """
 
     target: TargetModel
     clients: tuple[tuple[Tensor, Tensor], ...]  # (n_k, *record_shape) float64, (n_k,) int64
     test: tuple[Tensor, Tensor]
     public: Tensor  # (n, *record_shape) public rows that a blind attacker guesses from
-    batch: int  # S
-    step: float
-    rounds: int
+    options: FederationOptions
 
     def __post_init__(self) -> None:
-        check.positive(step=self.step)
-        check.at_least(1, batch=self.batch, rounds=self.rounds)
         check.at_least(2, clients=len(self.clients))
-        check.at_most(min(len(y) for _, y in self.clients), batch=self.batch)
+        check.at_most(min(len(y) for _, y in self.clients), batch=self.options.batch)
         for x in (*(x for x, _ in self.clients), self.test[0], self.public):
             check.shape(("n", *self.target.record_shape), rows=x)
 
     def batches(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """(K, S, *record_shape) records and (K, S) labels, S of every client."""
-        drawn = [torch.randperm(len(y), generator=generator)[: self.batch] for _, y in self.clients]
+        size = self.options.batch
+        drawn = [torch.randperm(len(y), generator=generator)[:size] for _, y in self.clients]
         pairs = list(zip(self.clients, drawn, strict=True))
         return (
             torch.stack([x[rows] for (x, _), rows in pairs]),
@@ -55,17 +85,19 @@ class FederatedTraining:
         """(K, m) w' of every client from w (m,) and its batch."""
         targets = self.target.one_hot(y)
         if isinstance(self.target, TargetHead):
-            slopes = [self.target.gradient(parameters, *each) for each in zip(x, targets)]  # noqa: B905
-            return parameters - self.step * torch.stack(slopes)
-        slope = vmap(grad(self.target.loss), in_dims=(None, 0, 0))
-        return parameters - self.step * slope(parameters, x, targets)
+            pairs = zip(x, targets, strict=True)
+            slopes = torch.stack([self.target.gradient(parameters, *each) for each in pairs])
+        else:
+            slope = vmap(grad(self.target.loss), in_dims=(None, 0, 0))
+            slopes = slope(parameters, x, targets)
+        return parameters - self.options.step * slopes
 
     def train(
         self, mechanism: Mechanism, generator: torch.Generator, rounds: int | None = None
     ) -> Tensor:
         """(m,) the model after that many rounds from a random start; all rounds by default."""
         parameters = self.target.start(generator)
-        for _ in range(self.rounds if rounds is None else rounds):
+        for _ in range(self.options.rounds if rounds is None else rounds):
             models = self.updates(parameters, *self.batches(generator))
             parameters = mechanism.mean(models, generator)
         return parameters
@@ -80,25 +112,103 @@ class FederatedTraining:
         generator = torch.Generator().manual_seed(seed)
         return [self.train(Unprotected(), generator, rounds) for _ in range(count)]
 
+    def inverse_variances(self, models: list[Tensor], seed: int) -> float:
+        """A = √(Σ 1/s_i⁴), s_i the deviation of one client's parameter i over the models.
 
-def inverse_variances(federation: FederatedTraining, models: list[Tensor], seed: int) -> float:
-    """A = √(Σ 1/s_i⁴), s_i the standard deviation of one client's parameter i over the models.
+        1/s⁴ of ν + 1 normal draws is too large by ν²/((ν − 2)(ν − 4)) on average; that is divided
+        out, as a larger A would ask for less noise.
 
-    1/s⁴ of ν + 1 normal draws is too large by ν²/((ν − 2)(ν − 4)) on average; that is divided out,
-    as a larger A would ask for less noise.
+        Raises:
+            ValueError: fewer than 6 models, or a parameter that never varies.
+        """
+        check.at_least(LEAST_MODELS, models=len(models))
+        generator = torch.Generator().manual_seed(seed)
+        sent = []
+        for model in models:
+            x, y = self.batches(generator)
+            client = int(torch.randint(len(x), (), generator=generator))
+            sent.append(self.updates(model, x[client : client + 1], y[client : client + 1])[0])
+        variances, free = torch.stack(sent).var(0), len(models) - 1
+        if not (variances > 0).all():
+            raise ValueError("every parameter must vary between models, got a constant one")
+        correction = (free - 2) * (free - 4) / free**2
+        return float((correction * variances.pow(-2).sum()).sqrt())
+
+
+def head_federation(
+    private: EmbeddingSet,
+    public: EmbeddingSet,
+    transform: PublicTransform,
+    options: FederationOptions,
+) -> FederatedTraining:
+    """Clients with at most `rows` training rows each: the set's own users, else a random split.
 
     Raises:
-        ValueError: fewer than 6 models, or a parameter that never varies.
+        ValueError: no labels, fewer users or rows than clients, or no test rows.
     """
-    check.at_least(LEAST_MODELS, models=len(models))
-    generator = torch.Generator().manual_seed(seed)
-    sent = []
-    for model in models:
-        x, y = federation.batches(generator)
-        client = int(torch.randint(len(x), (), generator=generator))
-        sent.append(federation.updates(model, x[client : client + 1], y[client : client + 1])[0])
-    variances, free = torch.stack(sent).var(0), len(models) - 1
-    if not (variances > 0).all():
-        raise ValueError("every parameter must vary between models, got a constant one")
-    correction = (free - 2) * (free - 4) / free**2
-    return float((correction * variances.pow(-2).sum()).sqrt())
+    private.need_labels()
+
+    def features(source: EmbeddingSet, which: np.ndarray) -> Tensor:
+        return transform(np.array(source.embeddings[which]))[:, 1:].double()
+
+    def labels(which: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(private.labels[which]))
+
+    generator = torch.Generator().manual_seed(options.seed)
+    train = np.flatnonzero(private.split == TRAIN)
+    test = np.flatnonzero(private.split == TEST)
+    check.at_least(1, test_rows=len(test))
+    if private.users is None:
+        partition = split(labels(train), options.clients, "iid", generator=generator)
+    else:
+        partition = own_partition(private)
+    groups = options.first(partition.order.split(partition.counts.tolist()))
+    held = [train[group.numpy()] for group in groups]
+    chosen = np.arange(len(public))[:: max(1, len(public) // PUBLIC_ROWS)]
+    classes = max(2, len(private.meta.get("class_names", ())), int(private.labels.max()) + 1)
+    return FederatedTraining(
+        TargetHead(transform.dim - 1, classes, transform.constant),
+        tuple((features(private, which), labels(which)) for which in held),
+        (features(private, test), labels(test)),
+        features(public, chosen),
+        options,
+    )
+
+
+def image_federation(
+    images: ImageSet, options: FederationOptions, *, test_rows: int
+) -> FederatedTraining:
+    """The first writers as clients; half of the test images are the blind attacker's.
+
+    Images of three equal channels become one.
+
+    Raises:
+        ValueError: images without labels or users, or fewer users than clients.
+    """
+    images.need_labels()
+    if images.users is None:
+        raise ValueError("images must name their writers (writer_train), got none")
+    train, test = np.flatnonzero(images.split == TRAIN), np.flatnonzero(images.split == TEST)
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(options.seed)).numpy()
+    test, public = test[order[:test_rows]], test[order[test_rows:][:PUBLIC_ROWS]]
+    if not (len(test) and len(public)):
+        raise ValueError(f"images must hold more than {test_rows} test images, got {len(order)}")
+    writers = images.users[train]
+    own = [torch.from_numpy(train[writers == i]) for i in np.unique(writers)]
+
+    def pixels(which: np.ndarray) -> Tensor:
+        block = torch.from_numpy(np.array(images.images(which))).double() / 255
+        grey = bool((block == block[:, :1]).all())
+        return block[:, :1].contiguous() if grey else block
+
+    def labelled(which: np.ndarray) -> tuple[Tensor, Tensor]:
+        return pixels(which), torch.from_numpy(images.labels[which])
+
+    seen = labelled(test)
+    return FederatedTraining(
+        TargetNetwork(seen[0].shape[1], seen[0].shape[2], len(images.class_names)),
+        tuple(labelled(group.numpy()) for group in options.first(own)),
+        seen,
+        pixels(public),
+        options,
+    )

@@ -56,13 +56,16 @@ def dual_run(settings, nodes, generator):
     """The largest remainder of all steps."""
     graph, worst = admm.ring(3), 0.0
     state = algorithm.State.zero(nodes)
-    for alpha in settings.alphas:
+    for _ in range(settings.iterations):
         ones = torch.ones(nodes.shape[1], dtype=torch.float64)
         kept = generator.get_state()
-        after = admm.Network(nodes, graph, settings).dual_step(state, alpha * ones, generator)
+        after = admm.Network(nodes, graph, settings).dual_step(
+            state, settings.alpha * ones, generator
+        )
         generator.set_state(kept)
         curvature = settings.rho + 2 * settings.eta * 2.0
-        zeta, phi = calibration.dual_noise(alpha, nodes.x.shape[1], settings.loss_weight, curvature)
+        rows, weight = nodes.x.shape[1], settings.loss_weight
+        zeta, phi = calibration.dual_noise(settings.alpha, rows, weight, curvature)
         noise = algorithm.exponential_norm(nodes.shape, generator) / zeta
         shift = settings.loss_weight / (2 * nodes.sizes) * noise
         phis = torch.full((len(nodes.x), 1, 1), phi, dtype=torch.float64)
@@ -78,8 +81,8 @@ def primal_run(settings, nodes, other, generator):
     network = admm.Network(nodes, graph, settings)
     state = hidden = algorithm.State.zero(nodes)
     ones = torch.ones(nodes.shape[1], dtype=torch.float64)
-    for alpha in settings.alphas:
-        after = network.primal_step(state, alpha * ones, generator)
+    for _ in range(settings.iterations):
+        after = network.primal_step(state, settings.alpha * ones, generator)
         anchor = hidden.own - hidden.noise
         found = replace(network, nodes=other)._advance(hidden, anchor=anchor)
         distance = (after.own - found.own)[0].norm(dim=1).max()

@@ -30,7 +30,7 @@ from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import promise
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.audit import Target, WorstCase, attack
-from train_distributed.research.audit.evaluation import AnswersCase, EvaluationTarget
+from train_distributed.research.audit.evaluation import AnswersCase
 
 PROMISE = Privacy(8.0, 1e-6)
 RIGHT = 100  # trials without the fault, which no number of them may call broken
@@ -39,7 +39,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 class Fault(NamedTuple):
     plant: Plant
-    target: Target | EvaluationTarget
+    target: Target
     trials: int
 
 
@@ -163,7 +163,7 @@ FAULTS = {
         no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
     ),
     "half the noise in an evaluation": Fault(
-        half_the_noise, EvaluationTarget(ANSWERS, "float"), 500
+        half_the_noise, Target("evaluation", ANSWERS, "float"), 500
     ),
 }
 LONG_FAULTS = {
@@ -176,7 +176,7 @@ LONG_FAULTS = {
         one_composition, Target("svm", federation(classes=10), "float", {"l2_reg": 20.0}), 150
     ),
     "an evaluation charged for its matrix alone": Fault(
-        matrix_charged_alone, EvaluationTarget(ANSWERS, "float"), 600
+        matrix_charged_alone, Target("evaluation", ANSWERS, "float"), 600
     ),
     "half of the users' clip": Fault(
         half_of_a_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 500
@@ -187,7 +187,7 @@ LONG_FAULTS = {
         400,
     ),
     "half the noise in an evaluation, discrete": Fault(
-        half_the_noise, EvaluationTarget(ANSWERS, "discrete"), 500
+        half_the_noise, Target("evaluation", ANSWERS, "discrete"), 500
     ),
     "no users' clip, discrete": Fault(
         no_users_clip, Target("discriminant", CLIPPED, "discrete", {"user_clip": 1.0}), 150

@@ -21,7 +21,7 @@ from train_distributed.research.admm.nodes import Nodes
 from train_distributed.research.baselines import dp_fl
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
 from train_distributed.research.charter import learner
-from train_distributed.research.charter.client import Client
+from train_distributed.research.charter.algorithm import Client
 from train_distributed.research.charter.plan import CharterPlan, CharterTask
 
 

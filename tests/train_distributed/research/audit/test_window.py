@@ -34,13 +34,18 @@ PROMISE = Privacy(8.0, 1e-6, noise_by="servers")
 
 
 @dataclass(frozen=True)
-class WindowTarget:
+class WindowTarget(Target):
     """One window of class sums; `honest` False: the helper leaves its noise out."""
 
-    folder: Path
-    honest: bool = True
-    federation: WorstCase = field(default=WorstCase(3, 1, 1, 2, PROMISE))
+    folder: Path = field(kw_only=True)
+    honest: bool = field(kw_only=True)
     numbers: Iterator[int] = field(default_factory=count)
+
+    @classmethod
+    def of(cls, folder: Path, *, honest: bool = True) -> "WindowTarget":
+        """Three users with a row each."""
+        case = WorstCase(3, 1, 1, 2, PROMISE)
+        return cls("class-sums", case, folder=folder, honest=honest)
 
     def opened(self, data: EmbeddingSet) -> Tensor:
         """(D,) the opened sum without the leader's noise."""
@@ -73,9 +78,8 @@ class WindowTarget:
 
     def _words(self, data: EmbeddingSet) -> tuple[IntegerEncoder, np.ndarray, int]:
         """Encoding, (users, D) int64 vectors, and the length that is proven of each."""
-        transform = Target("class-sums", self.federation).transform
-        statistic = build_method("class-sums", transform, 2, {}).statistic
-        users = EmbeddingUsers(data, transform, own_partition(data))
+        statistic = build_method("class-sums", self.transform, 2, {}).statistic
+        users = EmbeddingUsers(data, self.transform, own_partition(data))
         guarantee = Guarantee.of(users.sizes, statistic, PROMISE)
         encoder = IntegerEncoder.of(statistic, guarantee, users.sizes)
         (chunk,) = users.chunks()
@@ -97,7 +101,7 @@ class WindowTarget:
 
 
 def test_the_noise_of_one_server_alone_keeps_the_promise(tmp_path: Path) -> None:
-    target = WindowTarget(tmp_path)
+    target = WindowTarget.of(tmp_path)
     data = next(iter(target.federation.neighbours())).first
     seen = torch.stack([target.opened(data) - target.noiseless(data) for _ in range(12)])
     encoder, *_ = target._words(data)
@@ -105,13 +109,13 @@ def test_the_noise_of_one_server_alone_keeps_the_promise(tmp_path: Path) -> None
         encoder.local_std, rel=5 / math.sqrt(2 * seen.numel())
     )
     assert torch.equal(
-        WindowTarget(tmp_path / "bare", honest=False).opened(data), target.noiseless(data)
+        WindowTarget.of(tmp_path / "bare", honest=False).opened(data), target.noiseless(data)
     )
 
 
 @pytest.mark.slow
 def test_real_windows_keep_the_promise(tmp_path: Path) -> None:
-    found = attack(WindowTarget(tmp_path), trials=250)
+    found = attack(WindowTarget.of(tmp_path), trials=250)
     print(f"windows: promised {found.claim.epsilon:.2f}, at least {found.epsilon:.2f}")
     assert not found.broken
     assert found.epsilon > 1  # the attack sees something
@@ -119,6 +123,6 @@ def test_real_windows_keep_the_promise(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_noise_that_the_honest_server_leaves_out_is_found_in_real_windows(tmp_path: Path) -> None:
-    found = attack(WindowTarget(tmp_path, honest=False), trials=160)
+    found = attack(WindowTarget.of(tmp_path, honest=False), trials=160)
     print(f"without the helper's noise: promised {found.claim.epsilon:.2f}, {found.epsilon:.2f}")
     assert found.broken

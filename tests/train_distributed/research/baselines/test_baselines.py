@@ -17,8 +17,9 @@ from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
-from train_distributed.research.baselines import BASELINES, dp_fl, dual_svm
+from train_distributed.research.baselines import dp_fl, dual_svm
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
+from train_distributed.research.baselines.learn import BASELINES
 from train_distributed.research.baselines.output_perturbation import AveragedMinimisers
 
 CLASSES, DIM, ROWS = 3, 6, 240

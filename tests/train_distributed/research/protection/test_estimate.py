@@ -38,13 +38,6 @@ def test_constants_by_hand():
     assert estimate.constants(ALWAYS, NEVER).c1 == pytest.approx(math.sqrt(math.log(2)))
 
 
-def test_a_uniform_prior_would_make_success_look_private():
-    """Why κ2 is a blind attack: against (1/2, 1/2) a sure recovery leaks far less."""
-    uniform = np.array([0.5, 0.5])
-    assert estimate.root_js(ALWAYS.shares, uniform[None])[0] < 0.6
-    assert estimate.constants(ALWAYS, NEVER).c1 > 0.8
-
-
 def test_leakage_lies_in_its_interval_and_grows_with_success():
     values = []
     for rate in (0.0, 0.1, 0.3, 0.5, 0.8, 1.0):
@@ -60,7 +53,7 @@ def test_leakage_lies_in_its_interval_and_grows_with_success():
 def test_the_bounds_of_leakage_hold_however_clients_and_records_differ():
     """|p - q|/√2 <= mean √JS <= g(p + q) at exact rates; g cannot be the coins' own curve."""
     draw, bends = np.random.default_rng(0), 0
-    for _ in range(2000):
+    for _ in range(500):
         clients, records = draw.integers(1, 5, size=2)
         shape = draw.choice([0.05, 0.3, 1.0, 5.0], size=records + 1)
         p = draw.dirichlet(shape, clients)

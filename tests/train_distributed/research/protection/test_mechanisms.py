@@ -62,13 +62,9 @@ def test_a_ciphertext_hides_equal_plaintexts_and_needs_the_private_key():
     numbers = FixedPoint(step=2.0**-8, bound=4.0, parties=2)
     pair = KeyPair.generate(numbers, KEY_BITS)
     words = numbers.encode(np.arange(3.0))
-    one, two = pair.public.encrypt(words), pair.public.encrypt(words)
+    one, two = pair.encrypt(words), pair.encrypt(words)
     assert one != two
-    quick, again = pair.encrypt(words), pair.encrypt(words)
-    assert quick != again
-    assert len(quick) == len(one)
-    assert np.array_equal(pair.decrypt(quick, 3, 1), words)
-    total = numbers.decode(pair.decrypt(pair.public.add([quick, one]), 3, 2))
+    total = numbers.decode(pair.decrypt(pair.public.add([one, two]), 3, 2))
     assert np.array_equal(total, 2 * np.arange(3.0))
     other = KeyPair.generate(numbers, KEY_BITS)
     assert np.array_equal(pair.decrypt(one, 3, 1), words)
@@ -165,8 +161,8 @@ def test_bad_input_is_named(call, message):
 
 
 def test_malformed_ciphertexts_are_refused():
-    public = KeyPair.generate(FixedPoint(step=1.0, bound=1.0, parties=2), KEY_BITS).public
-    good = public.encrypt(np.array([1, 0], np.uint64))
+    pair = KeyPair.generate(FixedPoint(step=1.0, bound=1.0, parties=2), KEY_BITS)
+    public, good = pair.public, pair.encrypt(np.array([1, 0], np.uint64))
     for bad in (good[:-1], bytes(len(good)), b"\xff" * len(good)):
         with pytest.raises(ValueError, match=r"message must be a multiple|ciphertext must be in"):
             public.read(bad)

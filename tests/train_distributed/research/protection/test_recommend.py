@@ -12,18 +12,17 @@ from embed.transform_options import TransformOptions
 from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.closed_forms import Constants
-from train_distributed.research.protection.data import FederationOptions, head_federation
 from train_distributed.research.protection.estimate import Leakage
 from train_distributed.research.protection.measure import AttackBenchmark, Measurement
-from train_distributed.research.protection.recommend import (
+from train_distributed.research.protection.mechanisms import Facts, StudySettings
+from train_distributed.research.protection.study import (
     Candidate,
     Preference,
     by_formula,
     by_measurement,
     pareto,
 )
-from train_distributed.research.protection.settings import Facts, StudySettings
-from train_distributed.research.protection.similarity import Similarity
+from train_distributed.research.protection.training import FederationOptions, head_federation
 from train_distributed.simulation.digits import pixel_digits
 
 
@@ -96,8 +95,8 @@ def digits():
 
 def test_leakage_and_accuracy_both_fall_with_noise(digits):
     """Must-show d: 8 levels that span both transitions, Spearman <= −.9."""
-    models = tuple(digits.models(10, 5, 0))
-    benchmark = AttackBenchmark(digits, Similarity("cosine", 0.9), models, 1, 10, 6, 0)
+    models = tuple(digits.models(8, 5, 0))
+    benchmark = AttackBenchmark(digits, 0.9, models, 1, 8, 5, 0)
     levels = np.geomspace(0.2, 6.0, 8) * benchmark.update_size
     points = [benchmark.measure(protect.Randomisation(float(level**2))) for level in levels]
     leaked = [p.leakage.value for p in points]
@@ -109,9 +108,7 @@ def test_leakage_and_accuracy_both_fall_with_noise(digits):
 
 
 def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
-    benchmark = AttackBenchmark(
-        digits, Similarity("cosine", 0.9), tuple(digits.models(2, 5, 0)), 1, 10, 1, 0
-    )
+    benchmark = AttackBenchmark(digits, 0.9, tuple(digits.models(1, 5, 0)), 1, 10, 1, 0)
     exact = benchmark.measure(exact_sums.Shares())
     plain = benchmark.measure(protect.Unprotected())
     assert plain.leakage.rate == 1
@@ -122,7 +119,7 @@ def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
     assert two.hits.tolist() == three.hits.tolist()
 
 
-SMALL = ["protect", "--rounds", "3", "--seeds", "1", "--models", "2", "--attacks", "2"]
+SMALL = ["protect", "--rounds", "3", "--seeds", "1", "--models", "2", "--attacks", "1"]
 SMALL += ["--steps", "1", "--components", "3", "--noise-levels", "1", "--clients", "3"]
 SMALL += ["--variance-models", "8"]
 
@@ -153,7 +150,6 @@ def test_the_command_recommends_and_draws(call, tmp_path):
         (["--half-width", "0"], "half_width must be finite and > 0"),
         (["--clients", "1"], "clients must be >= 2"),
         (["--clients", "2501"], "users must be in [1, 2500]"),
-        (["--batch", "0"], "batch must be >= 1"),
         (["--models", "0"], "models must be >= 1"),
         (["--prefer-utility", "-1"], "prefer_utility must be in [0, inf)"),
         (["--prefer-utility", "0"], "must not both be 0"),

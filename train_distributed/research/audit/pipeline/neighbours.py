@@ -244,14 +244,8 @@ def _rows_check(
     """All rows but one must be in both sets, as often."""
     rows = [Counter(rows_of(each)) for each in (first, second)]
     gone, new = (rows[0] - rows[1]).total(), (rows[1] - rows[0]).total()
-    return Check(
-        command=command,
-        where=where,
-        kind=kind,
-        moved=float(max(gone, new)),
-        broken=max(gone, new) > 1,
-        found=f"{gone} rows gone, {new} new of {len(first)}",
-    )
+    most, found = max(gone, new), f"{gone} rows gone, {new} new of {len(first)}"
+    return Check(command, where, kind, float(most), most > 1, found)
 
 
 def _sums_check(
@@ -264,14 +258,8 @@ def _sums_check(
 ) -> Check:
     """The sum moves by the claim at most, and the reports are equal."""
     moved, changed = float((opened[0] - opened[1]).norm()), differing(reports[0], reports[1])
-    return Check(
-        command=command,
-        where=where,
-        kind=kind,
-        moved=moved / claim,
-        broken=moved > claim or bool(changed),
-        found=f"sum moved by {moved:.4g} of {claim:.4g}; report differs in {changed or 'nothing'}",
-    )
+    found = f"sum moved by {moved:.4g} of {claim:.4g}; report differs in {changed or 'nothing'}"
+    return Check(command, where, kind, moved / claim, moved > claim or bool(changed), found)
 
 
 @contextlib.contextmanager

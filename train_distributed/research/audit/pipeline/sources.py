@@ -17,24 +17,18 @@ from train_distributed.research.audit.pipeline.records import Record
 RESIZE = 32
 ARRAYS = ("npz", "leaf")  # hold pixels, so that no picture of theirs is unreadable
 Options = dict[str, Any]  # of `embed run`
+Writer = Callable[[Sequence[Record], Path, Sequence[str]], Options]
 
 
-def _class_folders(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
-    for record in records:
-        _write(folder / record.label / f"{record.name}.png", record.data)
-    return {"data": str(folder), "layout": "class"}
+def _folders(layout: str, place: str) -> Writer:
+    """Writer of pictures into folders by a pattern of their label, user and name."""
 
+    def written(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
+        for record in records:
+            _write(folder / place.format(r=record), record.data)
+        return {"data": str(folder), "layout": layout}
 
-def _user_folders(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
-    for record in records:
-        _write(folder / record.user / record.label / f"{record.name}.png", record.data)
-    return {"data": str(folder), "layout": "user-class"}
-
-
-def _flat_folder(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
-    for record in records:
-        _write(folder / f"{record.name}.png", record.data)
-    return {"data": str(folder), "layout": "flat"}
+    return written
 
 
 def _csv(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
@@ -66,27 +60,18 @@ def _parquet(records: Sequence[Record], folder: Path, classes: Sequence[str]) ->
     import pyarrow
     import pyarrow.parquet
 
-    columns = {
-        "image": [{"bytes": r.data, "path": f"{r.name}.png"} for r in records],
-        "label": [r.label for r in records],
-        "user": [r.user for r in records],
-    }
-    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "set.parquet")
+    pyarrow.parquet.write_table(pyarrow.table(_pictures(records)), folder / "set.parquet")
     return {"data": f"parquet:{folder / 'set.parquet'}"}
 
 
 def _hugging_face(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
     import datasets
 
-    columns = {
-        "image": [{"bytes": r.data, "path": f"{r.name}.png"} for r in records],
-        "label": [r.label for r in records],
-        "user": [r.user for r in records],
-    }
     kinds = {"label": datasets.Value("string"), "user": datasets.Value("string")}
     features = datasets.Features({"image": datasets.Image(), **kinds})
     datasets.disable_progress_bars()
-    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(folder / "set"))
+    made = datasets.Dataset.from_dict(_pictures(records), features=features)
+    made.save_to_disk(str(folder / "set"))
     return {"data": f"hf:{folder / 'set'}"}
 
 
@@ -117,10 +102,10 @@ def _leaf(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Op
     return {"data": f"fed-emnist:{folder}", "splits": ("train",), "class_names": CLASSES}
 
 
-SOURCES: dict[str, Callable[[Sequence[Record], Path, Sequence[str]], Options]] = {
-    "class folders": _class_folders,
-    "user folders": _user_folders,
-    "flat folder": _flat_folder,
+SOURCES: dict[str, Writer] = {
+    "class folders": _folders("class", "{r.label}/{r.name}.png"),
+    "user folders": _folders("user-class", "{r.user}/{r.label}/{r.name}.png"),
+    "flat folder": _folders("flat", "{r.name}.png"),
     "csv": _csv,
     "npz": _npz,
     "npz of files": _npz_files,
@@ -145,6 +130,15 @@ def write_source(
         named, folder, classes
     )
     return given | ({"class_names": ()} if name == "flat folder" else {})
+
+
+def _pictures(records: Sequence[Record]) -> dict[str, list[Any]]:
+    """Columns of a table with whole files."""
+    return {
+        "image": [{"bytes": r.data, "path": f"{r.name}.png"} for r in records],
+        "label": [r.label for r in records],
+        "user": [r.user for r in records],
+    }
 
 
 def _columns(records: Sequence[Record]) -> dict[str, np.ndarray]:

@@ -121,7 +121,7 @@ class Figures:
 
     def _report(self, curves: dict[tuple[str, float], dict[str, np.ndarray]]) -> dict[str, Any]:
         composed = {
-            str(alpha): asdict(compose([charged(alpha, TOLERANCE)] * self.iterations, 1e-5))
+            str(alpha): asdict(compose(charged(alpha, TOLERANCE), self.iterations, 1e-5))
             for alpha in CURVES
         }
         return {

@@ -23,13 +23,12 @@ from pretrain.cli.provenance import provenance
 from train_distributed.research.charter.algorithm import run
 from train_distributed.research.charter.objectives import Distance
 from train_distributed.research.charter.plan import CharterPlan, CharterTask, make_plan
-from train_distributed.research.experiments.charter_rates.comparisons import (
+from train_distributed.research.experiments.charter_rates.figures import by_seed, draw
+from train_distributed.research.experiments.charter_rates.measures import (
     compare_accounts,
     compare_noise,
-)
-from train_distributed.research.experiments.charter_rates.cuts import count_cuts, fit_cuts
-from train_distributed.research.experiments.charter_rates.figures import by_seed, draw
-from train_distributed.research.experiments.charter_rates.gradient_descent import (
+    count_cuts,
+    fit_cuts,
     private_gradient_descent,
 )
 
@@ -120,9 +119,9 @@ class Slopes:
                 secure_sum=summed,
                 bits=at["bits"],
             )
-            result = run(data, objective, plan, half_width=1.0, generator=generator)
-            row[name] = float((result.points[0] - mean).square().sum() / 2)
-            row |= _traffic(name, plan, result.report)
+            points, report = run(data, objective, plan, half_width=1.0, generator=generator)
+            row[name] = float((points[0] - mean).square().sum() / 2)
+            row |= _traffic(name, plan, report)
         descended = private_gradient_descent(
             data,
             objective,

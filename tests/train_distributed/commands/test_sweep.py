@@ -17,7 +17,7 @@ import pytest
 from embed import EmbeddingSet
 from train_distributed.commands.sweep import Plot, Sweep
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
-from train_distributed.research.experiments.heatmap import EPSILONS, GROUPS, extrapolated
+from train_distributed.research.experiments.figures import FINE, GROUPS, extrapolated
 from train_distributed.research.experiments.summary import summarise, table
 from train_distributed.simulation import runner
 from train_distributed.simulation.plan import Result
@@ -214,7 +214,7 @@ def test_heat_map_is_the_measured_line_at_rescaled_epsilon():
     ]
     values = extrapolated(rows, 200_000)
     for row, group in zip(values, GROUPS, strict=True):
-        for value, epsilon in zip(row, EPSILONS, strict=True):
+        for value, epsilon in zip(row, FINE, strict=True):
             needed = epsilon * 200_000 / (1000 * group)
             if needed < 0.1:
                 assert math.isnan(value)

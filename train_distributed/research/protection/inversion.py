@@ -102,9 +102,9 @@ def head_batch(
 ) -> Guess:
     """Deep leakage from a head's gradient Xᵀ(P − Y)/S, searched inside its own column space.
 
-    The leading singular vectors U (p + 1, r), r = min(S, K − 1, p + 1), span what the gradient shows of
-    the rows, so only their r coordinates z are unknown: scores are z UᵀW, and U's first row must
-    give back the constant.
+    The leading singular vectors U (p + 1, r), r = min(S, K − 1, p + 1), span what the gradient
+    shows of the rows, so only their r coordinates z are unknown: scores are z UᵀW, and U's first
+    row must give back the constant.
     """
     matrix = target.matrix(seen.gradient)
     if not torch.isfinite(matrix).all():

@@ -57,11 +57,9 @@ def dual_run(settings, nodes, generator):
     graph, worst = admm.ring(3), 0.0
     state = algorithm.State.zero(nodes)
     for _ in range(settings.iterations):
-        ones = torch.ones(nodes.shape[1], dtype=torch.float64)
+        alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
         kept = generator.get_state()
-        after = admm.Network(nodes, graph, settings).dual_step(
-            state, settings.alpha * ones, generator
-        )
+        after = admm.Network(nodes, graph, settings).dual_step(state, alphas, generator)
         generator.set_state(kept)
         curvature = settings.rho + 2 * settings.eta * 2.0
         rows, weight = nodes.x.shape[1], settings.loss_weight
@@ -80,9 +78,9 @@ def primal_run(settings, nodes, other, generator):
     graph, worst = admm.ring(3), 0.0
     network = admm.Network(nodes, graph, settings)
     state = hidden = algorithm.State.zero(nodes)
-    ones = torch.ones(nodes.shape[1], dtype=torch.float64)
+    alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
     for _ in range(settings.iterations):
-        after = network.primal_step(state, settings.alpha * ones, generator)
+        after = network.primal_step(state, alphas, generator)
         anchor = hidden.own - hidden.noise
         found = replace(network, nodes=other)._advance(hidden, anchor=anchor)
         distance = (after.own - found.own)[0].norm(dim=1).max()

@@ -13,10 +13,10 @@ from itertools import product
 import numpy as np
 
 from embed import EmbeddingSet
-from embed.compress import Compression
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed import Privacy
+from train_distributed.research.experiments.work import Sets
 from train_distributed.simulation.plan import Grid, MethodConfig, Result, ranking
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 from train_distributed.simulation.runner import run_trials
@@ -48,12 +48,7 @@ def main() -> None:
     others = [MethodConfig(m, m, f"q={q} principal", EQUAL) for m, q in product(METHODS, WIDTHS)]
     own = [name_of(setting) for setting in candidates.settings]
     settings = [*candidates.settings, *(s for s in others if name_of(s) not in own)]
-    compression = Compression.fit(public, public.dim)
-    public, private = compression.apply(public), compression.apply(private)
-    transforms = {
-        name: compression.fit_transform(public, **options.arguments())
-        for name, options in grid.items()
-    }
+    private, transforms = Sets(private, public).compressed(grid)
     print("1:n  eps  setting: mean balanced accuracy of select's | best candidate | best of all")
     for many in (2, 9):
         cells: list[Result] = []

@@ -9,50 +9,21 @@ import math
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import dp_accounting
 import numpy as np
 import torch
 from dp_accounting.pld import PLDAccountant
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
-from tests.train_distributed.research.learning import learn
+from tests.train_distributed.research.learning import learn, plain_opacus
 from train_distributed import Privacy
 from train_distributed.partition import split
 
 LEARNING_RATE, CLIP, EPOCHS, BATCH, DELTA = 4.0, 0.1, 40, 1024, 1e-5
-
-
-def plain(x: Tensor, y: Tensor, classes: int, noise: float, seed: int) -> Tensor:
-    """Training as in the documentation of Opacus; (d, K) weights."""
-    import opacus
-
-    torch.manual_seed(seed)
-    model = nn.Linear(x.shape[1], classes, bias=False)
-    nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    loader = DataLoader(TensorDataset(x, y), batch_size=BATCH)
-    made: Any = opacus.PrivacyEngine().make_private(
-        module=model,
-        optimizer=optimizer,
-        data_loader=loader,
-        noise_multiplier=noise,
-        max_grad_norm=CLIP,
-    )
-    model, optimizer, loader = made
-    criterion = nn.CrossEntropyLoss()
-    for _ in range(EPOCHS):
-        for rows, labels in loader:
-            optimizer.zero_grad()
-            criterion(model(rows), labels).backward()
-            optimizer.step()
-    return next(model.parameters()).detach().T
 
 
 def main() -> None:
@@ -87,7 +58,17 @@ def main() -> None:
         )
         halfway = time.perf_counter()
         report = released.report
-        weights = plain(x, y, classes, 2 * report["noise_multiplier"], seed)
+        weights = plain_opacus(
+            x,
+            y,
+            classes,
+            noise=2 * report["noise_multiplier"],
+            learning_rate=LEARNING_RATE,
+            gradient_clip=CLIP,
+            epochs=EPOCHS,
+            batch_size=BATCH,
+            generator=torch.Generator().manual_seed(seed),
+        )
         ended = time.perf_counter()
         accountant = PLDAccountant()
         gaussian = dp_accounting.GaussianDpEvent(report["noise_multiplier"])

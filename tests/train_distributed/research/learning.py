@@ -1,7 +1,11 @@
-"""One call for a model by any method, with the settings of a request and of a method together."""
+"""Calls of learners: any method by its name, and DP-SGD as the documentation of Opacus runs it."""
 
 from dataclasses import fields
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from embed import EmbeddingSet
 from train_distributed import Privacy, Release
@@ -19,3 +23,37 @@ def learn(rows: EmbeddingSet, method: str, privacy: Privacy, **given: Any) -> Re
         embeddings=rows, method=method, privacy=privacy, options=options, **settings
     )
     return run_method(request)
+
+
+def plain_opacus(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    *,
+    noise: float,
+    learning_rate: float,
+    gradient_clip: float,
+    epochs: int,
+    batch_size: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """(d, K) weights by the loop that its documentation shows, in the rows' own precision."""
+    import opacus
+
+    model = nn.Linear(x.shape[1], classes, bias=False).to(x.dtype)
+    nn.init.zeros_(model.weight)
+    made: Any = opacus.PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=learning_rate),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=batch_size, generator=generator),
+        noise_multiplier=noise,
+        max_grad_norm=gradient_clip,
+        noise_generator=generator,
+    )
+    model, optimizer, loader = made
+    for _ in range(epochs):
+        for rows, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(rows), labels).backward()
+            optimizer.step()
+    return next(model.parameters()).detach().T

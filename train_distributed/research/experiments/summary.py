@@ -21,7 +21,7 @@ class Summary:
     seeds: int
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:5.1f} ± {100 * self.std:3.1f}"
+        return f"{100 * self.mean:.1f} ± {100 * self.std:.1f}"
 
 
 def summarise(rows: Iterable[Result], by: Sequence[str] = BY) -> dict[tuple[Any, ...], Summary]:

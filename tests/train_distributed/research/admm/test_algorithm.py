@@ -146,26 +146,6 @@ def test_shares_are_as_good_as_runs_of_their_own():
             run.iterations(None, shares=torch.tensor(wrong))
 
 
-def test_the_step_is_solved_to_its_certificate():
-    nodes = random_nodes(problems=3)
-    linear = torch.randn(nodes.shape, generator=generator(2), dtype=torch.float64)
-    quadratic = torch.full((9, 1, 1), 1e-3, dtype=torch.float64)
-    found = solver.solve_step(
-        nodes,
-        loss_weight=5.0,
-        quadratic=quadratic,
-        linear=1e-3 * linear,
-        start=torch.zeros(nodes.shape, dtype=torch.float64),
-        tolerance=1e-9,
-    )
-    weights = found.clone().requires_grad_()
-    value = (5.0 * solver.loss(nodes, weights)).sum() + (
-        quadratic / 2 * weights.square() + 1e-3 * linear * weights
-    ).sum()
-    (slope,) = torch.autograd.grad(value, weights)
-    assert (slope.norm(dim=-1) <= 1.01 * 1e-9 * 5.0 / nodes.counts[:, None]).all()
-
-
 def test_a_tolerance_below_rounding_is_an_error_and_not_a_release():
     with pytest.raises(ArithmeticError, match="gradient norm"):
         solver.accelerate(
@@ -175,22 +155,6 @@ def test_a_tolerance_below_rounding_is_an_error_and_not_a_release():
             smooth=torch.tensor(1e3, dtype=torch.float64),
             tolerance=torch.tensor(1e-100, dtype=torch.float64),
         )
-
-
-def test_report_measures_messages_and_risk_against_the_optimum():
-    nodes, graph = random_nodes(problems=2), admm.ring(9)
-    run = admm.AdmmSettings(method="dvp", iterations=5, rho=0.1, eta=0.1, alpha=0.5)
-    network, charged = admm.Network(nodes, graph, run), calibration.charged(0.5, run.tolerance)
-    sent, report = learner.run(network, 1e-5, generator(), measure_risk=True)
-    *_, last = network.iterations(generator())
-    assert torch.equal(sent, last.sent)
-    assert report["rounds"] == last.iteration == 5
-    assert report["bits_per_edge"] == 2 * 5 * 2 * 5 * 64
-    assert report["bits_per_user"] == 2 * 5 * 2 * 5 * 64  # two neighbours, one way each
-    assert report["epsilon_per_iteration"] == pytest.approx(2 * charged, rel=1e-12)
-    assert report["epsilon_composed_pure"] == pytest.approx(2 * 5 * charged, rel=1e-12)
-    assert report["epsilon_composed"] <= report["epsilon_composed_pure"]
-    assert report["simulation_only"]["excess_risk"] > 0
 
 
 def test_excess_risk_vanishes_without_noise():

@@ -104,11 +104,6 @@ def test_the_audit_catches_an_eighth_of_the_noise(method):
     assert below > calibration.compose(run.alpha, run.iterations, 1e-5).epsilon
 
 
-def test_the_lower_bound_of_identical_runs_is_zero():
-    same = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
-    assert epsilon_below(same[0], same[1], 1e-5) < 0.1
-
-
 def responses_delta(alpha, count, epsilon):
     """δ(ε) of `count` randomised responses, by their binomial law."""
     keep = math.exp(alpha) / (1 + math.exp(alpha))

@@ -19,13 +19,6 @@ def test_random_regular_graphs_are_regular(nodes, degree, seed):
     assert (graph.degrees == degree).all()
 
 
-def test_random_regular_graphs_vary():
-    drawn = {
-        admm.random_regular(9, 4, torch.Generator().manual_seed(seed)).edges for seed in range(10)
-    }
-    assert len(drawn) == 10
-
-
 def test_graph_shapes():
     assert admm.ring(3).degrees.tolist() == [2, 2, 2]
     assert admm.star(4).degrees.tolist() == [3, 1, 1, 1]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from torch.utils.data import DataLoader, TensorDataset
 
 from embed import EmbeddingSet, PublicTransform
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
-from tests.train_distributed.research.learning import learn
+from tests.train_distributed.research.learning import learn, plain_opacus
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
@@ -150,38 +149,12 @@ def test_dp_fl_noise_is_twice_the_clip_and_grows_with_users(rows, arguments, mon
 @pytest.mark.filterwarnings("ignore")  # Opacus says that its noise is not cryptographic
 def test_dp_fl_is_plain_opacus(rows, arguments):
     """The loop that its documentation shows, with the same generator: the same weights."""
-    opacus = pytest.importorskip("opacus")
+    pytest.importorskip("opacus")
     x = arguments["transform"](rows.embeddings[:ROWS])
-    y = torch.from_numpy(rows.labels[:ROWS])
-    ours = dp_fl.fit_private(
-        x,
-        y,
-        CLASSES,
-        noise=3.0,
-        learning_rate=0.5,
-        gradient_clip=0.1,
-        epochs=3,
-        batch_size=50,
-        generator=torch.Generator().manual_seed(7),
-    )
-    draw = torch.Generator().manual_seed(7)
-    x, model = x.double(), torch.nn.Linear(DIM + 1, CLASSES, bias=False).double()
-    torch.nn.init.zeros_(model.weight)
-    made: Any = opacus.PrivacyEngine().make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-        data_loader=DataLoader(TensorDataset(x, y), batch_size=50, generator=draw),
-        noise_multiplier=3.0,
-        max_grad_norm=0.1,
-        noise_generator=draw,
-    )
-    model, optimizer, loader = made
-    for _ in range(3):
-        for some, labels in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(some), labels).backward()
-            optimizer.step()
-    plain = next(model.parameters()).detach().T.double()
+    y, draw = torch.from_numpy(rows.labels[:ROWS]), torch.Generator()
+    same = {"noise": 3.0, "learning_rate": 0.5, "gradient_clip": 0.1, "epochs": 3, "batch_size": 50}
+    ours = dp_fl.fit_private(x, y, CLASSES, generator=draw.manual_seed(7), **same)
+    plain = plain_opacus(x.double(), y, CLASSES, generator=draw.manual_seed(7), **same)
     assert torch.equal(ours, plain)
 
 

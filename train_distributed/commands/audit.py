@@ -127,10 +127,8 @@ class Audit:
         return Audited(out, result["broken"])
 
     def _targets(self) -> "tuple[Target, ...]":
-        from train_distributed.research.audit.configurations import by_servers, standing
-        from train_distributed.research.audit.evaluation import AnswersCase
-        from train_distributed.research.audit.target import Target
-        from train_distributed.research.audit.worst_case import WorstCase
+        from train_distributed.research.audit.target import Target, by_servers, standing
+        from train_distributed.research.audit.worst_case import AnswersCase, WorstCase
 
         if self.method == "all":
             return by_servers() if self.privacy.noise_by == "servers" else standing()

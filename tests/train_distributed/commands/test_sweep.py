@@ -177,7 +177,7 @@ def test_folds_test_every_row_once(sets, tmp_path, capsys):
     ["users", "cost", *(pytest.param(n, marks=pytest.mark.slow) for n in ("groups", "unequal"))],
 )
 def test_every_experiment_ends_in_a_figure_that_plot_draws_again(sets, tmp_path, name, capsys):
-    sweep(sets, tmp_path / "out", name, users=(10, 5), seeds=1).run()
+    sweep(sets, tmp_path / "out", name, users=(10, 5), seeds=1, epsilons=(2.0,)).run()
     figure = (tmp_path / "out/figure.png").read_bytes()
     capsys.readouterr()
     Plot(tmp_path / "out", tmp_path / "again.png").run()

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.research.charter.algorithm import Client
-from train_distributed.research.charter.objectives import Distance
+from train_distributed.research.charter.algorithm import Client, Distance
 from train_distributed.research.charter.plan import CharterPlan
 
 

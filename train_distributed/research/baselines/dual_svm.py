@@ -93,15 +93,10 @@ def train(task: Task, *, l2_reg: float = 1.0) -> Release:
         task: rows and promise.
         l2_reg: Λ.
     """
-    source = task.source
-    head = HuberSVMHead(
-        num_classes=source.num_classes,
-        l2_reg=l2_reg,
-        clip_norm=source.transform.clip_norm,
-    )  # for c and Λ, which hinge loss shares with it
-    heads = DualSVM(head=head, dim=source.transform.dim)
+    head = task.head(HuberSVMHead, l2_reg)  # for c and Λ, which hinge loss shares with it
+    heads = DualSVM(head=head, dim=task.source.transform.dim)
     averaged = AveragedHeads(statistic=heads)
-    released = task.summed(Method(task.name, heads, averaged, source.num_classes))
+    released = task.summed(Method(task.name, heads, averaged, head.num_classes))
     report = released.report.with_reason(
         "the promise holds only where liblinear has converged, which it does not certify"
     )

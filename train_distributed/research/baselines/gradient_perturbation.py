@@ -89,15 +89,9 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
         l2_reg: Λ.
         rounds: M; None: ⌈ln N⌉, the published order.
     """
-    source = task.source
-    head = SoftmaxHead(
-        num_classes=source.num_classes,
-        l2_reg=l2_reg,
-        clip_norm=source.transform.clip_norm,
-    )
-    sizes = task.users.sizes
+    head, sizes = task.head(SoftmaxHead, l2_reg), task.users.sizes
     rounds = max(1, math.ceil(math.log(int(sizes.sum())))) if rounds is None else rounds
-    start = torch.zeros(source.transform.dim, source.num_classes, dtype=torch.float64)
+    start = torch.zeros(task.source.transform.dim, head.num_classes, dtype=torch.float64)
     step = GradientSum(head, start, rounds)
     step.validate()
     guarantee = Guarantee.of(sizes, step, task.privacy, task.min_survivors)

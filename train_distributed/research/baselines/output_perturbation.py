@@ -72,13 +72,7 @@ def train(task: Task, *, l2_reg: float = 1.0) -> Release:
         task: rows and promise.
         l2_reg: Λ.
     """
-    source = task.source
-    head = LogisticHead(
-        num_classes=source.num_classes,
-        l2_reg=l2_reg,
-        clip_norm=source.transform.clip_norm,
-    )
-    users = task.users.partition.users
-    heads = AveragedMinimisers(head=head, dim=source.transform.dim, users=users)
+    head, users = task.head(LogisticHead, l2_reg), task.users.partition.users
+    heads = AveragedMinimisers(head=head, dim=task.source.transform.dim, users=users)
     estimator = PlainAverage(statistic=heads)
-    return task.summed(Method(task.name, heads, estimator, source.num_classes))
+    return task.summed(Method(task.name, heads, estimator, head.num_classes))

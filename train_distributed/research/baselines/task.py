@@ -1,11 +1,12 @@
 """Task of a learner to compare with: a request in, a release out."""
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from heads import Head
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
@@ -14,6 +15,8 @@ from train_distributed.one_shot.report import Noise, class_names, reported, suit
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.one_shot.validation import CheckedInputs
 from train_distributed.partition import Partition
+
+H = TypeVar("H", bound=Head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,11 @@ class Task(ReleaseRequest):
     def users(self) -> EmbeddingUsers:
         """All users' rows, transformed while they are read."""
         return cast(EmbeddingUsers, self.source.users)
+
+    def head(self, kind: type[H], l2_reg: float) -> H:
+        """A head of this kind for the task's classes and rows."""
+        clip_norm = self.source.transform.clip_norm
+        return kind(num_classes=self.source.num_classes, l2_reg=l2_reg, clip_norm=clip_norm)
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """((N, d) float32 rows, (N,) labels) of all users in one place."""

@@ -1,7 +1,6 @@
 """Private cutting planes: few bits, one record used at most once."""
 
-from train_distributed.research.charter.algorithm import run
-from train_distributed.research.charter.objectives import Distance, OneVsRestLogistic
+from train_distributed.research.charter.algorithm import Distance, OneVsRestLogistic, run
 from train_distributed.research.charter.plan import CharterPlan, CharterTask, make_plan
 
 __all__ = [

@@ -30,7 +30,7 @@ from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import promise
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.audit import Target, WorstCase, attack
-from train_distributed.research.audit.evaluation import AnswersCase
+from train_distributed.research.audit.worst_case import AnswersCase
 
 PROMISE = Privacy(8.0, 1e-6)
 RIGHT = 100  # trials without the fault, which no number of them may call broken
@@ -186,9 +186,6 @@ LONG_FAULTS = {
         Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
         400,
     ),
-    "half the noise in an evaluation, discrete": Fault(
-        half_the_noise, Target("evaluation", ANSWERS, "discrete"), 500
-    ),
     "no users' clip, discrete": Fault(
         no_users_clip, Target("discriminant", CLIPPED, "discrete", {"user_clip": 1.0}), 150
     ),
@@ -198,31 +195,23 @@ LONG_FAULTS = {
         150,
     ),
     "projection after the noise": Fault(projection_after_the_noise, PROJECTED, 600),
-    "half the noise, discrete": Fault(
-        half_the_noise, Target("class-sums", federation(), "discrete"), 500
-    ),
     "half the noise, trained, discrete": Fault(
         half_the_noise, Target("svm", federation(users=2), "discrete", {"l2_reg": 20.0}), 500
     ),
-    "short batch over its own size, discrete": Fault(
-        short_batch_over_its_own_size,
-        Target("svm", federation(rows=9), "discrete", SHORT_BATCH),
-        150,
-    ),
     "rounds counted as one": Fault(rounds_counted_as_one, ROUNDS, 250),
-    "rounds counted as one, discrete": Fault(
-        rounds_counted_as_one,
-        Target("discriminant", federation(), "discrete", {"rounds": 16}),
-        250,
-    ),
-    "one composition for ten classes, discrete": Fault(
-        one_composition, Target("svm", federation(classes=10), "discrete", {"l2_reg": 20.0}), 150
-    ),
-    "noise for t times the survivors, discrete": Fault(
-        share_of_the_survivors,
-        Target("class-sums", federation(users=20, rows=1, min_survivors=11), "discrete"),
-        400,
-    ),
+}
+LONG_FAULTS |= {
+    f"{name}, discrete": fault._replace(target=replace(fault.target, noise="discrete"))
+    for name, fault in (FAULTS | LONG_FAULTS).items()
+    if name
+    in (
+        "half the noise",
+        "half the noise in an evaluation",
+        "short batch over its own size",
+        "rounds counted as one",
+        "one composition for ten classes",
+        "noise for t times the survivors",
+    )
 }
 
 

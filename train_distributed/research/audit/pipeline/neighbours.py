@@ -24,14 +24,15 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import summed
-from train_distributed.research.audit.pipeline.compared import (
+from train_distributed.research.audit.pipeline.records import (
+    Record,
     aligned,
     differing,
+    replacements,
     rows_of,
     users_of,
     with_users,
 )
-from train_distributed.research.audit.pipeline.records import Record, replacements
 from train_distributed.research.audit.pipeline.sources import (
     ARRAYS,
     RESIZE,

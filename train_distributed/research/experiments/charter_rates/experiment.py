@@ -20,8 +20,7 @@ from tqdm import tqdm
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
-from train_distributed.research.charter.algorithm import run
-from train_distributed.research.charter.objectives import Distance
+from train_distributed.research.charter.algorithm import Distance, run
 from train_distributed.research.charter.plan import CharterPlan, CharterTask, make_plan
 from train_distributed.research.experiments.charter_rates.figures import by_seed, draw
 from train_distributed.research.experiments.charter_rates.measures import (

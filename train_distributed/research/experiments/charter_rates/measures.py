@@ -13,7 +13,7 @@ from torch import Tensor
 from train_distributed import accounting
 from train_distributed.privacy.float_noise import normal
 from train_distributed.research.charter import amplification
-from train_distributed.research.charter.objectives import Objective
+from train_distributed.research.charter.algorithm import Objective
 from train_distributed.research.charter.plan import CharterTask, make_plan
 from train_distributed.research.charter.vaidya import Vector, cutting_planes
 

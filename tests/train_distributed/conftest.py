@@ -101,6 +101,20 @@ def or_refused() -> Callable[[Callable[[], Any]], Any]:
 
 
 @pytest.fixture
+def held(
+    extreme_cases: Callable[[str, int], list[Extremes]], or_refused: Callable[..., Any]
+) -> Callable[[str, int, Callable[[Extremes], None]], None]:
+    """(name, count, check) passes each case to the check: a tenth at least is not refused."""
+
+    def play(name: str, count: int, check: Callable[[Extremes], None]) -> None:
+        cases = extreme_cases(name, count)
+        answered = [or_refused(lambda c=c: check(c) or True) for c in cases]
+        assert sum(answer is not None for answer in answered) >= count // 10
+
+    return play
+
+
+@pytest.fixture
 def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Iterator[Callable[..., Said]]:

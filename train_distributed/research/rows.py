@@ -65,6 +65,19 @@ def as_columns(weights: Tensor) -> Tensor:
     return weights.T
 
 
+def one_vs_rest(labels: Tensor, num_classes: int) -> Tensor:
+    """(N,) int64 -> (N, K) float64, ±1; K = 1 for two classes.
+
+    Raises:
+        ValueError: labels outside [0, num_classes).
+    """
+    if num_classes < 2 or labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(f"labels must be in [0, {num_classes}), got {labels.unique().tolist()}")
+    if num_classes == 2:
+        return 2.0 * labels.double()[:, None] - 1
+    return 2.0 * torch.nn.functional.one_hot(labels, num_classes).double() - 1
+
+
 def excess(risk: Callable[[Tensor], Tensor], at: Tensor, half_width: float = np.inf) -> float:
     """A convex risk at a point, over its least value in a cube around 0 (L-BFGS-B)."""
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from heads.rows import SLACK
 from train_distributed.partition import Partition
+from train_distributed.research.rows import one_vs_rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +71,3 @@ def gather(x: Tensor, labels: Tensor, partition: Partition, num_classes: int) ->
     rows = partition.order[torch.where(inside, partition.offsets[:-1, None] + column, 0)]
     nodes_x = torch.where(inside[..., None], x.double()[rows], 0.0)
     return Nodes(nodes_x, positives[rows], counts)
-
-
-def one_vs_rest(labels: Tensor, num_classes: int) -> Tensor:
-    """(N,) int64 -> (N, K) float64, ±1; K = 1 for two classes.
-
-    Raises:
-        ValueError: labels outside [0, num_classes).
-    """
-    if num_classes < 2 or labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(f"labels must be in [0, {num_classes}), got {labels.unique().tolist()}")
-    if num_classes == 2:
-        return 2.0 * labels.double()[:, None] - 1
-    return 2.0 * torch.nn.functional.one_hot(labels, num_classes).double() - 1

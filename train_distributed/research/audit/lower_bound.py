@@ -71,11 +71,8 @@ def epsilon_of_test(power: float, size: float, delta: float) -> float:
     (ε, δ) promises power ≤ e^ε size + δ, and as much with the two data sets exchanged
     (Kairouz, Oh and Viswanath 2015).
     """
-    found = 0.0
-    for yes, no in ((power, size), (1 - size, 1 - power)):
-        if yes > delta:
-            found = max(found, math.log((yes - delta) / no) if no > 0 else math.inf)
-    return found
+    sides = ((power, size), (1 - size, 1 - power))
+    return max(0.0, *(_one_sided(yes, no, delta) for yes, no in sides))
 
 
 def gaussian_epsilon(power: float, size: float, delta: float) -> float:
@@ -96,4 +93,10 @@ def _bound(
 ) -> float:
     hits, false = int((first > cut).sum()), int((second > cut).sum())
     power, size = power_and_size(hits, len(first), false, len(second), confidence)
-    return math.log((power - delta) / size) if power > delta else -math.inf
+    return _one_sided(float(power), float(size), delta)
+
+
+def _one_sided(yes: float, no: float, delta: float) -> float:
+    if not yes > delta:
+        return -math.inf
+    return math.log((yes - delta) / no) if no > 0 else math.inf

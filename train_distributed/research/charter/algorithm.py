@@ -13,6 +13,7 @@ from pretrain import check
 from train_distributed.privacy.float_noise import uniform
 from train_distributed.research.charter.plan import LARGEST, CharterPlan, check_scale
 from train_distributed.research.charter.vaidya import Vector, cutting_planes
+from train_distributed.research.rows import one_vs_rest
 
 
 class Objective(Protocol):
@@ -51,18 +52,15 @@ class OneVsRestLogistic:
 
     def losses(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(n,), mean over the problems."""
-        return torch.nn.functional.softplus(-self._signs(y) * (x @ points.T)).mean(1)
+        return torch.nn.functional.softplus(
+            -one_vs_rest(y, self.num_classes) * (x @ points.T)
+        ).mean(1)
 
     def gradients(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(n, K, d) gradients."""
-        signs = self._signs(y)
+        signs = one_vs_rest(y, self.num_classes)
         slope = -signs * torch.sigmoid(-signs * (x @ points.T)) / self.problems
         return slope[..., None] * x[:, None]
-
-    def _signs(self, y: Tensor) -> Tensor:
-        if self.num_classes == 2:
-            return 2.0 * y[:, None].double() - 1
-        return 2.0 * torch.nn.functional.one_hot(y, self.num_classes).double() - 1
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,8 @@ def check(case):
 @pytest.mark.parametrize(
     "count", [60, pytest.param(6000, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_no_step_is_further_from_its_problem_than_is_charged(count, extreme_cases, or_refused):
-    solved = 0
-    for case in extreme_cases("admm", count):
-        solved += or_refused(lambda case=case: check(case) or True) is not None
-    assert solved >= count // 10
+def test_no_step_is_further_from_its_problem_than_is_charged(count, held):
+    held("admm", count, check)
 
 
 def check_learner(case):
@@ -139,8 +136,5 @@ def check_learner(case):
 @pytest.mark.parametrize(
     "count", [10, pytest.param(600, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_learners_of_many_rounds_end_or_say_why_not(count, extreme_cases, or_refused):
-    ended = 0
-    for case in extreme_cases("rounds", count):
-        ended += or_refused(lambda case=case: check_learner(case) or True) is not None
-    assert ended >= count // 10
+def test_learners_of_many_rounds_end_or_say_why_not(count, held):
+    held("rounds", count, check_learner)

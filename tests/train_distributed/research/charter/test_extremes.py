@@ -88,11 +88,8 @@ def check(case):
 @pytest.mark.parametrize(
     "count", [12, pytest.param(3000, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_no_record_moves_a_message_by_more_than_is_charged(count, extreme_cases, or_refused):
-    held = 0
-    for case in extreme_cases("charter", count):
-        held += or_refused(lambda case=case: check(case) or True) is not None
-    assert held >= count // 10
+def test_no_record_moves_a_message_by_more_than_is_charged(count, held):
+    held("charter", count, check)
 
 
 def test_many_rows_and_numbers_are_charged_for_their_rounding():

@@ -33,9 +33,9 @@ def train(task: Task, **options: Any) -> Release:
     task.refuse_users()
     require_records(task.name, task.privacy)
     if task.noise != (only := only_noise(task.name, task.generator)):
+        seed = "without a seed" if task.generator is None else "with a seed"
         raise ValueError(
-            f"noise must be {only!r} for all methods of many rounds but charter-sum, and without "
-            f"a seed 'discrete' for that, got {task.noise!r} for {task.name!r}"
+            f"noise must be {only!r} for method {task.name!r} {seed}, got {task.noise!r}"
         )
     chosen = method_options(task.name, options)
     source, partition = task.source, task.users.partition

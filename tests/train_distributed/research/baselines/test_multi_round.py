@@ -177,7 +177,7 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
         ),
         (
             ["--method", "admm-dual", "--noise", "discrete"],
-            "noise must be 'float' for all methods of many rounds",
+            "noise must be 'float' for method 'admm-dual'",
         ),
         (
             ["--method", "admm-dual", "--min-survivors", "3"],

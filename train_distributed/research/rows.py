@@ -78,8 +78,13 @@ def one_vs_rest(labels: Tensor, num_classes: int) -> Tensor:
     return 2.0 * torch.nn.functional.one_hot(labels, num_classes).double() - 1
 
 
-def excess(risk: Callable[[Tensor], Tensor], at: Tensor, half_width: float = np.inf) -> float:
-    """A convex risk at a point, over its least value in a cube around 0 (L-BFGS-B)."""
+def excess(
+    risk: Callable[[Tensor], Tensor], at: Tensor, half_width: float = np.inf, **options: float
+) -> float:
+    """A convex risk at a point, over its least value in a cube around 0.
+
+    `options` are those of SciPy's L-BFGS-B.
+    """
 
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
         point = torch.from_numpy(flat).view(at.shape).requires_grad_()
@@ -87,7 +92,7 @@ def excess(risk: Callable[[Tensor], Tensor], at: Tensor, half_width: float = np.
         (slope,) = torch.autograd.grad(found, point)
         return found.item(), slope.numpy().ravel()
 
-    start, options = at.clone().numpy().ravel(), {"ftol": 1e-16, "gtol": 1e-10, "maxiter": 10_000}
+    start = at.clone().numpy().ravel()
     bounds = [(-half_width, half_width)] * len(start)
     found = minimize(value, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return value(start)[0] - float(found.fun)

@@ -164,7 +164,7 @@ def excess_risk(nodes: Nodes, settings: AdmmSettings, weights: Tensor) -> float:
         penalty = settings.rho / 2 * f.square().sum(-1)
         return (settings.loss_weight * everywhere + penalty).sum()
 
-    return excess(risk, weights.mean(0))
+    return excess(risk, weights.mean(0), ftol=1e-16, gtol=1e-10, maxiter=10_000)
 
 
 def _listed(path: Path, users: int) -> Graph:

@@ -189,7 +189,11 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(refused, tmp_path, arguments, message):
+def test_bad_input_is_one_line_and_writes_no_model(call, tmp_path, arguments, message):
     (tmp_path / "pieces").write_text("0 1\n2 3\n")
     (tmp_path / "words").write_text("a b\n")
-    assert message in refused(*RUN, *arguments)
+    code, _, error = call(*RUN, *arguments)
+    assert (code, error.count("\n")) == (2, 1)
+    assert error.startswith("error: ")
+    assert message in error
+    assert not (tmp_path / "out").exists()

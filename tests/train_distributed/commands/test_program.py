@@ -15,7 +15,7 @@ from train_distributed.one_shot import report
 from train_distributed.research.baselines import learn
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
 from train_distributed.research.experiments.conditions import ExperimentName
-from train_distributed.research.protection import recommend
+from train_distributed.research.protection import study
 
 ROOT = Path(__file__).parents[3]
 ALL = [name for name, _ in ROOMS.lines()]
@@ -88,4 +88,4 @@ def test_options_offer_what_their_rooms_know() -> None:
     assert sorted(get_args(choices.MethodName)) == sorted(learn.ALL_METHODS)
     assert get_args(choices.Noise) == get_args(report.Noise)
     assert list(get_args(ExperimentName)) == list(EXPERIMENTS)
-    assert get_args(choices.Cost) == get_args(recommend.Cost)
+    assert get_args(choices.Cost) == get_args(study.Cost)

@@ -120,7 +120,7 @@ class PublicTransform:
         whiten: bool = True,
         shrinkage: float = 0.01,
         directions: Directions = "principal",
-        mixed_share: float = 0.25,
+        mixed_share: float = 0.15,
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,

@@ -105,7 +105,12 @@ class Kind:
 
 
 def measured(
-    private: Path, public: Path, method: str, users: Sequence[int] | None, seeds: int
+    private: Path,
+    public: Path,
+    method: str,
+    users: Sequence[int] | None,
+    seeds: int,
+    searched: bool = True,
 ) -> list[dict[str, Any]]:
     """One line per federation and ε: accuracy by the rule, of every candidate, and the best."""
     kind = Kind(private, public)
@@ -123,6 +128,8 @@ def measured(
             for value in REGULARISERS
         }
 
+    grid = grid if searched else {}
+
     def reached(settings: dict[Cell, Settings]) -> dict[Cell, float]:
         found: dict[Cell, float] = {}
         for each in dict.fromkeys(settings.values()):
@@ -136,6 +143,7 @@ def measured(
     for cell in cells:
         (chosen, own), rule = rules[cell], by_rule[cell]
         candidates = {name: round(found[cell], 2) for name, found in tried.items()}
+        candidates = candidates or {"of the rule alone": round(rule, 2)}
         best = max(candidates, key=lambda name: candidates[name])
         lines.append(
             {
@@ -166,13 +174,19 @@ def main() -> None:
     parser.add_argument("--method", default="discriminant")
     parser.add_argument("--users", nargs="+", type=int, help="federations (default: all)")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--rule-alone", action="store_true", help="no search beside the rule")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     started, lines = time.process_time(), []
     for pair in arguments.pairs:
         private, _, public = pair.rpartition(":")
         lines += measured(
-            Path(private), Path(public), arguments.method, arguments.users, arguments.seeds
+            Path(private),
+            Path(public),
+            arguments.method,
+            arguments.users,
+            arguments.seeds,
+            not arguments.rule_alone,
         )
     losses = [line["loss"] for line in lines]
     print(f"loss {np.mean(losses):.2f} on average, {max(losses):.2f} at most")

@@ -67,6 +67,7 @@ class RunConfig:
         *,
         width: int | None,
         knowing: bool = False,
+        most_bytes: int | None = None,
     ) -> "RunConfig":
         """Fills in what was left out, by the public rule, and the shares that a file holds.
 
@@ -75,6 +76,7 @@ class RunConfig:
             class_names: K of them.
             width: p of the public embeddings; None: the transform is there already.
             knowing: whether there will be guesses of the class means.
+            most_bytes: that a user may send; None: no bound.
         """
         from train_distributed.one_shot.class_prior import with_shares
 
@@ -82,6 +84,8 @@ class RunConfig:
         transform = self.transform_options
         if width is not None:
             clip = options.get("user_clip")
+            if most_bytes is not None:
+                width = known.most_components(self.method, width, options, most_bytes)
             transform = known.transform(self.method, transform, width, clip, knowing=knowing)
         return replace(self, options=options, transform_options=transform)
 

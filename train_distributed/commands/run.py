@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.one_shot.release import ReleaseRequest
     from train_distributed.one_shot.report_file import Report
 
+MANY_BYTES = 500_000  # that a user sends: said on the console
 SPARE = 1 << 22  # bytes of report and pictures
 KNOWING = "discriminant"  # the method that starts from what is known of the classes
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
@@ -59,6 +60,8 @@ class Run:
     transform_options: TransformOptions = field(default_factory=TransformOptions)
     knowledge: Knowledge = field(default_factory=Knowledge)
     options: MethodOptions = field(default_factory=MethodOptions)
+    most_bytes: int | None = None
+    """Most bytes that each user sends; the rule then keeps fewer directions (default: no bound)."""
     num_classes: int | None = None
     """Number of classes K (default: as the set declares); needed if the set only counted labels."""
     scheme: Scheme = "own"
@@ -143,6 +146,7 @@ class Run:
             class_names(private.declared_classes, classes),
             width=EmbeddingSet.open(self.public).dim if self.public else None,
             knowing=settings.method == KNOWING and self.knowledge.guesses,
+            most_bytes=self.most_bytes,
         )
         transform = self._transform(private, settings)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
@@ -225,7 +229,7 @@ class Run:
             if not names and self.num_classes is not None:  # declared here, by their numbers
                 names = tuple(map(str, range(self.num_classes)))
             return added_to(self.knowledge, fitted, public, names)
-        check.left_out("with transform", **self.knowledge.given())
+        check.left_out("with transform", most_bytes=self.most_bytes, **self.knowledge.given())
         if settings.transform_options != TransformOptions():
             raise ValueError(
                 f"options of the transform must be left out with transform, which has its own, "
@@ -265,6 +269,8 @@ class Run:
         for name in (*shown, *costs, *accuracies):
             if name in released.report:
                 print(f"{name:22} {released.report[name]}")
+        if (sent := released.report.bytes_per_user or 0) > MANY_BYTES:
+            print(f"{'bytes_per_user':22} {sent:,.0f} (--most-bytes bounds them)")
         if (metrics := released.report.test_metrics) is not None:
             for name, value in brief(released.report["test_metrics"]):
                 print(f"{name:22} {value}")

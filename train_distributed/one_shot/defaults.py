@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from embed.transform_options import TransformOptions
+from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule
 from train_distributed.privacy.promise import Privacy, group_sensitivity
@@ -28,6 +29,8 @@ from train_distributed.privacy.promise import Privacy, group_sensitivity
 COMPONENTS = (16, 256)  # q that were tried
 L2_REGS = (0.003, 1.0)  # Λ that were tried
 KNOWING = 64  # least q where guesses of the class means are at hand
+KNOWN = Rule(2.5, 1)  # q then
+NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
@@ -71,7 +74,9 @@ class PublicFacts:
 
     def components(self, method: str, most: int, user_clip: float | None = None) -> int:
         """q of at most `most` directions."""
-        rule = rule_of(method)
+        return self._kept(rule_of(method), most, user_clip)
+
+    def _kept(self, rule: Rule, most: int, user_clip: float | None) -> int:
         noise = self.noise(rule, user_clip)
         wanted = rule.components / noise**rule.exponent if noise else math.inf
         return min(round(_within(wanted, COMPONENTS)), most)
@@ -89,15 +94,50 @@ class PublicFacts:
 
         Where something is known of the classes, noise is no reason for fewer than `KNOWING`, and
         directions that separate public classes serve what is guessed from those.
+
+        Raises ValueError for a given number above `most`, or a share without a hedge.
         """
         kind = given.directions or (rule_of(method).directions if given.whiten else "principal")
-        wanted = given.components
         if knowing and given.whiten and given.directions is None:
             kind = "mixed"
-        if wanted is None:
+        if given.components is not None:
+            check.within(f"[1, {most}]", components=given.components)
+        wanted = given.components
+        if wanted is None and knowing:
+            wanted = min(most, max(KNOWING, self._kept(KNOWN, most, user_clip)))
+        elif wanted is None:
             wanted = self.components(method, most, user_clip)
-            wanted = min(most, max(wanted, KNOWING)) if knowing else wanted
+        if kind != "hedge":
+            check.left_out(f"with directions {kind!r}", mixed_share=given.mixed_share)
         return replace(given, directions=kind, components=wanted)
+
+    def bytes_per_user(self, method: str, components: int, options: Mapping[str, Any]) -> int:
+        """Bytes of a submission of a method of one sum, before it is encrypted."""
+        numbers = (components + 1) * self.num_classes
+        summed = method == "discriminant" and options.get("moments") != "none"
+        if summed or method == "least-squares":
+            numbers += components * (components + 1) // 2
+        if rule_of(method).l2_reg is not None and options.get("prior", "empirical") != "empirical":
+            numbers += components
+        return NUMBER * numbers
+
+    def most_components(
+        self, method: str, width: int, options: Mapping[str, Any], most_bytes: int
+    ) -> int:
+        """Largest q <= `width` of a submission of so many bytes.
+
+        Raises ValueError for a method of many rounds, and if one direction is too much.
+        """
+        if method not in METHODS:
+            raise ValueError(
+                f"most_bytes must be left out with method {method!r}, got {most_bytes}"
+            )
+        least = self.bytes_per_user(method, 1, options)
+        check.within(f"[{least}, inf)", most_bytes=most_bytes)
+        fitting = (
+            q for q in range(width, 0, -1) if self.bytes_per_user(method, q, options) <= most_bytes
+        )
+        return next(fitting)
 
     def options(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a method; Λ and prior of heads, or Charter's number of cuts, filled in."""

@@ -23,7 +23,7 @@ class Rule:
     l2_reg: float | None = None  # a; None: the method has no Λ that a rule could help
     one_vs_rest: bool = False  # C = K instead of 1
     noise: Literal["shared", "everybody's", "central"] = "shared"  # m
-    directions: Literal["principal", "tempered"] = "principal"
+    directions: Literal["principal", "tempered", "hedge"] = "principal"
 
 
 OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
@@ -56,7 +56,7 @@ METHODS: dict[str, MethodEntry] = {
         "estimates under a public prior",
         probabilities="softmax of the scores: the posterior of Gaussian classes with what the sum "
         "leaves open of their means, calibrated as far as the classes are such",
-        rule=Rule(2.5, 1, directions="tempered"),
+        rule=Rule(19, 0.5, directions="hedge"),
         sums_rows=True,
     ),
     "class-sums": MethodEntry(

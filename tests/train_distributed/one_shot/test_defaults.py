@@ -20,7 +20,7 @@ from train_distributed.one_shot.defaults import (
     PublicFacts,
     rule_of,
 )
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.partition import split
 from train_distributed.research.baselines.learn import ALL_METHODS
 
@@ -105,13 +105,49 @@ def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() ->
 
 def test_a_transform_is_filled_in_where_it_was_left_out() -> None:
     filled = known(3.0, rows=100).transform("discriminant", TransformOptions(), 1280)
-    assert (filled.directions, filled.components) == ("tempered", 256)
-    assert known(0.05).transform("discriminant", TransformOptions(), 1280).components == 16
+    assert (filled.directions, filled.components) == ("hedge", 256)
+    assert known(1e-3).transform("discriminant", TransformOptions(), 1280).components == 16
+    assert known(3.0).transform("softmax", TransformOptions(), 1280).directions == "tempered"
+    with pytest.raises(ValueError, match="mixed_share must be left out with directions 'mixed'"):
+        known().transform("class-sums", TransformOptions(9, "mixed", 0.3), 1280)
     given = TransformOptions(components=7, directions="mixed")
     assert known().transform("discriminant", given, 1280) == given
     assert known().transform("class-sums", TransformOptions(), 1280).directions == "principal"
     unwhitened = known().transform("discriminant", TransformOptions(whiten=False), 1280)
     assert unwhitened.directions == "principal"  # tempered ones are whitened in part
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("discriminant", {}),
+        ("discriminant", {"moments": "none"}),
+        ("least-squares", {}),
+        ("class-sums", {}),
+        ("softmax", {"l2_reg": 1.0, "prior": "equal"}),
+        ("svm", {"l2_reg": 1.0}),
+    ],
+)
+def test_most_bytes_bounds_what_a_user_sends(method: str, options: dict[str, Any]) -> None:
+    """The submission of q directions fits, that of q + 1 does not."""
+
+    def sent(q: int) -> int:
+        transform = PublicTransform.identity(q, clip_norm=2**0.5)
+        return 8 * build_method(method, transform, 10, options).statistic.dimension
+
+    q = known().most_components(method, 300, options, 30_000)
+    assert sent(q) <= 30_000 < sent(q + 1) or q == 300
+    assert known().bytes_per_user(method, q, options) == sent(q)
+    assert known().most_components(method, 300, options, 10**9) == 300
+    with pytest.raises(ValueError, match="most_bytes must be in"):
+        known().most_components(method, 300, options, 100)
+
+
+def test_most_bytes_is_for_methods_of_one_sum_and_refuses_given_directions() -> None:
+    with pytest.raises(ValueError, match="most_bytes must be left out with method 'dp-fl'"):
+        known().most_components("dp-fl", 300, {}, 10**6)
+    with pytest.raises(ValueError, match=r"components must be in \[1, 80\], got 200"):
+        known().transform("discriminant", TransformOptions(200), 80)
 
 
 def test_rules_are_of_methods_that_exist() -> None:
@@ -124,7 +160,8 @@ def test_a_single_user_and_tiny_sets_have_defaults_too(users: int) -> None:
     for method in ALL_METHODS:
         found = known(0.01, users=users, rows=1, num_classes=2)
         least, head = COMPONENTS[0], METHODS.get(method) and rule_of(method).l2_reg
-        assert found.components(method, 512) in (range(least, 48) if head else (least,))
+        slow = head or method == "discriminant"  # of a rule with a root
+        assert found.components(method, 512) in (range(least, 48) if slow else (least,))
         options = found.options(method, {})
         assert all(0 < v < math.inf for name, v in options.items() if name != "prior")
 

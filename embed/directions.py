@@ -246,7 +246,7 @@ def row_moments(
         return RowMoments(mean, second, None, None)
     sums = sums[:, scattered]
     means = sums / counts
-    within = (outer[scattered, scattered] - sums.T @ means) / (rows_in_all - classes)
+    within = (outer[scattered, scattered] - (means * counts).T @ means) / (rows_in_all - classes)
     deviations = means - means.mean(0)
     between = deviations.T @ deviations / (classes - 1) - within * (1 / counts).mean()
     return RowMoments(mean, second, _positive(within), _positive(between))

@@ -19,6 +19,7 @@ from embed.project import in_blocks, project
 from embed.public_rows import checked_blocks, content_hash
 from embed.store import EmbeddingSet
 from embed.transform_file import read_transform_file
+from embed.transform_options import MIXED_SHARE
 from pretrain import check
 from pretrain.cli.output import new_file
 from pretrain.tensor_file import write_tensors
@@ -120,7 +121,7 @@ class PublicTransform:
         whiten: bool = True,
         shrinkage: float = 0.01,
         directions: Directions = "principal",
-        mixed_share: float = 0.15,
+        mixed_share: float = MIXED_SHARE,
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,

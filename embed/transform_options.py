@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from embed import EmbeddingSet, PublicTransform
 
+MIXED_SHARE = 0.15  # of a row's squared length, for the mixed directions of a hedge
+
 
 @dataclass(frozen=True)
 class TransformOptions:

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from embed.transform_options import TransformOptions
+from embed.transform_options import MIXED_SHARE, TransformOptions
 from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule
@@ -109,6 +109,8 @@ class PublicFacts:
             wanted = self.components(method, most, user_clip)
         if kind != "hedge":
             check.left_out(f"with directions {kind!r}", mixed_share=given.mixed_share)
+        elif given.mixed_share is None:
+            given = replace(given, mixed_share=MIXED_SHARE)
         return replace(given, directions=kind, components=wanted)
 
     def bytes_per_user(self, method: str, components: int, options: Mapping[str, Any]) -> int:

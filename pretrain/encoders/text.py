@@ -4,6 +4,7 @@ A folder is one that sentence-transformers or transformers wrote; open_clip's ow
 named as `open_clip:NAME` or `open_clip:DIR`, as its pictures' encoder is.
 """
 
+import math
 import re
 import tempfile
 import zipfile
@@ -25,7 +26,11 @@ AT_ONCE = 64
 
 
 def name_vectors(names: Sequence[str], encoder: str) -> Tensor:
-    """(K, e) float64 vectors of length 1, of "a photo of a NAME".
+    """(K, 2e) float64 vectors of length 1, of "a photo of a NAME" and of what is known of the name.
+
+    The second half is of WordNet's definition where the name is an id of ImageNet's, such as "tabby
+    cat: a cat with a grey or tawny coat", and otherwise the first half again: names of private
+    classes are as near to "cat" and "coat" as to "tabby".
 
     Args:
         names: of classes; WordNet's ids, as ImageNet's classes have, are replaced by their words.
@@ -34,7 +39,13 @@ def name_vectors(names: Sequence[str], encoder: str) -> Tensor:
     Raises:
         ValueError: an extra is missing, or no text encoder in the directory.
     """
-    texts = [PROMPT.format(words_of(name)) for name in names]
+    photos = [PROMPT.format(words_of(name)) for name in names]
+    known = [definition_of(name) or photo for name, photo in zip(names, photos, strict=True)]
+    vectors = _text_vectors([*photos, *known], encoder)
+    return torch.cat(vectors.chunk(2), 1) / math.sqrt(2)
+
+
+def _text_vectors(texts: Sequence[str], encoder: str) -> Tensor:
     if encoder.startswith("open_clip:"):
         return _by_tower(encoder.partition(":")[2], texts)
     if encoder != "package":
@@ -54,16 +65,25 @@ def name_vectors(names: Sequence[str], encoder: str) -> Tensor:
 
 def words_of(name: str) -> str:
     """Words of a WordNet id among ImageNet's, or the name with spaces for underscores."""
+    return _described(name, detailed=False) or name.replace("_", " ")
+
+
+def definition_of(name: str) -> str | None:
+    """Words and definition of a WordNet id among ImageNet's; None for other names."""
+    return _described(name, detailed=True)
+
+
+def _described(name: str, *, detailed: bool) -> str | None:
     if not WORDNET.fullmatch(name):
-        return name.replace("_", " ")
+        return None
     from timm.data.imagenet_info import ImageNetInfo
 
     for subset in ("imagenet-1k", "imagenet-22k"):
         try:
-            return ImageNetInfo(subset).label_name_to_description(name)
+            return ImageNetInfo(subset).label_name_to_description(name, detailed=detailed)
         except KeyError:
             continue
-    return name
+    return None
 
 
 def _by_folder(place: Path, texts: Sequence[str]) -> Tensor:

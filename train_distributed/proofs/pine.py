@@ -31,13 +31,7 @@ from train_distributed.proofs import field, linear_proof
 from train_distributed.proofs.circuits import Layout, Measurement, NormBound, NormEquality, to_bits
 from train_distributed.proofs.field import ELEMENT_BYTES, MODULUS, Elements, InvalidShare
 from train_distributed.proofs.linear_proof import Circuit, forgery_log2
-from train_distributed.proofs.streams import (
-    SEED_BYTES,
-    Stream,
-    Usage,
-    derive_seed,
-    sign_products,
-)
+from train_distributed.proofs.streams import SEED_BYTES, Stream, Usage, derive_seed, sign_products
 
 SHARES = 2
 NONCE_BYTES = 16

@@ -54,7 +54,7 @@ class Work:
 def keyed(
     prefix: str, done: Done, run: Callable[[set[str]], Iterable[tuple[str, Sequence[Result]]]]
 ) -> Jobs:
-    """Jobs of a run that is told which of its keys are finished, their keys with a prefix."""
+    """Results of the jobs of a run that are not yet finished, each key with a prefix."""
     for key, cells in run({k.removeprefix(prefix) for k in done if k.startswith(prefix)}):
         yield prefix + key, [cell.as_dict() for cell in cells]
 

@@ -96,6 +96,17 @@ def test_a_batch_of_four_is_recovered_inside_the_gradients_column_space():
     assert np.mean(found) >= 0.5
 
 
+def test_a_head_of_fewer_features_than_classes_is_attacked_in_batches():
+    target = TargetHead(3, 10)
+    x, y = rows(8, 3)
+    generator = torch.Generator().manual_seed(0)
+    start = target.start(generator)
+    gradient = target.gradient(start, x, target.one_hot(y))
+    guess = invert(target, seen(gradient, start), 8, generator)
+    assert guess.x.shape == (8, 3)
+    assert guess.x.isfinite().all()
+
+
 def test_gradients_agree_with_autograd():
     target = TargetHead(9, 4)
     x, y = rows(5, 9, classes=4)

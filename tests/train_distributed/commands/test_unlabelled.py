@@ -12,6 +12,24 @@ from train_distributed.research.protection.training import FederationOptions, he
 from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
 
 
+def test_a_row_that_is_not_finite_is_named_with_its_picture(say, sets, tmp_path: Path) -> None:
+    private = EmbeddingSet.open(sets[0])
+    x = np.array(private.embeddings)
+    x[70, 1] = np.inf
+    EmbeddingSet(
+        embeddings=x,
+        labels=private.labels,
+        users=private.users,
+        split=private.split,
+        names=np.array([f"{k}.png" for k in range(120)]),
+        meta=private.meta_of_rows,
+    ).save(tmp_path / "broken")
+    code, _, error = say("run", "--embeddings", "broken", "--public", "public", "--out", "out")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "must be finite, got inf in row 70 of broken/embeddings.npy (70.png)" in error
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
     private, public = (EmbeddingSet.open(path) for path in sets)
     bare = EmbeddingSet(embeddings=private.embeddings, labels=np.full(120, -1))

@@ -1,6 +1,6 @@
 """From embeddings to rows [a, clip(x)] of norm at most c, with public statistics only."""
 
-import json
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embed.centre import about
 from embed.clip import add_constant_and_clip, check_bounds, check_finite, roughly_clipped
 from embed.directions import Directions, PublicMoments, norm_quantile, row_moments
 from embed.encoding import Encoding
@@ -18,20 +19,20 @@ from embed.known_classes import KnownClasses
 from embed.project import in_blocks, project
 from embed.public_rows import checked_blocks, content_hash
 from embed.store import EmbeddingSet
-from embed.transform_file import read_transform_file
+from embed.transform_file import fields_of, read_transform_file, write_transform_file
 from embed.transform_options import MIXED_SHARE
 from pretrain import check
-from pretrain.cli.output import new_file
-from pretrain.tensor_file import write_tensors
 
-NO_SCATTER = {name: torch.empty(0) for name in ("within_class", "between_class")}
+SCATTER = ("within_class", "between_class")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicTransform:
     """x -> [a, clip(Pᵀ(x - m)/s, sqrt(c² - a²))], everything estimated from public embeddings.
 
-    With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1.
+    With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1. With a
+    `centre` rows are taken about it and clipped again (`embed.centre`); the public statistics then
+    stand for rows about their own mean.
 
     A transform keeps the hashes of the rows it was fitted on (see `embed.identity`), so that a
     release can refuse a transform that was fitted on its rows.
@@ -54,6 +55,7 @@ class PublicTransform:
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # private rows that an earlier version has taken out of the public set
     encoding: Encoding | None = None  # encoder of the public rows; None: unknown
+    centre: Tensor | None = None  # (q,) float64 mean of rows, from a noised sum; None: not taken
     known: KnownClasses | None = None  # public guesses of the private classes' means
     options: dict[str, Any] | None = None  # of the fit; None: unknown, or not fitted
 
@@ -68,6 +70,8 @@ class PublicTransform:
                 raise ValueError(f"{name} must be finite, got NaN or infinity")
         if not (self.scale > 0).all():
             raise ValueError(f"scale must be > 0, got {float(self.scale.min())}")
+        if self.centre is not None:
+            check.within(f"[0, {self.reach}]", centre_norm=float(self.centre.double().norm()))
         if self.seen is not None and not (
             self.seen.dtype == np.uint64 and (self.seen[1:] > self.seen[:-1]).all()
         ):
@@ -77,6 +81,11 @@ class PublicTransform:
     def dim(self) -> int:
         """Columns of a transformed row, the constant included."""
         return self.basis.shape[1] + 1
+
+    @property
+    def reach(self) -> float:
+        """r = sqrt(c² - a²), the largest length of a row's features."""
+        return math.sqrt(self.clip_norm**2 - self.constant**2)
 
     @property
     def covariance(self) -> Tensor:
@@ -89,26 +98,26 @@ class PublicTransform:
         unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
         centred = not (self.mean.any() or self.row_mean.any())
         white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
-        return centred and white and not (self._rotates or self._scatter or self.known)
+        plain = self.centre is None and not (self._rotates or self._scatter or self.known)
+        return centred and white and plain
 
     def same_rows(self, other: "PublicTransform") -> bool:
         """Whether both map every row alike; the rows they were fitted on may differ."""
-        ours, theirs = ({**each.tensors(), **NO_SCATTER} for each in (self, other))
-        return self is other or all(torch.equal(ours[name], theirs[name]) for name in ours)
+        without = {name: torch.empty(0) for name in SCATTER}
+        ours, theirs = ({**each.tensors(), **without} for each in (self, other))
+        return self is other or _equal(ours, theirs)
 
     def same_scatter(self, other: "PublicTransform") -> bool:
         """Whether both have the same class scatter and the same guesses of classes, or none."""
         ours, theirs = (
             each._scatter | (each.known.tensors() if each.known else {}) for each in (self, other)
         )
-        return ours.keys() == theirs.keys() and all(
-            torch.equal(ours[name], theirs[name]) for name in ours
-        )
+        return _equal(ours, theirs)
 
     @property
     def _scatter(self) -> dict[str, Tensor]:
         """Class scatter of the public rows by name; empty if they had no labels."""
-        known = {name: getattr(self, name) for name in NO_SCATTER}
+        known = {name: getattr(self, name) for name in SCATTER}
         return {name: values for name, values in known.items() if values is not None}
 
     @classmethod
@@ -226,8 +235,7 @@ class PublicTransform:
         check.shape(("n", len(self.mean)), x=x)
 
         def rows(block: Tensor, start: int) -> Tensor:
-            features = self.features(block, first_row=start)
-            return add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
+            return self.clipped(self.features(block, first_row=start), dtype)
 
         return in_blocks(x, rows, torch.empty(len(x), self.dim, dtype=dtype))
 
@@ -240,6 +248,28 @@ class PublicTransform:
         check_finite(x, "x", first_row)
         return project(x, self.mean, self.basis if self._rotates else None, self.scale)
 
+    def clipped(self, features: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """(n, dim) rows of (n, q) features."""
+        rows = add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
+        return self.about_centre(rows)
+
+    def about_centre(self, rows: Tensor) -> Tensor:
+        """(n, dim) rows of this transform from those of the one without its centre."""
+        if self.centre is None:
+            return rows
+        return about(rows, self.centre, self.clip_norm, self.constant)
+
+    def recentred(self, centre: Tensor) -> "PublicTransform":
+        """The transform whose rows are taken about the (q,) `centre`, which is at most r long.
+
+        Raises ValueError for another one, a transform that has one already, or guesses of classes,
+        which say where classes are without it.
+        """
+        check.shape((self.dim - 1,), centre=centre)
+        if self.centre is not None or self.known is not None:
+            raise ValueError("transform must have neither a centre nor guesses of classes, has one")
+        return replace(self, centre=centre.double())
+
     @cached_property
     def _rotates(self) -> bool:
         p, q = self.basis.shape
@@ -247,31 +277,24 @@ class PublicTransform:
 
     def save(self, path: Path) -> None:
         """Writes safetensors, whole or not at all; equal transforms give equal bytes."""
-        tensors = {k: v.contiguous() for k, v in self.tensors().items()}
-        if self.seen is not None:
-            tensors["seen"] = torch.from_numpy(self.seen.view(np.int64))
-        metadata = {"fitted_on": self.fitted_on, "dropped": str(self.dropped)}
-        if self.options is not None:
-            metadata["options"] = json.dumps(self.options)
-        if self.encoding is not None:
-            metadata |= self.encoding.metadata()
-        if self.known is not None:
-            tensors |= {k: v.contiguous() for k, v in self.known.tensors().items()}
-            metadata |= self.known.metadata()
-        with new_file(path) as partial:
-            write_tensors(partial, tensors, metadata)
+        write_transform_file(self, path)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors that determine the rows, without provenance, for files that hold more."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
-        return self._scatter | {
-            "mean": self.mean,
-            "basis": self.basis,
-            "scale": self.scale,
-            "bounds": bounds,
-            "row_mean": self.row_mean,
-            "second_moment": self.second_moment,
-        }
+        about_centre = {} if self.centre is None else {"centre": self.centre}
+        return (
+            self._scatter
+            | about_centre
+            | {
+                "mean": self.mean,
+                "basis": self.basis,
+                "scale": self.scale,
+                "bounds": bounds,
+                "row_mean": self.row_mean,
+                "second_moment": self.second_moment,
+            }
+        )
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
@@ -284,20 +307,7 @@ class PublicTransform:
         Raises:
             ValueError: a tensor is missing or the shapes do not fit together.
         """
-        names = {"mean", "basis", "scale", "bounds", "row_mean", "second_moment"}
-        if names - tensors.keys():
-            raise ValueError(f"transform must hold {sorted(names)}, got {sorted(tensors)}")
-        fields: dict[str, Any] = {name: tensors[name] for name in names - {"bounds"}}
-        if tensors["bounds"].shape != (2,) or fields["basis"].ndim != 2:
-            raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
-        fields |= {name: tensors[name] for name in NO_SCATTER if name in tensors}
-        clip_norm, constant = tensors["bounds"].tolist()
-        p, q = fields["basis"].shape
-        expected = {"mean": (p,), "scale": (q,), "row_mean": (q + 1,)}
-        expected |= {"second_moment": (q + 1, q + 1)} | dict.fromkeys(NO_SCATTER, (q, q))
-        for name in fields.keys() & expected.keys():
-            check.shape(expected[name], **{name: fields[name]})
-        return cls(**fields, clip_norm=clip_norm, constant=constant, **provenance)
+        return cls(**fields_of(tensors), **provenance)
 
     @classmethod
     def load(cls, path: Path) -> "PublicTransform":
@@ -311,3 +321,9 @@ class PublicTransform:
             return cls.from_tensors(tensors, **provenance)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def _equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(values, theirs[name]) for name, values in ours.items()
+    )

@@ -1,7 +1,8 @@
 """File of a public transform: tensors, and where they come from."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -9,8 +10,13 @@ from torch import Tensor
 
 from embed.encoding import Encoding
 from embed.known_classes import KnownClasses
+from pretrain import check
 from pretrain.cli.json_text import read_field
-from pretrain.tensor_file import read_tensors
+from pretrain.cli.output import new_file
+from pretrain.tensor_file import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from embed.transform import PublicTransform
 
 
 def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -45,3 +51,41 @@ def _options(metadata: dict[str, str], path: Path) -> dict[str, Any] | None:
     if not isinstance(options, dict | None):
         raise ValueError(f"{path}: options must be a JSON object, got {metadata['options']}")
     return options
+
+
+def write_transform_file(transform: "PublicTransform", path: Path) -> None:
+    """Writes the file, whole or not at all."""
+    tensors = {k: v.contiguous() for k, v in transform.tensors().items()}
+    if transform.seen is not None:
+        tensors["seen"] = torch.from_numpy(transform.seen.view(np.int64))
+    metadata = {"fitted_on": transform.fitted_on, "dropped": str(transform.dropped)}
+    if transform.options is not None:
+        metadata["options"] = json.dumps(transform.options)
+    if transform.encoding is not None:
+        metadata |= transform.encoding.metadata()
+    if transform.known is not None:
+        tensors |= {k: v.contiguous() for k, v in transform.known.tensors().items()}
+        metadata |= transform.known.metadata()
+    with new_file(path) as partial:
+        write_tensors(partial, tensors, metadata)
+
+
+def fields_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Fields of a transform from the result of its `tensors`.
+
+    Raises:
+        ValueError: a tensor is missing or the shapes do not fit together.
+    """
+    names = {"mean", "basis", "scale", "bounds", "row_mean", "second_moment"}
+    if names - tensors.keys():
+        raise ValueError(f"transform must hold {sorted(names)}, got {sorted(tensors)}")
+    if tensors["bounds"].shape != (2,) or tensors["basis"].ndim != 2:
+        raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
+    p, q = tensors["basis"].shape
+    shapes = {"mean": (p,), "basis": (p, q), "scale": (q,), "row_mean": (q + 1,), "centre": (q,)}
+    shapes |= {"second_moment": (q + 1, q + 1), "within_class": (q, q), "between_class": (q, q)}
+    fields: dict[str, Any] = {name: tensors[name] for name in shapes if name in tensors}
+    for name, values in fields.items():
+        check.shape(shapes[name], **{name: values})
+    clip_norm, constant = tensors["bounds"].tolist()
+    return fields | {"clip_norm": clip_norm, "constant": constant}

@@ -93,8 +93,9 @@ class Kind:
             memory = RowsInMemory(x[picked], y[picked], partition)
             promises = [Privacy(epsilon, DELTA) for epsilon in epsilons]
             released = simulate(memory, built, promises, draw)
-            for epsilon, weights in zip(epsilons, released, strict=True):
-                hits = ((held.double() @ weights).argmax(1) == labels).double()
+            for epsilon, course in zip(epsilons, released, strict=True):
+                scores = course.moved(held).double() @ course.fitted().weights
+                hits = (scores.argmax(1) == labels).double()
                 recalls = [hits[labels == k].mean() for k in labels.unique()]
                 found[users, rows, epsilon] += 100 * float(torch.stack(recalls).mean()) / seeds
         return found

@@ -80,7 +80,8 @@ class RunConfig:
         """
         from train_distributed.one_shot.class_prior import with_shares
 
-        options = known.options(self.method, with_shares(self.options, class_names))
+        given = with_shares(self.options, class_names)
+        options = known.options(self.method, given, placed=knowing)
         transform = self.transform_options
         if width is not None:
             clip = options.get("user_clip")

@@ -56,6 +56,7 @@ class PublicFacts:
     num_classes: int  # K
     privacy: Privacy
     min_survivors: int | None = None
+    one_sum: bool = False  # whether users can be asked once only
 
     def noise(self, rule: Rule, user_clip: float | None = None) -> float:
         """t of a method; 0 without noise. A users' clip C_u is known to sums: A <= C_u of users."""
@@ -141,14 +142,20 @@ class PublicFacts:
         )
         return next(fitting)
 
-    def options(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a method; Λ and prior of heads, or Charter's number of cuts, filled in."""
+    def options(
+        self, method: str, given: Mapping[str, Any], *, placed: bool = False
+    ) -> dict[str, Any]:
+        """The options of a method; Λ and prior of heads, Charter's number of cuts, or the centre.
+
+        `placed` says that the transform knows where the private classes lie.
+        """
         if method in CHARTER:
             rounds = max(1, min(CUT_ROUNDS, int(self.sizes.min()) // 3))
             return {"cut_rounds": rounds, **given}
         rule = rule_of(method)
         if rule.l2_reg is None:
-            return dict(given)
+            alone = placed or self.one_sum or "user_clip" in given or given.get("rounds")
+            return {"centre": "private", **given} if rule.centred and not alone else dict(given)
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}
         return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **centred, **given}

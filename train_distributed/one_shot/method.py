@@ -4,7 +4,7 @@ What an estimator does is post-processing and costs no privacy.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from pretrain import check
+from train_distributed.one_shot.centring import FeatureSum
 from train_distributed.one_shot.further_rounds import MOST_ROUNDS, ClippedGradient, Descent
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 
@@ -60,6 +61,8 @@ class Method:
     num_classes: int  # K, public
     rounds: int = 0  # T further sums of gradients, with the first under one promise
     gradient: ClippedGradient | None = None  # that they sum, at weights not yet known
+    centring: FeatureSum | None = None  # a sum before, of the centre of the rows; None: none
+    on: Callable[[PublicTransform], "Method"] | None = None  # itself on rows about that centre
 
     def validate(self) -> None:
         """Raises ValueError for a setting out of range, whatever the transform and the data."""
@@ -67,6 +70,9 @@ class Method:
             raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
         if self.rounds and self.statistic.unclipped is not self.statistic:
             raise ValueError("user_clip must be left out with rounds, which clip every record")
+        alone = self.rounds == 0 and self.statistic.unclipped is self.statistic
+        if self.centring is not None and not alone:
+            raise ValueError("centre must be 'public' with rounds or user_clip, got 'private'")
         self.statistic.validate()
         self.estimator.validate()
 

@@ -40,6 +40,10 @@ class MethodOptions:
     well; `empirical` for all other methods."""
     shrinkage: float | None = None
     """class-sums: shrinkage of the public covariance."""
+    centre: Literal["private", "public"] | None = None
+    """Point about which rows are taken: `private`, their own mean, which a sum before finds with a
+    twentieth of the promise, or `public`, that of the public rows, in one sum. Default: `private`
+    for discriminant in one process without --user-clip, --rounds and knowledge of the classes."""
     user_clip: float | None = None
     """Public norm to which every user's vector is clipped, after taking out what public rows would
     add. For `--unit user` (`select` proposes one), or against poisoned vectors: then about

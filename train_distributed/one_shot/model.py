@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed import PublicTransform, add_constant_and_clip
+from embed import PublicTransform
 from embed.encoding import Encoding
 from embed.project import in_blocks, product
 from pretrain import check
@@ -113,8 +113,7 @@ class Release:
     def _scores(self, block: Tensor, first_row: int) -> Tensor:
         transform = self.transform
         features = transform.features(block, first_row=first_row)
-        rows = add_constant_and_clip(features, transform.clip_norm, transform.constant)
-        return product(rows, self.weights)
+        return product(transform.clipped(features), self.weights)
 
     @classmethod
     def load(cls, directory: Path | str) -> "Release":

@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pretrain import check
 
 if TYPE_CHECKING:
     from embed import PublicTransform
     from train_distributed.one_shot.method import Method
+
+Centre = Literal["private", "public"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Rule:
     one_vs_rest: bool = False  # C = K instead of 1
     noise: Literal["shared", "everybody's", "central"] = "shared"  # m
     directions: Literal["principal", "tempered", "hedge"] = "principal"
+    centred: bool = False  # a sum before, of where the rows lie
 
 
 OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
@@ -56,7 +61,7 @@ METHODS: dict[str, MethodEntry] = {
         "estimates under a public prior",
         probabilities="softmax of the scores: the posterior of Gaussian classes with what the sum "
         "leaves open of their means, calibrated as far as the classes are such",
-        rule=Rule(19, 0.5, directions="hedge"),
+        rule=Rule(19, 0.5, directions="hedge", centred=True),
         sums_rows=True,
     ),
     "class-sums": MethodEntry(
@@ -131,15 +136,19 @@ def build_method(
     """The method of this name, with clip norm and constant from the transform of its rows.
 
     Options are keywords of the entry's `build`; for any method also `user_clip`, the norm of
-    `UserClip`. A `prior` may be a list of shares. Raises ValueError for an unknown name or
-    option, or a value out of range.
+    `UserClip`, and `centre`, "private" for a sum before of where the rows lie. A `prior` may be a
+    list of shares. Raises ValueError for an unknown name or option, or a value out of range.
     """
+    from train_distributed.one_shot.centring import FeatureSum
     from train_distributed.one_shot.class_prior import checked_prior
     from train_distributed.one_shot.user_clip import UserClip
 
     if name not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
     options = dict(options)
+    centre = options.pop("centre", "public")
+    check.one_of(get_args(Centre), centre=centre)
+    itself = partial(build_method, name, num_classes=num_classes, options=dict(options))
     norm = options.pop("user_clip", None)
     if "prior" in options:
         options["prior"] = checked_prior(options["prior"], num_classes)
@@ -149,5 +158,7 @@ def build_method(
         raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
     if norm is not None:
         method = replace(method, statistic=UserClip(statistic=method.statistic, norm=norm))
+    if centre == "private":
+        method = replace(method, centring=FeatureSum(transform=transform), on=itself)
     method.validate()
     return method

@@ -19,7 +19,8 @@ from train_distributed.one_shot.private_rows import PrivateRows
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
-    advanced,
+    Course,
+    main_sum,
     promise_report,
     rounds_of,
     rounds_report,
@@ -86,7 +87,8 @@ class ReleaseRequest:
         """
         method, source = self.method, self.source
         if isinstance(method, str):
-            options = self.facts.options(method, self.options)
+            placed = source.transform.known is not None or source.transform.centre is not None
+            options = self.facts.options(method, self.options, placed=placed)
             return build_method(method, source.transform, source.num_classes, options)
         if self.options:
             raise ValueError(f"options must go into the Method itself, got {sorted(self.options)}")
@@ -131,34 +133,28 @@ class ReleaseRequest:
             plans = [each.plan for _, each in sums if isinstance(each, IntegerSum)]
             self.reserve(gaussian_fields(*plans) if plans else simulated_fields(guarantee))
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-        descent, opened, seconds = None, [], []
+        course, opened, seconds = Course(method), [], []
         for _, summation in sums:
             began = time.perf_counter()
-            statistic = method.statistic if descent is None else descent.gradient
             for chunk in source.chunks():
                 arrived = kept[chunk.users]
                 if arrived.any():
-                    if source.embeddings is None and statistic.grid_powers is not None:
+                    if source.embeddings is None and course.statistic.grid_powers is not None:
                         check_stream(chunk, transform.clip_norm, transform.constant)
-                    add_chunk(summation, statistic, chunk.select(arrived))
+                    add_chunk(summation, course.statistic, course.rows(chunk.select(arrived)))
             opened.append(summation.total())
-            std = summation.noise_std(survivors)
-            if len(sums) > 1:
-                descent = advanced(method, descent, opened[-1], rows, std)
+            course = course.after(opened[-1], rows, summation.noise_std(survivors))
             seconds.append(time.perf_counter() - began)
-        _, summation = sums[0]
-        first = method.opened(opened[0], rows, summation.noise_std(survivors))
-        if descent is not None:
-            weights, temperature = descent.released, 1.0
-        else:
-            fitted = method.fit(first)
-            # faults are played many times, for the sum or the weights alone
-            weights, temperature = fitted.weights, 1.0 if self.faults else fitted.temperature
+        fitted, method = course.fitted(), course.method
+        # faults are played many times, for the sum or the weights alone
+        temperature = 1.0 if self.faults else fitted.temperature
         declared = () if source.embeddings is None else source.embeddings.declared_classes
         names = class_names(declared, method.num_classes)
-        facts = promise_report(sums) | summation.report() | checked.report
+        _, summation = main_sum(sums)
+        facts = promise_report(sums) | summation.report() | checked.report | course.report()
         facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
-        facts |= rounds_report(sums) | method.report() | method.prior_report(first, names)
+        facts |= rounds_report(sums) | method.report()
+        facts |= method.prior_report(course.noised, names)
         verdict = suitability(
             privacy,
             noise,
@@ -169,7 +165,11 @@ class ReleaseRequest:
         if len(sums) > 1 and not verdict["suitable_for_release"]:  # times depend on the rows
             facts |= {"simulation_only": {"seconds_per_round": seconds}}
         released = Release(
-            weights, transform, names, opened=torch.cat(opened), temperature=temperature
+            fitted.weights,
+            course.transform or transform,
+            names,
+            opened=torch.cat(opened),
+            temperature=temperature,
         )
         return reported(released, facts, verdict, source.embeddings)
 
@@ -204,7 +204,11 @@ def release(
     reserve: Reserve | None = None,
     **options: Any,
 ) -> Release:
-    """One private model from all users' rows, by one sum, or by 1 + `rounds` of them.
+    """One private model from all users' rows, by one sum or more.
+
+    With `centre` "private", the default of some methods, a first sum finds where the rows lie, with
+    a twentieth of the promise; see `centring`. After it, or `rounds` of gradients, nothing else is
+    asked of the users.
 
     What is wrong with the rows, the classes or the transform is refused before any work, for the
     set as a whole; see `intake` for what a refusal shows.

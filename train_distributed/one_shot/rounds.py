@@ -1,4 +1,4 @@
-"""The sums that keep one promise together: the first, and further rounds of gradients."""
+"""Sums that keep one promise together: of a centre first, of the method, of gradients after."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embed import PublicTransform
+from train_distributed.one_shot.centring import CENTRE_SHARE
 from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
-from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.statistic import Submission
+from train_distributed.one_shot.method import Fitted, Method
+from train_distributed.one_shot.statistic import NoisedSum, Statistic, Submission
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum
+from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
@@ -40,13 +43,16 @@ def rounds_of(
     Raises ValueError as `Guarantee.of` with (users,) sizes n_i and m_min = `min_survivors`.
     """
     rounds, gradient, statistic = method.rounds, method.gradient, method.statistic
-    if not rounds or gradient is None:
-        return (Round(statistic, Guarantee.of(sizes, statistic, privacy, min_survivors)),)
-    first, each = (
-        Guarantee.of(sizes, submission, privacy, min_survivors, share=share)
-        for submission, share in zip((statistic, gradient), mu_shares(rounds), strict=True)
+    stages: list[tuple[Submission, float, int]] = [(statistic, 1.0, 1)]
+    if method.centring is not None:
+        stages = [(method.centring, CENTRE_SHARE, 1), (statistic, 1 - CENTRE_SHARE, 1)]
+    elif rounds and gradient is not None:
+        first, each = mu_shares(rounds)
+        stages = [(statistic, first, 1), (gradient, each, rounds)]
+    return tuple(
+        Round(of, Guarantee.of(sizes, of, privacy, min_survivors, share=share), times)
+        for of, share, times in stages
     )
-    return Round(statistic, first), Round(gradient, each, rounds)
 
 
 def mu_shares(rounds: int) -> tuple[float, float]:
@@ -54,9 +60,11 @@ def mu_shares(rounds: int) -> tuple[float, float]:
     return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
 
 
-def round_dimension(method: Method) -> int:
-    """Numbers of a further round's submission; 0 where there is none."""
-    return method.gradient.dimension if method.gradient and method.rounds else 0
+def further_sums(method: Method) -> tuple[int, int]:
+    """How many sums follow the first one, and the numbers of a submission to each of these."""
+    if method.centring is not None:
+        return 1, method.statistic.dimension
+    return method.rounds, method.gradient.dimension if method.gradient and method.rounds else 0
 
 
 def zeta_of(rounds: Sequence[Round], sizes: Tensor) -> float:
@@ -112,7 +120,7 @@ def check_zeta(planned: Iterable[IntegerEncoder], zeta: float) -> None:
 def rounds_report(sums: Sequence[Planned]) -> dict[str, Any]:
     """Facts about the number of sums and, where there are several, about each of them.
 
-    Of the other facts, sensitivity and step are the first's; ε and ζ are of all together.
+    Of the other facts, sensitivity and step are those of `main_sum`; ε and ζ of all together.
     """
     if len(sums) == 1:
         return {"rounds": 1}
@@ -131,26 +139,86 @@ def rounds_report(sums: Sequence[Planned]) -> dict[str, Any]:
     }
 
 
-def advanced(
-    method: Method, descent: Descent | None, total: Tensor, rows: int, noise_std: float
-) -> Descent:
-    """Estimate after all sums so far, from the last, a (D,) scaled, noised sum over n rows.
+@dataclass(frozen=True)
+class Course:
+    """A release under way: what its next sum is of, and what the sums so far have shown."""
 
-    `descent` is the state before this sum; None: it was the first.
-    """
-    if descent is not None:
-        return descent.after(total, rows, noise_std)
-    return method.estimator.descent(method.opened(total, rows, noise_std))
+    method: Method
+    transform: PublicTransform | None = None  # of rows about the first sum's centre; None: there
+    noised: NoisedSum | None = None  # of the method's own statistic
+    descent: Descent | None = None  # of gradients
+
+    @property
+    def statistic(self) -> Statistic:
+        """What users submit to the next sum, of the rows that `rows` gives."""
+        if self.descent is not None:
+            return self.descent.gradient
+        return self.method.centring or self.method.statistic
+
+    @property
+    def published(self) -> Tensor:
+        """Numbers that users are told before the next sum: a centre, or weights."""
+        if self.descent is not None:
+            return self.descent.weights.flatten()
+        assert self.transform is not None
+        assert self.transform.centre is not None
+        return self.transform.centre
+
+    def rows(self, chunk: Chunk) -> Chunk:
+        """The chunk with its rows about the centre."""
+        return replace(chunk, x=self.moved(chunk.x.flatten(0, 1)).view_as(chunk.x))
+
+    def moved(self, x: Tensor) -> Tensor:
+        """(n, d) rows about the centre, from rows of the transform that began."""
+        return x if self.transform is None else self.transform.about_centre(x)
+
+    def after(self, total: Tensor, rows: int, noise_std: float) -> "Course":
+        """With one more sum: a (D,) scaled, noised one over n rows."""
+        method = self.method
+        if method.centring is not None:
+            return self.about(method.centring.centre(NoisedSum(total, rows, noise_std)))
+        if self.descent is not None:
+            return replace(self, descent=self.descent.after(total, rows, noise_std))
+        noised = method.opened(total, rows, noise_std)
+        descent = method.estimator.descent(noised) if method.rounds else None
+        return replace(self, noised=noised, descent=descent)
+
+    def about(self, centre: Tensor) -> "Course":
+        """With the centre of the first sum, however it came here."""
+        method = self.method
+        assert method.centring is not None
+        assert method.on is not None
+        transform = method.centring.transform.recentred(centre)
+        return Course(method.on(transform), transform)
+
+    def report(self) -> dict[str, float]:
+        """Share of a row's squared length that all rows were found to have in common."""
+        if self.transform is None or self.transform.centre is None:
+            return {}
+        common = float(self.transform.centre.square().sum()) / self.transform.reach**2
+        return {"common_share": common}
+
+    def fitted(self) -> Fitted:
+        """Weights of all sums."""
+        if self.descent is not None:
+            return Fitted(self.descent.released)
+        assert self.noised is not None
+        return self.method.fit(self.noised)
+
+
+def main_sum(sums: Sequence[Planned]) -> Planned:
+    """The sum with the largest share of the promise."""
+    return max(sums, key=lambda each: each[0].share)
 
 
 def promise_report(sums: Sequence[Planned]) -> dict[str, Any]:
     """Reports the promise of all sums, and the ε of the same noise under two other assumptions.
 
     Returns:
-        `Guarantee.report` of the first, `zero_out_report` and, where users add the noise,
+        `Guarantee.report` of `main_sum`, `zero_out_report` and, where users add the noise,
         `epsilon_if_all_others_collude`: two servers that collude see all that was sent.
     """
-    guarantee, _ = sums[0]
+    guarantee, _ = main_sum(sums)
     report = guarantee.report()
     if guarantee.privacy.private and guarantee.privacy.noise_by == "users":
         epsilon = epsilon_if_all_others_collude(sums, guarantee.privacy.delta)
@@ -192,9 +260,9 @@ def zero_out_report(sums: Sequence[Planned]) -> dict[str, float]:
 
     Returns:
         `zero_out_epsilon` at the promised δ of all sums, rounded up as all here, and
-        `zero_out_sensitivity` of one composition of the first; nothing where there is no noise.
+        `zero_out_sensitivity` of one composition of `main_sum`; nothing where there is no noise.
     """
-    guarantee, _ = sums[0]
+    guarantee, _ = main_sum(sums)
     if not guarantee.privacy.private:
         return {}
     epsilon = Cost.of(_removed(*each) for each in sums).at(guarantee.privacy.delta)

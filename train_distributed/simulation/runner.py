@@ -80,12 +80,17 @@ class _Stage:
         key = (job.family[0].training, sizes.sort().values.numpy().tobytes(), job.seed)
         found = self.known.get(key, [])
         if not found:
-            weights = (
+            courses = (
                 released(method, total, held, sizes, promise, partial(job.noise, promise))
                 for method, total in zip(methods, sums, strict=True)
                 for promise in self.plan.promises
             )
-            found = accuracies(self.rows(name)[test], self.labels[test], weights)
+            x, y = self.rows(name)[test], self.labels[test]
+            if methods[0].centring is None:
+                found = accuracies(x, y, (course.fitted().weights for course in courses))
+            else:
+                moved = ((each.moved(x), each.fitted().weights) for each in courses)
+                found = [accuracies(rows, y, iter([weights]))[0] for rows, weights in moved]
         if job.shared:  # equal sums, sizes and noise: equal releases
             self.known[key] = found
         return self._cells(job, held, found)
@@ -124,9 +129,16 @@ class _Stage:
         x = self.rows(name)[torch.from_numpy(train)[rows]]
         return RowsInMemory(x, labels[rows], partition), torch.from_numpy(test)
 
-    def _totals(self, job: Trial, held: RowsInMemory, methods: list[Method]) -> list[Tensor]:
-        """Sums, from an earlier job where the partition makes no difference to them."""
+    def _totals(
+        self, job: Trial, held: RowsInMemory, methods: list[Method]
+    ) -> Sequence[Tensor | None]:
+        """Sums, from an earlier job where the partition makes no difference to them.
+
+        None: each release has its own, about a noised centre.
+        """
         statistics = [method.statistic for method in methods]
+        if methods[0].centring is not None:
+            return [None] * len(methods)
         if not job.shared and job.scenario.users != 1:
             return totals(held, statistics)
         part = job.scenario.rows_per_user and (job.scenario.users, job.scenario.rows_per_user)

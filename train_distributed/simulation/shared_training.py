@@ -1,7 +1,7 @@
 """Many releases from one training: what is the same for several ε and settings is computed once."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.rounds import rounds_of
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
+from train_distributed.one_shot.rounds import Course, rounds_of
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
@@ -54,53 +54,52 @@ def simulate(
     method: Method,
     promises: Iterable[Privacy],
     generator: torch.Generator,
-) -> Iterator[Tensor]:
-    """The weights of one release per promise, all from one pass over the users.
+) -> Iterator[Course]:
+    """One release per promise, all from one pass over the users where there is one sum.
 
     The sum is the same for every ε; only the noise, float and seeded, is drawn anew. Not for
     release: several promises kept on one sum compose.
-
-    Yields:
-        (d, K) weights.
     """
 
     def draw(number: int, dimension: int) -> Tensor:
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
 
-    (total,) = totals(users, [method.statistic])
+    total = None if method.centring else totals(users, [method.statistic])[0]
     for promise in promises:
         yield released(method, total, users, users.sizes, promise, draw)
 
 
 def released(
     method: Method,
-    total: Tensor,
+    total: Tensor | None,
     held: RowsInMemory,
     sizes: Tensor,
     promise: Privacy,
     draw: Callable[[int, int], Tensor],
-) -> Tensor:
-    """(d, K) weights of one release, with all rounds of its method, from its unscaled first sum.
+) -> Course:
+    """One release, after all of its sums.
 
-    Further rounds sum over the rows held as well. All sums are scaled to the rows of the users of
-    these (users,) sizes, whom those held stand for. `draw(number, dimension)` gives as many draws
-    from N(0, 1) for the sum of that number.
+    All of them are over the rows held, scaled to those of the users of these (users,) sizes, whom
+    those held stand for. `total` is the unscaled first one, where it is known. `draw(number,
+    dimension)` gives as many draws from N(0, 1) for the sum of that number.
     """
-    rows = int(sizes.sum())
+    rows, course = int(sizes.sum()), Course(method)
     scale = rows / int(held.sizes.sum())
-    first, *further = rounds_of(method, sizes, promise)
-    std = first.guarantee.float_sum_std
-    statistic = method.statistic
-    noised = scale * total + draw(0, statistic.dimension) * std / statistic.scale
-    opened = NoisedSum(noised, rows, std)
-    if not further:
-        return method.fit(opened).weights
-    descent, (each,) = method.estimator.descent(opened), further
-    std = each.guarantee.float_sum_std
-    for number in range(1, 1 + each.times):
-        noise = std * draw(number, each.submission.dimension)
-        descent = descent.after(scale * _whole(held, descent.gradient) + noise, rows, std)
-    return descent.released
+    planned = [(each.guarantee, each.times) for each in rounds_of(method, sizes, promise)]
+    every = [guarantee for guarantee, times in planned for _ in range(times)]
+    for number, guarantee in enumerate(every):
+        statistic, std = course.statistic, guarantee.float_sum_std
+        own = _sum(replace(held, x=course.moved(held.x)), statistic) if total is None else total
+        noised = scale * statistic.scale * own + std * draw(number, statistic.dimension)
+        course, total = course.after(noised, rows, std), None
+    return course
+
+
+def _sum(held: RowsInMemory, statistic: Statistic) -> Tensor:
+    """(D,) unscaled sum of the users' submissions."""
+    if isinstance(statistic, ClippedGradient):
+        return _whole(held, statistic)
+    return totals(held, [statistic])[0]
 
 
 def _whole(held: RowsInMemory, gradient: ClippedGradient) -> Tensor:

@@ -120,7 +120,7 @@ def _agreed(
     check.exactly_one(transform=init.transform, model=init.model)
     if init.transform is not None:
         from train_distributed.one_shot.registry import build_method
-        from train_distributed.one_shot.rounds import round_dimension
+        from train_distributed.one_shot.rounds import further_sums
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
         terms = _terms(folder, init, sizes, roll)
@@ -131,7 +131,7 @@ def _agreed(
                 "all users refuse it; got an older file"
             )
         method = build_method(terms.method, transform, terms.num_classes, terms.options)
-        return terms, method.statistic.dimension, method.rounds, round_dimension(method)
+        return terms, (method.centring or method.statistic).dimension, *further_sums(method)
     assert init.model is not None
     check.left_out(
         "with model, which has its own",
@@ -178,7 +178,7 @@ def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, in
     init.privacy.validate()
     classes = init.num_classes or len(init.class_names)
     rows = torch.tensor(list(sizes.values())) if roll is None else repeated(roll)
-    known = PublicFacts(sizes=rows, num_classes=classes, privacy=init.privacy)
+    known = PublicFacts(sizes=rows, num_classes=classes, privacy=init.privacy, one_sum=True)
     options = with_shares(init.options.given(), class_names(init.class_names, classes))
     if roll is not None and not init.trust_users:
         clip_norm = read_transform(folder / TRANSFORM).clip_norm

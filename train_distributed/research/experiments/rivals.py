@@ -71,10 +71,10 @@ class LearnerBenchmark:
     ) -> tuple[Tensor, dict[str, Any]]:
         """A statistic or blind averaging, by one secure sum."""
         method = build_method(LEARNERS[name], self.transform, self.num_classes, {})
-        (weights,) = simulate(self.held, method, [promise], generator)
+        (course,) = simulate(self.held, method, [promise], generator)
         spent = promise.epsilon if promise.private else None
         costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.statistic.dimension}
-        return weights, costs | {"server_sees": "the server sees one sum"}
+        return course.fitted().weights, costs | {"server_sees": "the server sees one sum"}
 
     def _many_rounds(
         self, name: str, promise: Privacy, generator: torch.Generator

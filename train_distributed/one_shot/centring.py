@@ -1,0 +1,78 @@
+"""The first of two sums: the mean of all rows, about which the rows of the second one are taken.
+
+Where private pictures are of another kind than the public ones, what all of their rows have in
+common takes most of the length that the clip leaves a row (three quarters of the squared length of
+digits among photographs), and the noise, which is measured by that length, covers the rest. The
+second sum is of rows about the noised mean of the first, clipped once more (`embed.centre`).
+
+**Privacy.** Whatever the centre is, a row is a function of its record and of the centre alone, and
+no longer than before; so the second sum's sensitivity is what it is without a centre. Both are
+Gaussian mechanisms, the second chosen after the first was seen, and their μ² add up (Dong, Roth and
+Su 2022, Cor. 3.3, which holds for adaptive compositions).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embed import PublicTransform
+from heads import class_sums
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
+from train_distributed.one_shot.users import Chunk
+
+CENTRE_SHARE = 0.05  # of μ², spent by the first sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSum(Statistic):
+    """Every user submits Σ x of its rows' features: (q,) numbers.
+
+    Two features of norm at most r differ by at most 2r, which two opposite ones reach.
+    """
+
+    transform: PublicTransform
+
+    @property
+    def dimension(self) -> int:
+        """q, the length of a submission."""
+        return self.transform.dim - 1
+
+    @property
+    def own_transform(self) -> PublicTransform:
+        """Transform that makes the rows."""
+        return self.transform
+
+    @property
+    def grid_powers(self) -> Tensor:
+        """(q,): sums of grid entries lie on the same grid."""
+        return torch.ones(self.dimension, dtype=torch.int64)
+
+    def entry_bound(self, n: int) -> float:
+        """n features of norm at most r."""
+        return n * self.transform.reach
+
+    def record_sensitivity(self, sizes: Tensor) -> float:
+        """2r."""
+        return 2 * self.transform.reach
+
+    def zero_out_sensitivity(self, sizes: Tensor) -> float:
+        """r."""
+        return self.transform.reach
+
+    def submit(self, chunk: Chunk) -> Tensor:
+        """(u, q) float64; rows beyond a user's count add nothing."""
+        every = torch.zeros_like(chunk.y)
+        return class_sums(chunk.x[..., 1:], every, 1, counts=chunk.counts)[..., 0]
+
+    def centre(self, noised: NoisedSum) -> Tensor:
+        """(q,) mean of all features, at most r long, shrunk towards that of the public rows, zero.
+
+        As far as noise explains its length: by max(0, 1 − q s²/‖m‖²) (James and Stein 1961).
+        """
+        mean, std = noised.total / noised.rows, noised.noise_std / noised.rows
+        squared = float(mean.square().sum())
+        if not squared > 0:
+            return torch.zeros_like(mean)
+        keep = max(0.0, 1 - self.dimension * std**2 / squared)
+        return keep * mean * min(1.0, self.transform.reach * (1 - 2.0**-40) / squared**0.5)

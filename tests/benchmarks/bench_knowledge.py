@@ -104,8 +104,8 @@ class Stage:
                     return torch.randn(size, generator=own, dtype=torch.float64)
 
                 promise = Privacy(epsilon, DELTA)
-                weights = released(method, total, held, held.sizes, promise, draw)
-                hits = (x @ weights).argmax(1).numpy() == y
+                course = released(method, total, held, held.sizes, promise, draw)
+                hits = (x @ course.fitted().weights).argmax(1).numpy() == y
                 shares = [hits[y == k].mean() for k in np.unique(y)]
                 cell = {"source": source, "users": count, "epsilon": epsilon, "seed": seed}
                 found.append(cell | {"accuracy": hits.mean(), "balanced": float(np.mean(shares))})

@@ -1,9 +1,9 @@
 """Task of a federation that learns a private model: from submissions to the release."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,17 +18,17 @@ from train_distributed.flower.endpoint import Submission
 from train_distributed.flower.round_endpoint import WORD, Rounds
 from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
-from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
+    Course,
     Round,
-    advanced,
     check_zeta,
+    further_sums,
+    main_sum,
     promise_report,
-    round_dimension,
     rounds_of,
     rounds_report,
     zeta_of,
@@ -52,7 +52,7 @@ class ModelTask(SumTask[Terms]):
     method: Method
     guarantee: Guarantee
     integers: IntegerEncoder
-    further: tuple[Round, IntegerEncoder] | None = None  # a round of gradients, as often as agreed
+    further: tuple[Round, IntegerEncoder] | None = None  # each of the other sums
     kind: ClassVar[Kind] = "release"
     part: ClassVar[str] = "train"  # the rows that it is about
 
@@ -84,22 +84,22 @@ class ModelTask(SumTask[Terms]):
                 has seen, a label out of range, or a transform that does not say what it has seen.
         """
         chunk = self._rows(identity, embeddings)
-        (submission,) = submissions(self.method.statistic, chunk, self.integers.grid)
+        (submission,) = submissions(self.submission, chunk, self.integers.grid)
         return self.integers.encode(submission.numpy())
 
     def rounds_of(self, identity: int, embeddings: EmbeddingSet) -> Rounds:
-        """Submission of a user in a further round, at given weights, with its noise when drawn.
+        """Submission of a user to a further sum, at published numbers, with its noise when drawn.
 
         Raises:
-            ValueError: as `encoded`; what is returned does for weights out of range.
+            ValueError: as `encoded`; what is returned does for numbers out of range.
         """
         chunk = self._rows(identity, embeddings)
 
-        def at(weights: NDArray[np.float64]) -> Submission:
-            part, integers = self._round
-            of = cast(ClippedGradient, part.submission)
-            gradient = replace(of, weights=torch.from_numpy(weights).view_as(of.weights))
-            words = integers.encode(submissions(gradient, chunk, None)[0].numpy())
+        def at(published: NDArray[np.float64]) -> Submission:
+            _, integers = self._round
+            course = Course(self.method).told(torch.from_numpy(published))
+            (sent,) = submissions(course.statistic, course.rows(chunk), integers.grid)
+            words = integers.encode(sent.numpy())
             return lambda: integers.noised(words)
 
         return at
@@ -119,27 +119,26 @@ class ModelTask(SumTask[Terms]):
     @property
     def submission(self) -> Statistic:
         """The statistic that every user computes of its rows and submits in the first sum."""
-        return self.method.statistic
+        return Course(self.method).statistic
 
     @property
     def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
-        """The first sum, and those of further rounds."""
+        """The first sum, and all others."""
         first = (self.guarantee, self.integers)
         if self.further is None:
             return [first]
         return [first, *[(self.further[0].guarantee, self.further[1])] * self.federation.rounds]
 
     def publish(self, opened: Sequence[Opened]) -> bytes:
-        """The weights that the next round is asked at, after all sums so far."""
-        return self._descent(opened).weights.numpy().astype(WORD).tobytes()
+        """The numbers that the next sum is asked at, after all sums so far."""
+        return self._course(opened).published.numpy().astype(WORD).tobytes()
 
-    def _descent(self, opened: Sequence[Opened]) -> Descent:
-        descent = None
+    def _course(self, opened: Sequence[Opened]) -> Course:
+        course = Course(self.method)
         for number, each in enumerate(opened):
-            total, rows, std = self._decoded(self._round[1] if number else self.integers, each)
-            descent = advanced(self.method, descent, total, rows, std)
-        assert descent is not None
-        return descent
+            decoded = self._decoded(self._round[1] if number else self.integers, each)
+            course = course.after(*decoded)
+        return course
 
     def _decoded(self, integers: IntegerEncoder, opened: Opened) -> tuple[Tensor, int, float]:
         rows = int(self.rows_of(opened.users).sum())
@@ -154,17 +153,14 @@ class ModelTask(SumTask[Terms]):
 
     def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Release:
         """The model, from the sum of the survivors, and those of further rounds."""
-        total, rows, std = self._decoded(self.integers, opened)
-        noised = self.method.opened(total, rows, std)
-        if self.further is None:
-            fitted = self.method.fit(noised)
-            weights, temperature = fitted.weights, fitted.temperature
-        else:
-            weights, temperature = self._descent([opened, *further]).released, 1.0
-        names = class_names(self.terms.class_names, self.method.num_classes)
-        report = promise_report(self.sums)
-        report |= self.integers.report() | {"rows": rows} | rounds_report(self.sums)
-        report |= self.method.report() | self.method.prior_report(noised, names)
+        course = self._course([opened, *further])
+        fitted, method = course.fitted(), course.method
+        names = class_names(self.terms.class_names, method.num_classes)
+        _, integers = main_sum(self.sums)
+        rows = course.noised.rows
+        report = promise_report(self.sums) | course.report()
+        report |= integers.report() | {"rows": rows} | rounds_report(self.sums)
+        report |= method.report() | method.prior_report(course.noised, names)
         if self.further is not None:  # a round that failed was the last
             report |= {"rounds_agreed": report["rounds"], "rounds": 1 + len(further)}
             report |= {"bytes_per_round": list(facts.bytes_per_round)}
@@ -174,7 +170,8 @@ class ModelTask(SumTask[Terms]):
             part, integers = self._round
             odd += self._unreachable(each, part.submission, integers)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
-        model = Release(weights, self.transform, names, temperature=temperature)
+        transform = course.transform or self.transform
+        model = Release(fitted.weights, transform, names, temperature=fitted.temperature)
         return reported(model, report, verdict)
 
 
@@ -182,11 +179,11 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     if transform.known is not None:
         transform.known.check_classes(terms.class_names, terms.num_classes)
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
-    dimension = method.statistic.dimension
+    dimension = Course(method).statistic.dimension
     if federation.dimension != dimension:
         raise ValueError(f"dimension must be the method's {dimension}, got {federation.dimension}")
     agreed = (federation.rounds, federation.round_dimension)
-    if agreed != (found := (method.rounds, round_dimension(method))):
+    if agreed != (found := further_sums(method)):
         raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
     check_noise_by(federation, terms.privacy)
     sizes = sizes_of(federation, terms.sizes)

@@ -1,6 +1,6 @@
 """A party's endpoint in a federation of several rounds: which one is under way, at which weights.
 
-    ROUND   chain 32 | number u32 | weights, d K float64      signed by the operator
+    ROUND   chain 32 | number u32 | weights or centre, float64      signed by the operator
 
 The first sum is a session like any other. A further round is a session of the federation `at` that
 round: its digest holds number, chain and weights, so a sum is of users that were shown the same
@@ -41,7 +41,7 @@ CHAIN_BYTES = NONCE_BYTES
 WORD = np.dtype("<f8")
 _ORDERS = [bytes([kind]) for kind in (Request.PRESENT, Request.START, Request.END)]
 _NUMBER = struct.Struct(">I")
-Rounds = Callable[[NDArray[np.float64]], Submission]  # weights (d K,) to what draws a vector
+Rounds = Callable[[NDArray[np.float64]], Submission]  # what was published to what draws a vector
 
 
 def round_order(
@@ -111,7 +111,7 @@ class RoundsEndpoint:
 
     def _begin(self, signed: bytes) -> None:
         federation = self._federation
-        size = CHAIN_BYTES + _NUMBER.size + WORD.itemsize * federation.round_dimension
+        size = CHAIN_BYTES + _NUMBER.size + WORD.itemsize * federation.published
         order = read_order(federation, Request.ROUND, signed, size)
         chain, weights = order[:CHAIN_BYTES], order[CHAIN_BYTES + _NUMBER.size :]
         (number,) = _NUMBER.unpack_from(order, CHAIN_BYTES)

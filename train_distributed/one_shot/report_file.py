@@ -120,9 +120,7 @@ class Report(Mapping[str, Any]):
     believed: dict[str, float] | None = None  # probability of every guess, given the noised sum
     rounds: Count = 1
     share_per_round: list[float] | None = None
-    common_share: float | None = (
-        None  # of squared length, that all rows have in common; None: unknown
-    )
+    common_share: float | None = None  # of rows' squared length, that of their mean; None: unknown
     secure_sum: str | None = None
     who_sees_what: str | None = None
     holds_against: str | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from train_distributed.one_shot.centring import CENTRE_SHARE
-from train_distributed.one_shot.further_rounds import FIRST_SHARE, Descent
+from train_distributed.one_shot.further_rounds import FIRST_SHARE, ClippedGradient, Descent
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum, Statistic, Submission
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum
@@ -145,15 +145,16 @@ class Course:
 
     method: Method
     transform: PublicTransform | None = None  # of rows about the first sum's centre; None: there
-    noised: NoisedSum | None = None  # of the method's own statistic
+    opened: NoisedSum | None = None  # of the method's own statistic
     descent: Descent | None = None  # of gradients
+    asked: ClippedGradient | None = None  # of a user, who does not know the descent
 
     @property
     def statistic(self) -> Statistic:
         """What users submit to the next sum, of the rows that `rows` gives."""
         if self.descent is not None:
             return self.descent.gradient
-        return self.method.centring or self.method.statistic
+        return self.asked or self.method.centring or self.method.statistic
 
     @property
     def published(self) -> Tensor:
@@ -176,15 +177,26 @@ class Course:
         """With one more sum: a (D,) scaled, noised one over n rows."""
         method = self.method
         if method.centring is not None:
-            return self.about(method.centring.centre(NoisedSum(total, rows, noise_std)))
+            return self._about(method.centring.centre(NoisedSum(total, rows, noise_std)))
         if self.descent is not None:
             return replace(self, descent=self.descent.after(total, rows, noise_std))
         noised = method.opened(total, rows, noise_std)
         descent = method.estimator.descent(noised) if method.rounds else None
-        return replace(self, noised=noised, descent=descent)
+        return replace(self, opened=noised, descent=descent)
 
-    def about(self, centre: Tensor) -> "Course":
-        """With the centre of the first sum, however it came here."""
+    def told(self, published: Tensor) -> "Course":
+        """The course of a user, who is told the numbers that `published` gave.
+
+        Raises:
+            ValueError: numbers out of range.
+        """
+        if self.method.centring is not None:
+            return self._about(published)
+        assert self.method.gradient is not None
+        weights = published.view_as(self.method.gradient.weights)
+        return replace(self, asked=replace(self.method.gradient, weights=weights))
+
+    def _about(self, centre: Tensor) -> "Course":
         method = self.method
         assert method.centring is not None
         assert method.on is not None
@@ -202,8 +214,14 @@ class Course:
         """Weights of all sums."""
         if self.descent is not None:
             return Fitted(self.descent.released)
-        assert self.noised is not None
         return self.method.fit(self.noised)
+
+    @property
+    def noised(self) -> NoisedSum:
+        """The method's own sum; raises ValueError before it was opened."""
+        if self.opened is None:
+            raise ValueError("the sum of the method must be opened first: no model without it")
+        return self.opened
 
 
 def main_sum(sums: Sequence[Planned]) -> Planned:

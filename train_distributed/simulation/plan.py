@@ -16,11 +16,7 @@ from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import CLIP, TRAINED
 
 TIE = 0.002  # of accuracy
-SUBMITTED = (
-    "moments",
-    "class_code",
-    "centre",
-)  # options of statistics that say which ones are submitted
+SUBMITTED = ("moments", "class_code", "centre")  # options that say which sums there are
 
 
 @dataclass(frozen=True)

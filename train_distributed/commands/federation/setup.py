@@ -184,6 +184,8 @@ def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, in
         clip_norm = read_transform(folder / TRANSFORM).clip_norm
         options = known.against_liars(init.method, options, clip_norm)
     options = known.options(init.method, options)
+    if roll is not None and options.get("centre") == "private":
+        raise ValueError("centre must be 'public' with protocol shares, which takes one sum")
     if isinstance(options.get("prior"), tuple):
         options["prior"] = list(options["prior"])
     terms = Terms(

@@ -203,9 +203,17 @@ class Federation:
         return stated | ({"roll": asdict(self.roll)} if self.roll else {})
 
     @property
+    def published(self) -> int:
+        """How many numbers users are told before a further sum.
+
+        Weights, as many as their gradient has; or the centre, as many as the first sum has.
+        """
+        return min(self.dimension, self.round_dimension)
+
+    @property
     def largest_frame(self) -> int:
         """Bytes that one request or answer may have: a vector, and what names users."""
-        return 2**16 + 2**10 * len(self.users) + 16 * self.dimension
+        return 2**16 + 2**10 * len(self.users) + 16 * max(self.dimension, self.round_dimension)
 
     @property
     def poll_seconds(self) -> float:

@@ -19,7 +19,7 @@ from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import advanced
+from train_distributed.one_shot.rounds import Course
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
@@ -160,7 +160,8 @@ def test_with_rounds_the_model_is_that_of_the_plain_sums_one_after_another(
     everybody = frozenset(range(W))
     opened = [Opened(np.stack(first).sum(0, dtype=np.uint64), everybody)]
     exact = task._decoded(task.integers, opened[0])
-    descent = advanced(task.method, None, *exact)
+    descent = Course(task.method).after(*exact).descent
+    assert descent is not None
     noise = 0.0
     for _ in range(2):
         weights = np.frombuffer(task.publish(opened), "<f8").astype(np.float64)
